@@ -1,0 +1,81 @@
+# `make` lists the targets. They work from any folder (make -C path test, make -f path/Makefile test) and with
+# spaces in the path: called from elsewhere, make starts itself again in the folder of this file.
+ROOT := $(shell f='$(MAKEFILE_LIST)'; cd "$$(dirname -- "$${f# }")" && pwd -P)
+TARGETS := help demo test test-all lint format docs bench clean
+.PHONY: $(TARGETS)
+.DEFAULT_GOAL := help
+
+ifneq ($(CURDIR),$(ROOT))
+
+$(TARGETS):
+	@$(MAKE) --no-print-directory -C "$(ROOT)" $@
+
+else
+
+SHELL := /bin/sh
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?=            # the interpreter for .venv; empty: the first of python3, python3.11, ... that is 3.11 or newer
+JOBS ?= auto         # test processes
+ARGS ?=              # more arguments for pytest, the demo or the benchmark
+PYTHON := $(strip $(PYTHON))
+JOBS := $(strip $(JOBS))
+
+PY := .venv/bin/python
+RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\): .*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-9s %s\n", $$1, $$2 }'
+	@echo "  variables: PYTHON (interpreter for .venv), JOBS (test processes), ARGS (passed on)"
+
+demo: .venv/.installed-lab  ## run five optimizers on a Procrustes problem and draw it
+	@$(PY) examples/demo.py $(ARGS)
+
+# one thread a process: the processes already fill the cores
+test: .venv/.installed-dev  ## run the tests
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-all: .venv/.installed-dev  ## run the tests, the slow ones included
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m "" $(ARGS)
+
+lint: .venv/.installed-dev  ## check style, format and types
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+format: .venv/.installed-dev  ## apply the format and the safe fixes
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+docs: .venv/.installed-docs  ## build the documentation into site/
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "documentation: site/index.html"
+
+bench: .venv/.installed-bench  ## time one optimizer step against other libraries
+	@$(PY) benchmarks/step.py $(ARGS)
+
+clean:  ## remove the environment, caches and builds
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.created:
+	@set -e; chosen='$(PYTHON)'; \
+	if [ -z "$$chosen" ]; then \
+	  for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	    if "$$p" -c '$(RECENT)' >/dev/null 2>&1; then chosen=$$p; break; fi; \
+	  done; \
+	fi; \
+	if [ -z "$$chosen" ] || ! "$$chosen" -c '$(RECENT)' >/dev/null 2>&1; then \
+	  echo "ghor needs Python 3.11 or newer$${chosen:+, which $$chosen is not}; name one: make PYTHON=/path/to/python3" >&2; exit 1; \
+	fi; \
+	echo "creating .venv with $$("$$chosen" --version)"; \
+	"$$chosen" -m venv --clear .venv && touch $@
+
+# again only when the project's requirements changed
+.venv/.installed-%: pyproject.toml constraints.txt .venv/.created
+	@echo "installing ghor[$*] into .venv (the first time torch comes with it: minutes)"
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[$*]"
+	@touch $@
+
+endif

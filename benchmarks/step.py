@@ -1,0 +1,480 @@
+"""One optimizer step over the 336 St(7,49) weights of the paper's transformer: ghor beside its peers, in one run.
+
+    python benchmarks/step.py                                  # 2 threads, 50 repetitions
+    python benchmarks/step.py --quick                          # is everything alive? (not for quoting)
+    python benchmarks/step.py --json step.json --plot step.png
+
+Rounds are interleaved: a round visits every contender once, in shuffled order (optimizers, then the much slower
+parametrizations), so that noise of the machine hits all alike, and ratios are taken within a round. A visit is two
+steps: the first finds the caches filled by the others, as a step after a backward pass does ("first"); the second
+follows at once and is the time that is compared ("again").
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+COUNT, N, n = 336, 49, 7  # the transformer of the paper: 336 weights on St(7,49)
+LR = 1e-3
+LOAD = os.getloadavg()[0]  # before we add to it
+LAYOUTS = (SEPARATE, STACKED) = ("336 tensors", "one stacked")
+
+GHOR, GHOR_FUSED = "ghor Adam, Cayley", "ghor Adam, Cayley, fused"
+TORCH, TORCH_FUSED = "torch Adam, foreach", "torch Adam, fused"
+GEOOPT = "geoopt RiemannianAdam, canonical"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`step()` does one whole step; `weights()` are the matrices it has arrived at, in either layout."""
+
+    name: str
+    layout: str
+    step: Callable[[], object]
+    weights: Callable[[], Sequence[Tensor]]
+    parametrized: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} | {self.layout}"
+
+
+# ---------------------------------------------------------------------------------------------------- contenders
+
+
+def split(X: Tensor, layout: str) -> list[Tensor]:
+    """(336, 49, 7) -> 336 tensors of (49, 7), or the one tensor; always copies."""
+    return [x.clone() for x in (X.unbind() if layout == SEPARATE else [X])]
+
+
+def leaves(Y: Tensor, G: Tensor, layout: str, make: Callable[[Tensor], Tensor] = nn.Parameter) -> list[Tensor]:
+    """Parameters with their gradients already in place."""
+    params = [make(y) for y in split(Y, layout)]
+    for p, g in zip(params, split(G, layout), strict=True):
+        p.grad = g
+    return params
+
+
+def ghor_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
+    """The subject: no special arguments but the retraction and torch's own `fused`."""
+    ghor: Any = import_module("ghor")
+    for retraction in ("cayley", "geodesic"):
+        for fused in (False, True):
+            for layout in LAYOUTS:
+                params = leaves(Y, G, layout)
+                options: dict[str, Any] = {"fused": True} if fused else {}
+                opt = ghor.optim.Adam(params, space=ghor.Stiefel(), retraction=retraction, lr=LR, **options)
+                name = f"ghor Adam, {retraction.replace('cayley', 'Cayley')}{', fused' if fused else ''}"
+                yield Contender(name, layout, opt.step, partial(list, params))
+
+
+def torch_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
+    """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the manifold."""
+    choices: tuple[tuple[str, dict[str, Any]], ...] = ((TORCH, {"foreach": True}), (TORCH_FUSED, {"fused": True}))
+    for name, options in choices:
+        for layout in LAYOUTS:
+            params = leaves(Y, G, layout)
+            yield Contender(name, layout, torch.optim.Adam(params, lr=LR, **options).step, partial(list, params))
+
+
+def geoopt_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
+    """geoopt as its documentation has it; `stabilize` stays at its default (never), which is also its fastest."""
+    geoopt: Any = import_module("geoopt")
+    for metric in ("canonical", "Euclidean"):
+        manifold = geoopt.Stiefel(canonical=metric == "canonical")
+        for layout in LAYOUTS:
+            params = leaves(Y, G, layout, partial(geoopt.ManifoldParameter, manifold=manifold))
+            opt = geoopt.optim.RiemannianAdam(params, lr=LR)
+            yield Contender(f"geoopt RiemannianAdam, {metric}", layout, opt.step, partial(list, params))
+
+
+class Weight(nn.Module):
+    """A module that is nothing but its weight, so that only the parametrization is paid for."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+def parametrized(name: str, layout: str, modules: list[nn.Module], G: Tensor) -> Contender:
+    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies below."""
+    grads = split(G, layout)
+    params = [p for module in modules for p in module.parameters()]
+    for p in params:
+        p.data = p.data.contiguous()  # geotorch leaves slices behind, and torch's fused CPU kernels ignore strides
+    opt = torch.optim.Adam(params, lr=LR, fused=True)
+
+    def weights() -> list[Tensor]:
+        return [module.weight for module in modules]  # type: ignore[misc]  # a Tensor, through the parametrization
+
+    def step() -> None:
+        opt.zero_grad()
+        torch.autograd.backward(weights(), grads)  # the gradient of sum(w * G) at w is G: the loss itself is free
+        opt.step()
+
+    return Contender(name, layout, step, weights, parametrized=True)
+
+
+def geotorch_orthogonal(Y: Tensor, G: Tensor) -> Iterator[Contender]:
+    """Both maps of geotorch; its default is expm."""
+    geotorch: Any = import_module("geotorch")
+    for triv in ("expm", "cayley"):
+        for layout in LAYOUTS:
+            modules: list[nn.Module] = [geotorch.orthogonal(Weight(y), triv=triv) for y in split(Y, layout)]
+            for module, y in zip(modules, split(Y, layout), strict=True):
+                module.weight = y  # geotorch starts at a random point of its own: bring it to ours
+            yield parametrized(f"geotorch orthogonal, {triv}", layout, modules, G)
+
+
+def torch_orthogonal(Y: Tensor, G: Tensor) -> Iterator[Contender]:
+    """The three maps of torch; its default for tall matrices is householder."""
+    for kind in ("householder", "cayley", "matrix_exp"):
+        for layout in LAYOUTS:
+            modules = [parametrizations.orthogonal(Weight(y), orthogonal_map=kind) for y in split(Y, layout)]
+            yield parametrized(f"torch orthogonal, {kind}", layout, modules, G)
+
+
+PEERS: tuple[Callable[[Tensor, Tensor], Iterable[Contender]], ...] = (
+    ghor_adam,
+    torch_adam,
+    geoopt_adam,
+    geotorch_orthogonal,
+    torch_orthogonal,
+)
+
+
+def contenders(only: str) -> tuple[list[Contender], list[str]]:
+    """The contenders whose label matches `only`, all from the same weights, and a sentence on each that is missing."""
+    generator = torch.Generator().manual_seed(0)
+    Y = torch.linalg.qr(torch.randn(COUNT, N, n, dtype=torch.float64, generator=generator)).Q.float().contiguous()
+    G = torch.randn(COUNT, N, n, generator=generator)
+    found: list[Contender] = []
+    skipped: list[str] = []
+    for peer in PEERS:
+        try:
+            found += [c for c in peer(Y, G) if re.search(only, c.label)]
+        except ImportError as error:
+            skipped.append(f"{peer.__name__} was skipped: {error}. Peers come with `pip install ghor[bench]`.")
+    return found, skipped
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+def seconds(f: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    f()
+    return time.perf_counter() - start
+
+
+def measure(entries: list[Contender], repeats: int, warmup: int) -> dict[str, dict[str, list[float]]]:
+    """label -> {"first": ms per round, "again": ms per round}, in interleaved rounds without garbage collection."""
+    times: dict[str, dict[str, list[float]]] = {c.label: {"first": [], "again": []} for c in entries}
+    order = random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for round_ in range(warmup + repeats):
+            shuffled = order.sample(entries, len(entries))
+            for c in sorted(shuffled, key=lambda c: c.parametrized):  # the slow ones last: the others stay neighbours
+                for which in ("first", "again"):
+                    ms = 1e3 * seconds(c.step)
+                    if round_ >= warmup:
+                        times[c.label][which].append(ms)
+    finally:
+        gc.enable()
+    return times
+
+
+@torch.no_grad()
+def points(c: Contender) -> Tensor:
+    """The weights of a contender as one float64 tensor (336, 49, 7), whatever the layout."""
+    return torch.stack([w.as_subclass(Tensor) for w in c.weights()]).double().reshape(COUNT, N, n)
+
+
+def distance(Y: Tensor) -> float:
+    """max ||Y^T Y - I||_F over the weights."""
+    return float(torch.linalg.matrix_norm(Y.mT @ Y - torch.eye(n, dtype=Y.dtype)).max())
+
+
+def moved(Y: Tensor, Z: Tensor) -> float:
+    """min ||Y - Z||_F over the weights: a contender that forgets some of its weights shows here."""
+    return float(torch.linalg.matrix_norm(Y - Z).min())
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on, and how fast that is: the best of several, since these rates make a lower bound."""
+    A, B, C = (torch.rand(2048, 2048) for _ in range(3))
+    large, small = torch.rand(1 << 26), torch.rand(FLOOR_BYTES // 8)  # 256 MiB; as much as a step reads
+    large_to, small_to = torch.empty_like(large), torch.empty_like(small)
+    best = {
+        "matmul": min(seconds(lambda: torch.mm(A, B, out=C)) for _ in range(8)),
+        "large": min(seconds(lambda: large_to.copy_(large)) for _ in range(8)),
+        "small": min(seconds(lambda: small_to.copy_(small)) for _ in range(200)),
+    }
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
+    return {
+        "cpu": model[1] if model else platform.processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": LOAD,
+        "busy": 0.3 * (os.cpu_count() or 1) < LOAD,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "matmul_gflops": 2 * 2048**3 / best["matmul"] / 1e9,
+        "copy_gbs": 2 * 4 * large.numel() / best["large"] / 1e9,  # a copy reads and writes
+        "copy_small_gbs": 2 * 4 * small.numel() / best["small"] / 1e9,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the floor
+
+# Numbers of one weight that must cross memory in a step with a stored section (design: Lambda = [Y, Q] is N x N).
+READ = {"G": N * n, "Lambda": N * N, "moments": 2 * N * n}
+WRITTEN = {"Lambda": N * N, "moments": 2 * N * n, "Y": N * n}
+FLOOR_BYTES = 4 * COUNT * (sum(READ.values()) + sum(WRITTEN.values()))
+
+# Flops of one weight, a multiply-add counted as two; the re-orthonormalisation every ~100 steps is left out.
+FLOPS = {
+    "Lambda^T G": 2 * N * N * n,  # Y^T G and B = Q^T G
+    "A = Y^T G - (Y^T G)^T": n * n,
+    "Adam": 12 * N * n,  # m: 3, v: 4, bias, root, eps, quotient, lr: 5
+    "S = I - A/2 + B^T B/4": 2 * n * n * (N - n) + 3 * n * n,
+    "Lambda [A - B^T B/2; B]": 2 * N * N * n + 2 * n * n,  # Y (A - B^T B/2) + Q B
+    "D = (...) S^-1": 2 * n**3 // 3 + 2 * N * n * n,
+    "Y + D": N * n,
+    "Q - (Y + D/2) B^T": 2 * N * n * (N - n) + 2 * N * n,
+}
+
+
+def floor(rates: dict[str, Any]) -> dict[str, float]:
+    """No step can be faster than its traffic at the measured copy rate, nor than its flops at the measured matmul rate.
+
+    The weights of a step fit into the caches of a large machine, so the faster of the two copies counts.
+    """
+    flops = COUNT * sum(FLOPS.values())
+    bytes_ms = FLOOR_BYTES / max(rates["copy_gbs"], rates["copy_small_gbs"]) / 1e6
+    flops_ms = flops / rates["matmul_gflops"] / 1e6
+    return {
+        "bytes": FLOOR_BYTES,
+        "flops": flops,
+        "bytes_ms": bytes_ms,
+        "flops_ms": flops_ms,
+        "ms": max(bytes_ms, flops_ms),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the record
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """[25 %, 50 %, 75 %]"""
+    return quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+
+
+Key = tuple[str, str]  # name, layout
+
+
+def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
+    entries, skipped = contenders(only)
+    if not entries:
+        raise SystemExit(f"no contender matches {only!r}")
+    rates = machine()
+    start = {c.label: points(c) for c in entries}
+    times = measure(entries, repeats, warmup)
+    end = {c.label: points(c) for c in entries}
+
+    def versus(a: Key, b: Key) -> list[float] | None:
+        """Quartiles of time(a) / time(b), each ratio taken within a round; None where one of them did not run."""
+        ta, tb = (times.get(" | ".join(key), {}).get("again") for key in (a, b))
+        return quartiles([x / y for x, y in zip(ta, tb, strict=True)]) if ta and tb else None
+
+    def target(
+        what: str, a: Key, b: Key, at_most: float | None = None, at_least: float | None = None
+    ) -> dict[str, Any]:
+        ratio = versus(a, b)
+        met = None
+        if ratio is not None:
+            met = (at_most is None or ratio[1] <= at_most) and (at_least is None or ratio[1] >= at_least)
+        return {"what": what, "at_most": at_most, "at_least": at_least, "ratio": ratio, "met": met}
+
+    return {
+        "benchmark": "step",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": rates,
+        "settings": {"count": COUNT, "N": N, "n": n, "lr": LR, "repeats": repeats, "warmup": warmup},
+        "skipped": skipped,
+        "contenders": [
+            {
+                "name": c.name,
+                "layout": c.layout,
+                "ms": quartiles(times[c.label]["again"]),
+                "first_ms": quartiles(times[c.label]["first"]),
+                "over_torch_foreach": versus((c.name, c.layout), (TORCH, SEPARATE)),
+                "over_geoopt_canonical": versus((c.name, c.layout), (GEOOPT, SEPARATE)),
+                "distance_at_start": distance(start[c.label]),
+                "distance": distance(end[c.label]),
+                "moved": moved(start[c.label], end[c.label]),
+                "rounds_ms": times[c.label],
+            }
+            for c in entries
+        ],
+        "like_for_like": [
+            {"what": f"{ours} / {TORCH_FUSED}, {layout}", "ratio": versus((ours, layout), (TORCH_FUSED, layout))}
+            for ours in (GHOR, GHOR_FUSED)
+            for layout in (STACKED, SEPARATE)
+        ],
+        "targets": [
+            line
+            for ours in (GHOR, GHOR_FUSED)
+            for line in (
+                target(f"{ours}, {STACKED} / {TORCH}, {SEPARATE}", (ours, STACKED), (TORCH, SEPARATE), at_most=0.6),
+                target(f"{ours}, {SEPARATE} / {TORCH}, {SEPARATE}", (ours, SEPARATE), (TORCH, SEPARATE), at_most=1.0),
+                target(f"{GEOOPT}, {SEPARATE} / {ours}, {STACKED}", (GEOOPT, SEPARATE), (ours, STACKED), at_least=20),
+                target(f"{GEOOPT}, {SEPARATE} / {ours}, {SEPARATE}", (GEOOPT, SEPARATE), (ours, SEPARATE), at_least=10),
+            )
+        ],
+        "floor": floor(rates),
+    }
+
+
+def commit() -> str:
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+# ---------------------------------------------------------------------------------------------------- the report
+
+
+def report(record: dict[str, Any]) -> str:
+    """The record in words and tables; measures nothing."""
+
+    def spread(q: list[float] | None) -> str:
+        return "did not run" if q is None else f"{q[1]:.2f} ({q[0]:.2f} - {q[2]:.2f})"
+
+    def ratio(q: list[float] | None) -> str:
+        return "" if q is None else f"{q[1]:.2f}"
+
+    m, s, low = record["machine"], record["settings"], record["floor"]
+    lines = [
+        f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
+        f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
+        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB), "
+        f"{m['copy_small_gbs']:.1f} GB/s (as much as a step moves)",
+        f"One step over {s['count']} weights of St({s['n']},{s['N']}), float32; {s['repeats']} interleaved rounds "
+        f"after {s['warmup']} of warm-up" + ("." if s["repeats"] >= 30 else ": too few to quote."),
+        *(["The machine was busy with something else when this began: not to be quoted."] if m["busy"] else []),
+        "",
+        f"{'contender':34}{'layout':13}{'median ms':>10}{'q25 - q75':>18}{'best ms':>10}{'first ms':>10}"
+        f"{'/ foreach':>11}{'/ geoopt':>10}{'off by':>10}{'moved':>10}",
+    ]
+    for row in record["contenders"]:
+        q = row["ms"]
+        lines.append(
+            f"{row['name']:34}{row['layout']:13}{q[1]:10.2f}{f'{q[0]:.2f} - {q[2]:.2f}':>18}"
+            f"{min(row['rounds_ms']['again']):10.2f}{row['first_ms'][1]:10.2f}"
+            f"{ratio(row['over_torch_foreach']):>11}{ratio(row['over_geoopt_canonical']):>10}"
+            f"{row['distance']:10.1e}{row['moved']:10.1e}"
+        )
+    lines += record["skipped"]
+    lines += ["", "Like for like (median and quartiles of the ratio within a round)"]
+    lines += [f"  {line['what']:62}{spread(line['ratio'])}" for line in record["like_for_like"]]
+    lines += ["", "Targets"]
+    for line in record["targets"]:
+        bound = f">= {line['at_least']:g}" if line["at_most"] is None else f"<= {line['at_most']:g}"
+        verdict = {True: "met", False: "NOT MET", None: ""}[line["met"]]
+        lines.append(f"  {line['what']:84}{bound:>8}   {spread(line['ratio']):24}{verdict}")
+    lines += [
+        "",
+        "Floor of a Cayley step with a stored section, which neither its traffic nor its arithmetic can undercut:",
+        f"  {low['bytes'] / 1e6:.1f} MB = {low['bytes_ms']:.2f} ms of copying; "
+        f"{low['flops'] / 1e6:.1f} MFlop = {low['flops_ms']:.2f} ms of matmul; so {low['ms']:.2f} ms",
+    ]
+    for row in record["contenders"]:
+        if row["name"] in (GHOR, GHOR_FUSED):
+            lines.append(f"  {row['name']}, {row['layout']}: {row['ms'][1] / low['ms']:.1f} times the floor")
+    return "\n".join(lines)
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Horizontal bars, fastest on top; a bar ends at the median, its whisker spans the quartiles."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = sorted(record["contenders"], key=lambda row: float(row["ms"][1]), reverse=True)
+    q25, q50, q75 = zip(*(row["ms"] for row in rows), strict=True)
+    whiskers = [[b - a for a, b in zip(q25, q50, strict=True)], [c - b for b, c in zip(q50, q75, strict=True)]]
+    figure, axes = plt.subplots(figsize=(9, 0.3 * len(rows) + 1.4), layout="constrained")
+    colors = ["C3" if row["name"].startswith("ghor") else "0.7" for row in rows]
+    labels = [f"{row['name']}, {row['layout']}" for row in rows]
+    axes.barh(labels, q50, xerr=whiskers, color=colors, error_kw={"elinewidth": 0.8})
+    axes.axvline(record["floor"]["ms"], color="k", linestyle=":", linewidth=1, label="floor of the Cayley step")
+    for y, ms in enumerate(q75):
+        axes.annotate(
+            f"{q50[y]:.0f}" if q50[y] >= 100 else f"{q50[y]:.2g}",
+            (ms, y),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
+    axes.set(xscale="log", xlabel="ms a step (median, quartiles)", xlim=(None, 3 * max(q75)))
+    s, m = record["settings"], record["machine"]
+    axes.set_title(
+        f"{s['count']} weights of St({s['n']},{s['N']}), float32, {m['threads']} threads, {m['cpu']}", fontsize=10
+    )
+    axes.legend(loc="upper right")
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
+    parser.add_argument("--repeats", type=int, default=50, help="timed rounds (default: 50)")
+    parser.add_argument("--warmup", type=int, default=5, help="rounds before those (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="5 rounds after 1: to see it run, not to quote")
+    parser.add_argument("--only", default="", metavar="REGEX", help="only contenders whose 'name | layout' matches")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the whole record, raw times included")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the record (matplotlib)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    record = make_record(args.only, *((5, 1) if args.quick else (args.repeats, args.warmup)))
+    print(report(record))
+    if args.json:
+        unfinished = args.json.with_name(args.json.name + ".tmp")
+        unfinished.write_text(json.dumps(record, indent=1) + "\n")
+        unfinished.replace(args.json)
+    if args.plot:
+        plot(record, args.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""A griffe extension: docstrings hold formulas, so `Y* Y`, `<G, V>` and `||X||_F` must not be read as markup."""
+
+import re
+from typing import Any
+
+import griffe
+
+KEPT = re.compile(r"(`[^`]*`|(?<!\w)\*\w[^*]*\w\*(?!\w))")  # `code` and *emphasis*
+MARKUP = re.compile(r"([*_\[\]])")
+
+
+def escape(text: str) -> str:
+    """Markdown's characters made plain, except in `code`, *emphasis*, indented blocks and doctests."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith(("    ", ">>>", "...")):
+            parts = KEPT.split(line)
+            parts[::2] = [MARKUP.sub(r"\\\1", part.replace("<", "&lt;")) for part in parts[::2]]
+            line = "".join(parts)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+class Formulas(griffe.Extension):
+    """Escapes every docstring once, when its object has been read."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None and not obj.is_alias:
+            obj.docstring.value = escape(obj.docstring.value)

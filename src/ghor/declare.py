@@ -1,0 +1,112 @@
+"""Declaring which weights of a module live on which space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .spaces import Euclidean, Space
+
+# The record that counts: on the module, by parameter name. It survives deepcopy, pickle, .to and load_state_dict, and
+# is no part of the state_dict. An attribute on the Parameter survives hardly any of these.
+RECORD = "_ghor_spaces"
+
+# So that an optimizer given bare parameters can look them up; the modules' records are the truth.
+_declared: Any = WeakTensorKeyDictionary()
+
+
+def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
+    """Move the parameter `name` of `module` onto `space`, in place, and declare it: optimizers will keep it there.
+
+    The weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). Returns the module.
+
+    >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
+    """
+    if not isinstance(space, Space):
+        raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {space!r}")
+    owner, _, leaf = name.rpartition(".")
+    target = module.get_submodule(owner) if owner else module
+    p = dict(target.named_parameters(recurse=False)).get(leaf)
+    if p is None:
+        known = ", ".join(n for n, _ in module.named_parameters())
+        raise ValueError(f"{type(module).__name__} has no parameter {name!r}; it has: {known or 'none'}")
+    check_parameter(p, space, name)
+    if p.is_meta:
+        raise ValueError(
+            f"{name} is on the meta device and has no values yet; materialise the module, then constrain it"
+        )
+    try:
+        point = space.project(p.detach())
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    with torch.no_grad():
+        p.copy_(point)
+    target.__dict__.setdefault(RECORD, {})[leaf] = space
+    _declared[p] = space
+    return module
+
+
+def check_parameter(p: Tensor, space: Space, name: str) -> None:
+    """Raise unless p can be a weight on the space: dtype, shape, finite values."""
+    if isinstance(space, Euclidean):
+        return
+    if p.is_complex() or not p.is_floating_point():
+        raise TypeError(f"{name} is {p.dtype}; weights on {space} are real floating point tensors")
+    try:
+        space.check_shape(p.shape)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if not p.is_meta and not bool(torch.isfinite(p).all()):
+        count = int((~torch.isfinite(p)).sum())
+        raise ValueError(
+            f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; initialise it"
+        )
+
+
+def spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
+    """(name, parameter, space) for every parameter of the model, in the order of named_parameters."""
+    records: dict[int, Space] = {}
+    for module in model.modules():
+        for leaf, space in module.__dict__.get(RECORD, {}).items():
+            p = getattr(module, leaf, None)
+            if isinstance(p, Tensor):
+                _declared[p] = space
+                records[id(p)] = space
+    for name, p in model.named_parameters():
+        yield name, p, records.get(id(p), Euclidean())
+
+
+def declared_space(p: Tensor) -> Space | None:
+    """What `constrain` declared for this very tensor, if anything."""
+    space: Space | None = _declared.get(p)
+    return space
+
+
+def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
+    """The trainable parameters of a model as optimizer groups, the Euclidean ones first, then one group a space.
+
+    `options` go into every group; change a group's entries for options of its own. Frozen parameters are left out.
+    """
+    groups: dict[Space, dict[str, Any]] = {}
+    for name, p, space in spaces(model):
+        if p.requires_grad:
+            groups.setdefault(space, {"params": [], "space": space, **options})["params"].append((name, p))
+    return sorted(groups.values(), key=lambda group: not isinstance(group["space"], Euclidean))
+
+
+def check(model: nn.Module) -> str:
+    """Print and return a table of the model's parameters: name, shape, space, distance from it."""
+    rows = [("parameter", "shape", "space", "distance")]
+    for name, p, space in spaces(model):
+        euclidean = isinstance(space, Euclidean)
+        distance = "" if euclidean or p.is_meta else f"{float(space.distance(p.detach().double()).max()):.1e}"
+        rows.append((name, "x".join(map(str, p.shape)) or "scalar", "-" if euclidean else repr(space), distance))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    table = "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    print(table)
+    return table

@@ -1,0 +1,106 @@
+"""Small matrix functions, batched over leading dimensions: what the spaces and retractions are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Half precision has no LAPACK and too few digits for a group element: everything is computed in float32 there.
+COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def frobenius(X: Tensor) -> Tensor:
+    """||X||_F over the last two dimensions: (..., N, n) -> (...)."""
+    return torch.linalg.vector_norm(X, dim=(-2, -1))
+
+
+def eye_like(X: Tensor) -> Tensor:
+    """The n x n identity with X's dtype and device, n = X.shape[-1]."""
+    return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+
+
+def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
+    """X <- X + alpha A B, in place; in one kernel where there is one batch dimension."""
+    return X.baddbmm_(A, B, alpha=alpha) if X.dim() == 3 else X.add_(A @ B, alpha=alpha)
+
+
+def phi(X: Tensor) -> Tensor:
+    """A(X) = sum_k X^(k-1)/k!, (..., m, m) -> (..., m, m), by scaling and modified squaring.
+
+    exp(X) = I + X A(X). The series is summed at X/2^s, where ||X/2^s||_1 <= 1/2, and brought back with the exact
+    W <- 2W + WXW (Algorithm "Evaluation of A(X)" in the paper). Every matrix of a batch has its own s.
+    """
+    I = eye_like(X)
+    with torch.no_grad():
+        norm = torch.linalg.matrix_norm(X, ord=1, keepdim=True)
+        s = torch.ceil(torch.log2(2 * norm.clamp_min(0.25))).clamp_min(0)
+        # A look at s is free on the CPU. Elsewhere it would wait for the device: the optimizer keeps ||W|| <= 32 there.
+        halvings = int(s.max()) if X.device.type == "cpu" and X.numel() > 0 else 12
+    Y = X * torch.exp2(-s)
+    terms = 9 if X.dtype == torch.float32 else 15  # (1/2)^terms / (terms + 1)! < eps
+    out = I.expand_as(X)
+    for k in range(terms, 1, -1):
+        out = I + (Y @ out) / k
+    W = out * torch.exp2(-s)
+    for j in range(halvings):
+        W = torch.where(j < s, 2 * W + W @ X @ W, W)
+    return W
+
+
+def log_rotation(R: Tensor) -> Tensor:
+    """The principal logarithm of rotations, (..., N, N) -> (..., N, N) skew, for angles below pi.
+
+    Square roots sqrt(R) = polar(I + R) until R is near I, then log R = 2 atanh((R - I)(R + I)^-1). Products and
+    solves only, so autograd goes through it also where angles coincide.
+    """
+    I = eye_like(R)
+    roots = 0
+    while roots < 12 and float((R.detach() - I).abs().sum(-1).amax()) > 0.25:
+        R = _polar_newton(I + R)
+        roots += 1
+    K = torch.linalg.solve_ex(R + I, R - I)[0]
+    K = (K - K.mT) / 2
+    K2, term, out = K @ K, K, K
+    for j in range(3, 25, 2):
+        term = term @ K2
+        out = out + term / j
+    return out * 2.0 ** (roots + 1)
+
+
+def _polar_newton(X: Tensor) -> Tensor:
+    """The orthogonal polar factor by Newton's iteration X <- (X + X^-T)/2, quadratic once ||X|| is near 1."""
+    for _ in range(60):
+        X, last = (X + torch.linalg.inv_ex(X)[0].mT) / 2, X
+        if float((X - last).detach().abs().amax()) <= 8 * torch.finfo(X.dtype).eps:
+            break
+    return X
+
+
+def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    """f(T) of symmetric matrices by their eigenvalues, differentiable where eigenvalues coincide; f gives f and f'."""
+    return _SymmetricFunction.apply(T, f)  # type: ignore[no-untyped-call]
+
+
+class _SymmetricFunction(torch.autograd.Function):
+    """The derivative is by divided differences of f."""
+
+    @staticmethod
+    def forward(ctx: Any, T: Tensor, f: Any) -> Tensor:
+        t, V = torch.linalg.eigh(T)
+        ft, dft = f(t)
+        ctx.save_for_backward(t, V, ft, dft)
+        return V @ (ft.unsqueeze(-1) * V.mT)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None]:
+        t, V, ft, dft = ctx.saved_tensors
+        dt, df = (x.unsqueeze(-1) - x.unsqueeze(-2) for x in (t, ft))
+        # Near-equal eigenvalues: the mean derivative is exact to second order, the quotient is noise.
+        near = dt.abs() <= torch.finfo(t.dtype).eps ** 0.5 * (1 + t.abs().unsqueeze(-1))
+        quotient = torch.where(near, (dft.unsqueeze(-1) + dft.unsqueeze(-2)) / 2, df / torch.where(near, 1, dt))
+        G = V.mT @ G @ V
+        return V @ (quotient * (G + G.mT) / 2) @ V.mT, None

@@ -1,0 +1,152 @@
+"""The optimizers of torch.optim, lifted: same names, same options, weights on any space.
+
+Each takes a module, or parameters and groups as torch does, and four options of ours, each also a group key:
+
+    space               a ghor space for the weights; by default what ghor.constrain declared
+    retraction          "cayley" (default) or "geodesic"
+    section             "auto" or "transported"
+    error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
+
+`weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam.
+ASGD, LBFGS, SparseAdam, Adafactor and Muon do not lift; `ghor.lift` says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .optimizer import NAMED, Lifted
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "PaperAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+]
+
+
+class SGD(Lifted, torch.optim.SGD):
+    """Gradient descent in g^hor, with momentum, dampening and Nesterov's form as in torch: W = -lr B_cache."""
+
+    Base = torch.optim.SGD
+
+
+class Adam(Lifted, torch.optim.Adam):
+    """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of B, coordinate by coordinate."""
+
+    Base = torch.optim.Adam
+
+
+class AdamW(Lifted, torch.optim.AdamW):
+    """Adam with decoupled decay of the Euclidean weights; on a manifold it is Adam."""
+
+    Base = torch.optim.AdamW
+
+
+class NAdam(Lifted, torch.optim.NAdam):
+    """Adam with Nesterov momentum, in g^hor."""
+
+    Base = torch.optim.NAdam
+
+
+class RAdam(Lifted, torch.optim.RAdam):
+    """Adam with a rectified start, in g^hor."""
+
+    Base = torch.optim.RAdam
+
+
+class Adamax(Lifted, torch.optim.Adamax):
+    """Adam in the infinity norm, in g^hor."""
+
+    Base = torch.optim.Adamax
+
+
+class Adagrad(Lifted, torch.optim.Adagrad):
+    """Adagrad in g^hor: W = -lr B/(sqrt(sum of B^2) + eps)."""
+
+    Base = torch.optim.Adagrad
+
+
+class Adadelta(Lifted, torch.optim.Adadelta):
+    """Adadelta in g^hor."""
+
+    Base = torch.optim.Adadelta
+
+
+class RMSprop(Lifted, torch.optim.RMSprop):
+    """RMSprop in g^hor, with momentum and the centered form as in torch."""
+
+    Base = torch.optim.RMSprop
+
+
+class Rprop(Lifted, torch.optim.Rprop):
+    """Resilient propagation in g^hor: a step size a coordinate, by the signs of B."""
+
+    Base = torch.optim.Rprop
+
+
+class _PaperAdam(Optimizer):
+    """Adam as the paper writes it: the moments are stored bias-corrected, and delta is inside the root.
+
+        m <- ((b1 - b1^t) m + (1 - b1) g)/(1 - b1^t),   v likewise of g^2,   W = -lr m/sqrt(v + delta)
+
+    torch's Adam, and the authors' code, have delta outside: m/(sqrt(v) + delta). Other libraries call the two `eps`
+    (outside) and `eps_root` (inside).
+    """
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), delta: float = 1e-8
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        for i, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+        if not delta >= 0:
+            raise ValueError(f"Invalid delta: {delta}")
+        super().__init__(params, {"lr": lr, "betas": betas, "delta": delta})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, self.state[p], group)
+        return loss
+
+    @staticmethod
+    def _update(p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
+        state["step"] += 1
+        t = float(state["step"])
+        for cache, beta, value in zip((state["m"], state["v"]), group["betas"], (g, g * g), strict=True):
+            cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value, alpha=(1 - beta) / (1 - beta**t))
+        p.addcdiv_(state["m"], (state["v"] + group["delta"]).sqrt(), value=-group["lr"])
+
+
+class PaperAdam(Lifted, _PaperAdam):
+    """Adam as the paper writes it, in g^hor: bias-corrected moments are stored, W = -lr m/sqrt(v + delta)."""
+
+    Base = _PaperAdam
+
+
+NAMED.update(
+    {cls.Base: cls for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam)}
+)

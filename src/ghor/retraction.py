@@ -1,0 +1,89 @@
+"""Retractions: from g^hor to the group (paper, appendices "The Cayley Retraction" and "Computing Exponentials").
+
+An element of g^hor is W = [[A, -B*], [B, 0]], A = -A* (n x n), B ((N-n) x n). Both retractions are known by what they
+do to two small matrices, A and C = B* B: with n x n results F1, F2, T1, T2
+
+    R(W) E   = E   + F,       F = [F1; B F2]
+    R(W) E_c = E_c - T B*,    T = [T1; B T2]         E_c: the columns of the identity beyond those of E
+
+so nothing of size N x N is formed. Where N < 2n the N x N matrix W is itself the smaller one, and C would lose the
+small singular values of B: there the retraction is evaluated densely. Both forms return the *increment* R - I, which is
+small for small W: adding it to Lambda drifts a thousand times less than forming R and multiplying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .linalg import eye_like, frobenius, phi
+
+Thin = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # F1, F2, T1, T2; None, None stands for T = E + F/2
+
+
+@dataclass(frozen=True)
+class Retraction:
+    """A retraction by its name, its dense increment R(W) - I and its thin form (A, C) -> F1, F2, T1, T2."""
+
+    name: str
+    dense: Callable[[Tensor], Tensor]
+    thin: Callable[[Tensor, Tensor], Thin]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _cayley_dense(W: Tensor) -> Tensor:
+    """(I - W/2)^-1 (I + W/2) - I = (I - W/2)^-1 W."""
+    increment: Tensor = torch.linalg.solve_ex(eye_like(W) - W / 2, W)[0]
+    return increment
+
+
+def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
+    """One n x n inverse: S = I - A/2 + C/4, F1 = (A - C/2) S^-1, F2 = S^-1, T = E + F/2.
+
+    On orthogonal spaces the symmetric part of S is >= I, so that ||S^-1|| <= 1.
+    """
+    M = A - C / 2
+    F2 = torch.linalg.inv_ex(eye_like(A) - M / 2)[0]
+    return M @ F2, F2, None, None
+
+
+def _geodesic_dense(W: Tensor) -> Tensor:
+    """exp(W) - I = W A(W)."""
+    return W @ phi(W)
+
+
+def _geodesic_thin(A: Tensor, C: Tensor) -> Thin:
+    """exp(W) - I = B' A(X) B''^T with the 2n x 2n matrix X = B''^T B' = [[A/2, I], [A^2/4 - C, A/2]].
+
+    X is balanced by diag(I, c I), c a power of two near ||W||, so that ||X|| grows like ||W|| and not like ||W||^2.
+    """
+    n = A.shape[-1]
+    with torch.no_grad():
+        size = torch.maximum(frobenius(A), frobenius(C).sqrt())[..., None, None]
+        c = torch.exp2(torch.round(torch.log2(size.clamp(1e-6, 1e6))))
+    I = eye_like(A).expand_as(A)
+    X = torch.cat([torch.cat([A / 2, c * I], -1), torch.cat([(A @ A / 4 - C) / c, A / 2], -1)], -2)
+    P = phi(X)
+    p11, p12, p21, p22 = P[..., :n, :n], P[..., :n, n:] / c, P[..., n:, :n] * c, P[..., n:, n:]
+    F2 = p11 + p12 @ A / 2
+    return A @ F2 / 2 + p21 + p22 @ A / 2, F2, A @ p12 / 2 + p22, p12
+
+
+cayley = Retraction("cayley", _cayley_dense, _cayley_thin)
+geodesic = Retraction("geodesic", _geodesic_dense, _geodesic_thin)
+
+RETRACTIONS = {r.name: r for r in (cayley, geodesic)}
+
+
+def by_name(retraction: str | Retraction) -> Retraction:
+    """ "cayley" or "geodesic", or a Retraction as it is."""
+    if isinstance(retraction, Retraction):
+        return retraction
+    if retraction not in RETRACTIONS:
+        raise ValueError(f"unknown retraction {retraction!r}; there are {sorted(RETRACTIONS)}")
+    return RETRACTIONS[retraction]

@@ -1,0 +1,59 @@
+"""Gr(n, N) = SO(N)/(SO(n) x SO(N-n)): n-dimensional subspaces, held by an orthonormal basis Y."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..linalg import symmetric_function
+from .orthogonal import Orthogonal
+
+
+def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
+    """f(t) = atan(sqrt t)/sqrt t and f'(t), with the series near 0."""
+    t = t.clamp_min(0)
+    small = t < 1e-4
+    safe = torch.where(small, 1.0, t)
+    root = safe.sqrt()
+    f = torch.where(small, 1 - t / 3 + t * t / 5 - t**3 / 7, root.atan() / root)
+    df = torch.where(small, -1 / 3 + 2 * t / 5 - 3 * t * t / 7, (1 / (1 + safe) - root.atan() / root) / (2 * safe))
+    return f, df
+
+
+class Grassmann(Orthogonal):
+    """The Grassmann manifold of subspaces span(Y), Y^T Y = I. g^hor: A = 0, B arbitrary ((N-n) x n).
+
+    Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not see R.
+    """
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        super().check_shape(shape)
+        if len(set(self.size(shape))) == 1:
+            raise ValueError(
+                f"{self} of square matrices is a single point, got shape {tuple(shape)}; use ghor.Stiefel()"
+            )
+
+    def skew(self, X: Tensor) -> Tensor:
+        """A = 0: turning Y within its span does not move the subspace."""
+        return torch.zeros_like(X)
+
+    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """tr(U^T V) on tangent vectors, Y^T U = Y^T V = 0."""
+        return (self.matrix(U) * self.matrix(V)).sum((-2, -1))
+
+    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
+        """G - Y Y^T G."""
+        return self.tangent(Y, G)
+
+    def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """L f(L^T L), L = (Z - Y Y^T Z)(Y^T Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""
+        M, ZM = self.matrix(Y), self.matrix(Z)
+        YZ = M.mT @ ZM
+        with torch.no_grad():
+            if not bool((torch.linalg.svdvals(YZ)[..., -1] > 1e-6).all()):
+                raise ValueError(f"{self}.log: a principal angle is pi/2, the shortest geodesic is not unique")
+        L = torch.linalg.solve(YZ, ZM - M @ YZ, left=False)
+        Delta = L @ symmetric_function(L.mT @ L, _atan_ratio)
+        return self.unmatrix(Delta, Y.shape)

@@ -1,0 +1,39 @@
+"""SO(N): rotations; the group itself, so the section is Y and g^hor is so(N)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..linalg import log_rotation
+from .orthogonal import Orthogonal, require_geodesic
+
+
+class SpecialOrthogonal(Orthogonal):
+    """SO(N) = {Y: Y^T Y = I, det Y = 1}, metric tr(U^T V)/2. g^hor: A skew (N x N)."""
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        super().check_shape(shape)
+        if len(set(self.size(shape))) > 1:
+            raise ValueError(f"{self} holds square matrices, got shape {tuple(shape)}; use ghor.Stiefel()")
+
+    def distance(self, Y: Tensor) -> Tensor:
+        """||Y^T Y - I||_F; a reflection (det < 0) is 2 further away, the distance of the components."""
+        return super().distance(Y) + 2 * (torch.linalg.det(self.matrix(Y).detach()) < 0)
+
+    def _orient(self, U: Tensor, V: Tensor) -> Tensor:
+        """det(U V) = 1: the column of the smallest singular value turns, so that the point stays the nearest."""
+        sign = torch.where(torch.linalg.det(U @ V) < 0, -1, 1).to(U.dtype)
+        return torch.cat([U[..., :-1], U[..., -1:] * sign[..., None, None]], -1)
+
+    def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
+        """Lambda = Y."""
+        return Y
+
+    def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """Y log(Y^T Z), the principal logarithm."""
+        M = self.matrix(Y)
+        Delta = self.unmatrix(M @ log_rotation(M.mT @ self.matrix(Z)), Y.shape)
+        return require_geodesic(self, Y, Z, Delta)

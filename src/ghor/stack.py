@@ -1,0 +1,343 @@
+"""Weights of one kind as one batch: what Algorithm 3 works on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .linalg import COMPUTE_DTYPE
+from .retraction import by_name
+from .section import POLISH_POINT, Implicit, Section, Transported, choose
+from .spaces import Space
+
+Warn = Callable[[str, str], None]
+
+# Our keys in state[p], beside those of the base optimizer: the section (transported: "section", implicit: "anchor"),
+# the point in float32 where the weight is half precision and the section does not hold it, and the number of moves.
+STATE_KEYS = ("section", "anchor", "master", "moves")
+
+
+class Stack:
+    """P weights of one group, space, shape, dtype, device and step count, as (P, *shape).
+
+    `H` is their shadow, 0 between steps, and `state` the base optimizer's state of it. Geometry sees tall matrices
+    (M, N, n), M = P times the weights' own batch dimensions.
+    """
+
+    def __init__(
+        self,
+        group: dict[str, Any],
+        gi: int,
+        space: Space,
+        params: list[Tensor],
+        names: list[str],
+        states: list[dict[str, Any]],
+        vectors: Callable[[], set[str]],
+    ) -> None:
+        self.group, self.gi, self.space, self.params, self.names, self.vectors = (
+            group,
+            gi,
+            space,
+            params,
+            names,
+            vectors,
+        )
+        self.shape = params[0].shape
+        self.N, self.n = space.size(self.shape)
+        dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
+        self.half = dtype != params[0].dtype
+        self.H = torch.zeros((len(params), *self.shape), dtype=dtype, device=params[0].device)
+        self.W = self.matrices(self.H)
+        self.batch = (len(params), *space.matrix(self.H).shape[1:-2])
+        self.state = {
+            key: torch.stack([s[key] for s in states]).to(dtype if value.is_floating_point() else value.dtype)
+            if torch.is_tensor(value) and value.dim() > 0
+            else value.clone()
+            if torch.is_tensor(value)
+            else value
+            for key, value in states[0].items()
+            if key not in STATE_KEYS
+        }
+        self.moves = states[0]["moves"].clone() if "moves" in states[0] else torch.zeros((), dtype=torch.int64)
+        self.master: Tensor | None = None
+        self.section = self._section(states)
+        self.published: list[Any] = []
+        self._bound: dict[str, Any] | None = None
+        self.versions = [p._version for p in params]
+        if isinstance(self.section, Transported):
+            self._points = list(self._layout(self.section.Y()).unbind(0))
+
+    # -- layout -----------------------------------------------------------------------------------------------------
+
+    def matrices(self, X: Tensor) -> Tensor:
+        """(P, *shape) as tall matrices (M, N, n), a view."""
+        return self.space.matrix(X).flatten(0, -3)
+
+    def _layout(self, M: Tensor) -> Tensor:
+        """Tall matrices (M, N, n) as (P, *shape), a view."""
+        return self.space.unmatrix(M.unflatten(0, self.batch), self.shape)
+
+    def weights(self) -> Tensor:
+        """(P, *shape), to be called without gradients; of a single weight it is the weight's own memory."""
+        return self.params[0].detach().unsqueeze(0) if len(self.params) == 1 else torch.stack(self.params)
+
+    def _exact(self, weights: Tensor) -> Tensor:
+        """Tall matrices in the dtype of computation; half precision ones at the point they were rounded from."""
+        Y = weights.to(self.H.dtype)
+        return self.matrices(self.space.project(Y) if self.half else Y)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def _section(self, states: list[dict[str, Any]]) -> Section:
+        """From the state where it is there, in the form the group asks for; else anew from the weights."""
+        kind = choose(self.group["section"], self.space, self.N, self.n)
+        dtype, device = self.H.dtype, self.H.device
+
+        def stacked(key: str) -> Tensor:
+            return torch.stack([s[key] for s in states]).to(dtype=dtype, device=device)
+
+        section: Section
+        if "section" in states[0]:
+            section = Transported(self.space, self.n, stacked("section").flatten(0, -3))
+        elif "anchor" in states[0]:
+            section = Implicit(self.space, self.n, stacked("anchor").flatten(0, -3))
+        else:
+            section = kind.start(self.space, self._exact(self.weights()))
+        if kind is Implicit and self.half:
+            held = (
+                stacked("master")
+                if "master" in states[0]
+                else self._layout(section.Y() if isinstance(section, Transported) else self._exact(self.weights()))
+            )
+            self.master = held.contiguous()
+        if isinstance(section, kind):
+            return section
+        Y = (
+            section.Y()
+            if isinstance(section, Transported)
+            else self.matrices(stacked("master") if self.half else self.weights())
+        )
+        other = kind.start(self.space, Y)
+        if isinstance(other, Transported):  # the implicit frame, formed, is a transported one: nothing turns
+            return Transported(self.space, self.n, section.frame(Y).contiguous())
+        turn = other.frame(Y)[..., self.n :].mT @ section.frame(Y)[..., self.n :]
+        for key in self.vectors() & set(self.state):
+            lower = self.matrices(self.state[key])[..., self.n :, :]
+            lower.copy_(turn @ lower)
+        return other
+
+    def part(self, index: list[int]) -> Stack:
+        """The stack of some of the weights, with a copy of their state."""
+        states = [self.member(i) for i in index]
+        part = Stack(
+            self.group,
+            self.gi,
+            self.space,
+            [self.params[i] for i in index],
+            [self.names[i] for i in index],
+            states,
+            self.vectors,
+        )
+        part.versions = [self.versions[i] for i in index]
+        part.published = [self.published[i] for i in index]
+        for i, d in enumerate(part.published):
+            if d:
+                d.update(part.member(i))
+        return part
+
+    def member(self, i: int) -> dict[str, Any]:
+        """state[p] of the i-th weight: views of the stacked tensors; scalars are shared by the whole stack."""
+        P = len(self.params)
+        out = {k: v[i] if torch.is_tensor(v) and v.dim() > 0 and v.shape[0] == P else v for k, v in self.state.items()}
+        out |= {k: v.unflatten(0, self.batch)[i] for k, v in self.section.tensors.items()}
+        if self.master is not None:
+            out["master"] = self.master[i]
+        return out | {"moves": self.moves}
+
+    def publish(self, state: Any) -> None:
+        """Put the members' states into the optimizer's, where the base has bound new objects since the last time."""
+        if self._bound is not None and all(self._bound.get(k) is v for k, v in self.state.items()):
+            return
+        self._bound = dict(self.state)
+        self.published = [state[p] for p in self.params]
+        for i, d in enumerate(self.published):
+            d.clear()
+            d.update(self.member(i))
+
+    # -- what may have happened outside -------------------------------------------------------------------------------
+
+    def notice_changes(self, warn: Warn) -> None:
+        """If a weight was written to since the last step: rebuild its section if it is on the space, raise if not.
+
+        A transported section holds the point to compare with; that is free on the CPU, would wait for another device,
+        and is done every 100 steps there. An implicit section is a function of the weight: only the weight's distance
+        from the space matters, looked at before Y is polished. In between torch's version counters tell; writes through `.data`
+        escape them.
+        """
+        touched = [p._version != v for p, v in zip(self.params, self.versions, strict=True)]
+        moves, cpu = int(self.moves), self.H.device.type == "cpu"
+        point = self._layout(self.section.Y()) if isinstance(self.section, Transported) else self.master
+        if not any(touched) and (moves % POLISH_POINT if point is None else not cpu and moves % 100):
+            return
+        Y = self.weights()
+        if point is None:
+            changed = ~(_distances(self.space, Y) <= tolerance(self.space, Y))
+        elif self.half:  # the weight is the rounded point
+            changed = (~((Y - point).abs() <= torch.finfo(Y.dtype).eps * (1 + point.abs()))).flatten(1).any(1)
+        elif not any(touched) and torch.equal(Y, point):
+            return
+        else:
+            changed = (Y != point).flatten(1).any(1)
+        if any(touched):  # the very same values written again: a way to say "start anew" after a NaN
+            mask = torch.tensor(touched, device=changed.device)
+            changed |= mask if point is None else mask & ~self._finite()
+            self.versions = [p._version for p in self.params]
+        if not bool(changed.any()):
+            return
+        index = changed.nonzero().flatten()
+        some = index.tolist()
+        check_on_space([self.params[i] for i in some], self.space, [self.names[i] for i in some])
+        exact = self._exact(Y[index])
+        rows = changed.repeat_interleave(len(self.W) // len(self.params)).nonzero().flatten()
+        self.section.rebuild(rows, exact)
+        if self.master is not None:
+            self.matrices(self.master)[rows] = exact
+        broken = ~self._finite() & changed
+        for value in self._tensors():
+            value[broken] = 0
+        others = f" and {len(some) - 1} other weights" if len(some) > 1 else ""
+        lost = f" ({int(broken.sum())} with moments that were not finite start from zero)" if bool(broken.any()) else ""
+        warn(
+            "changed",
+            f"{self.names[some[0]]}{others} changed outside the optimizer, within {self.space}: the section was "
+            f"rebuilt, moments were kept{lost}",
+        )
+
+    def _tensors(self) -> list[Tensor]:
+        """State tensors with an entry for each weight."""
+        return [v for v in self.state.values() if torch.is_tensor(v) and v.dim() > 0 and len(v) == len(self.params)]
+
+    def _finite(self) -> Tensor:
+        ok = torch.ones(len(self.params), dtype=torch.bool, device=self.H.device)
+        for value in self._tensors():
+            ok &= torch.isfinite(value).flatten(1).all(1)
+        return ok
+
+    # -- Algorithm 3 ------------------------------------------------------------------------------------------------
+
+    def global_grad(self) -> Tensor:
+        """B = global_rep(Lambda, rgrad(Y, G)), fused, in the layout of the shadow."""
+        grads = [dense(p.grad) for p in self.params]
+        G = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
+        B = self.section.global_grad(self._point(), self.matrices(G.detach().to(self.H.dtype)))
+        return self._layout(B).contiguous()
+
+    def _point(self) -> Tensor:
+        """Y, tall: what the section holds, or the float32 copy, or the weights (then kept for the rest of the step)."""
+        if isinstance(self.section, Transported):
+            return self.section.Y()
+        self._points_now = self.weights() if self.master is None else self.master
+        return self.matrices(self._points_now)
+
+    def update_section(self, warn: Warn) -> bool:
+        """Lambda <- Lambda R(W), W = H, in place; then H <- 0. A step that does not move (W = 0) changes no bit."""
+        W, space, n = self.W, self.space, self.n
+        retraction = by_name(self.group["retraction"])
+        length = torch.linalg.vector_norm(W, dim=(-2, -1))
+        # In units of a root-mean-square singular value: from 1/2 on rounding is repaired at once, beyond 4 a step is
+        # taken in float64.
+        limit = min(4 * math.sqrt(n), space.max_velocity)
+        peak, long = 0.0, None
+        if W.device.type == "cpu":  # a look is free here
+            peak = float(length.max())
+            if peak == 0:
+                return False
+            if not peak <= limit:
+                long = self._take_out(warn, length, limit)
+        else:  # not even NaN is looked at: such velocities become 0, long ones as long as float32 can take
+            W.mul_((limit / length).clamp_max(1)[:, None, None]).nan_to_num_(0, 0, 0)
+        Y = self.section.Y() if isinstance(self.section, Transported) else self.matrices(self._points_now)
+        vectors = []
+        if isinstance(self.section, Implicit):
+            vectors = [self.matrices(self.state[key]) for key in self.vectors() & set(self.state)]
+        moved = (length > 0)[:, None, None]
+        self.section.move(Y, W, retraction, vectors, moved)
+        self.moves += 1
+        self.section.polish(Y, int(self.moves), moved, 0.5 * math.sqrt(n) < peak <= limit)
+        if long is not None:
+            self.section.long_move(Y, *long, retraction, vectors)
+        self.H.zero_()
+        return True
+
+    def _take_out(self, warn: Warn, length: Tensor, limit: float) -> tuple[Tensor, Tensor] | None:
+        """Take velocities that are long or not finite out of W; return the long ones, in float64, for later."""
+        W, longest = self.W, self.space.max_velocity
+        finite = torch.isfinite(W).flatten(1).all(1)
+        per_weight = len(W) // len(self.params)
+        if not bool(finite.all()):
+            W[~finite] = 0
+            length[~finite] = 0
+            name = self.names[int((~finite).nonzero()[0]) // per_weight]
+            warn(
+                "nonfinite",
+                f"the velocity of {name} is not finite (a NaN or infinite gradient?): the weight stays where it is, "
+                "its moments are lost. Load a state dict, or constrain the weight again: they then start from zero",
+            )
+        index = (finite & ~(length <= limit)).nonzero().flatten()
+        if len(index) == 0:
+            return None
+        V = W[index].double()
+        W[index] = 0
+        largest = V.abs().amax((-2, -1), keepdim=True)
+        norm = largest * torch.linalg.vector_norm(V / largest, dim=(-2, -1), keepdim=True)
+        if bool((norm > longest).any()):
+            name = self.names[int(index[0]) // per_weight]
+            warn(
+                "long",
+                f"a velocity of length {float(norm.max()):.1e} of {name} was shortened to {longest:.0e}: is the "
+                "learning rate meant?",
+            )
+        return index, V * (longest / norm).clamp_max(1)
+
+    def apply_section(self) -> None:
+        """Y <- Lambda E, into the weights."""
+        if isinstance(self.section, Transported):
+            torch._foreach_copy_(self.params, self._points)
+        elif self.master is not None or len(self.params) > 1:
+            torch._foreach_copy_(self.params, list(self._points_now.unbind(0)))
+        self.versions = [p._version for p in self.params]
+
+
+def check_on_space(params: list[Tensor], space: Space, names: list[str]) -> None:
+    """Raise for the first of some weights of one kind that is not on its space."""
+    if params[0].is_meta:
+        return
+    Y = torch.stack([p.detach() for p in params])
+    distance = _distances(space, Y)
+    bad = ~(distance <= tolerance(space, Y))
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0])
+        raise ValueError(
+            f"{names[i]} of shape {tuple(params[i].shape)} is {float(distance[i]):.1e} off {space}; call "
+            f"ghor.constrain(module, name, ghor.{space}), or copy ghor.{space}.project(weight) into it"
+        )
+
+
+def _distances(space: Space, Y: Tensor) -> Tensor:
+    """Of P stacked weights, the largest distance in each: (P, *shape) -> (P)."""
+    return space.distance(Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))).reshape(len(Y), -1).amax(1)
+
+
+def tolerance(space: Space, Y: Tensor) -> float:
+    """How far off counts as on: rounding of n columns; few digits are left to lose in half precision."""
+    return torch.finfo(Y.dtype).eps * space.size(Y.shape)[1] * (4 if Y.dtype in COMPUTE_DTYPE else 100)
+
+
+def dense(grad: Tensor | None) -> Tensor:
+    """A gradient that is there, as a strided tensor."""
+    assert grad is not None
+    return grad.to_dense() if grad.is_sparse else grad

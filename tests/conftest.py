@@ -1,0 +1,30 @@
+"""Fixtures: the devices that are there, and how many threads."""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def devices() -> list[str]:
+    found = ["cpu"]
+    if torch.cuda.is_available():
+        found.append("cuda")
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return found
+
+
+def pytest_report_header() -> str:
+    missing = sorted({"cpu", "cuda", "mps"} - set(devices()))
+    return f"devices tried: {', '.join(devices())}; not there, not tried: {', '.join(missing) or 'none'}"
+
+
+@pytest.fixture(params=devices())
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def gen() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
