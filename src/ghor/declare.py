@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,25 @@ RECORD = "_ghor_spaces"
 _declared: Any = WeakTensorKeyDictionary()
 
 
+class Record(dict[str, Space]):
+    """The spaces of a module's own parameters, by name. Copies of the module's parameters are declared as well."""
+
+    def __init__(self, module: nn.Module | None = None, spaces: dict[str, Space] | None = None) -> None:
+        super().__init__(spaces or {})
+        self.module = None if module is None else weakref.ref(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Record:
+        module = self.module() if self.module is not None else None
+        for name, space in self.items() if module is not None else ():
+            p = memo.get(id(getattr(module, name, None)))
+            if isinstance(p, Tensor):
+                _declared[p] = space
+        return Record(memo.get(id(module)), dict(self))
+
+    def __reduce__(self) -> Any:
+        return Record, (None, dict(self))
+
+
 def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
     """Move the parameter `name` of `module` onto `space`, in place, and declare it: optimizers will keep it there.
 
@@ -26,12 +46,14 @@ def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"constrain takes a module and the name of its parameter, got {type(module).__name__}")
     if not isinstance(space, Space):
         raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {space!r}")
     owner, _, leaf = name.rpartition(".")
-    target = module.get_submodule(owner) if owner else module
-    p = dict(target.named_parameters(recurse=False)).get(leaf)
-    if p is None:
+    target = dict(module.named_modules(remove_duplicate=False)).get(owner)
+    p = None if target is None else target._parameters.get(leaf)
+    if target is None or p is None:
         known = ", ".join(n for n, _ in module.named_parameters())
         raise ValueError(f"{type(module).__name__} has no parameter {name!r}; it has: {known or 'none'}")
     check_parameter(p, space, name)
@@ -45,7 +67,7 @@ def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
         raise ValueError(f"{name}: {error}") from None
     with torch.no_grad():
         p.copy_(point)
-    target.__dict__.setdefault(RECORD, {})[leaf] = space
+    target.__dict__.setdefault(RECORD, Record(target))[leaf] = space
     _declared[p] = space
     return module
 
@@ -73,9 +95,8 @@ def spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
     for module in model.modules():
         for leaf, space in module.__dict__.get(RECORD, {}).items():
             p = getattr(module, leaf, None)
-            if isinstance(p, Tensor):
-                _declared[p] = space
-                records[id(p)] = space
+            if isinstance(p, Tensor):  # of a tied weight that was declared twice, the last declaration counts
+                records[id(p)] = _declared[p] = _declared.get(p, space)
     for name, p in model.named_parameters():
         yield name, p, records.get(id(p), Euclidean())
 

@@ -36,7 +36,7 @@ def phi(X: Tensor) -> Tensor:
     I = eye_like(X)
     with torch.no_grad():
         norm = torch.linalg.matrix_norm(X, ord=1, keepdim=True)
-        s = torch.ceil(torch.log2(2 * norm.clamp_min(0.25))).clamp_min(0)
+        s = torch.ceil(torch.log2(2 * norm.clamp_min(0.25))).clamp_min(0).nan_to_num(0, 0, 0)
         # A look at s is free on the CPU. Elsewhere it would wait for the device: the optimizer keeps ||W|| <= 32 there.
         halvings = int(s.max()) if X.device.type == "cpu" and X.numel() > 0 else 12
     Y = X * torch.exp2(-s)

@@ -18,9 +18,9 @@ p's shape (views of the stack) and p's section.
 
 from __future__ import annotations
 
-import difflib
-import functools
+import copyreg
 import inspect
+import operator
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -31,62 +31,49 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .declare import check_parameter, declared_space
 from .declare import spaces as declared_spaces
-from .probe import bare_step, parity, reason_not_to_lift
-from .retraction import RETRACTIONS
-from .section import SECTIONS, Implicit, choose
+from .groups import GROUP_KEYS, check_group, check_options, name_of, scalars_of, spaces_of
+from .probe import bare_step, options_of, parity, refuse_unless_it_lifts
+from .section import Implicit, Transported, choose
 from .spaces import Euclidean, Space
 from .stack import Stack, check_on_space, dense
 
-GROUP_KEYS = ("space", "retraction", "section", "error_if_nonfinite")
 
-
-def lift(Base: type[Optimizer]) -> type[Lifted]:
+def lift(Base: type[Optimizer], *, stack: bool = True) -> type[Lifted]:
     """The optimizer class Base, on homogeneous spaces: a subclass of it that takes weights of any space.
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
 
-    Refuses with ValueError an optimizer whose update does not make sense in g^hor; see `ghor.probe`.
+    Refuses with ValueError an optimizer whose update does not make sense in g^hor; see `ghor.probe`. With `stack=False`
+    weights are computed one by one: slower, and right for rules that take one norm or mean of each weight.
     """
-    if not (isinstance(Base, type) and issubclass(Base, Optimizer)):
-        raise TypeError(f"lift takes a class of torch optimizers, got {Base!r}")
+    if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
+        raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
     if issubclass(Base, Lifted):
         return Base
-    if Base in NAMED:
+    if Base in NAMED and stack:
         return NAMED[Base]
-    if Base in _lifted:
-        return _lifted[Base]
-    required = [
-        p.name
-        for p in list(inspect.signature(Base.__init__).parameters.values())[2:]
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
-    if not required:
-        _refuse_unless_it_lifts(Base, (), {})
-    doc = f"{Base.__name__} on homogeneous spaces: `ghor.lift({Base.__name__})`.\n\n{inspect.getdoc(Base) or ''}"
-    _lifted[Base] = type(Base.__name__, (Lifted, Base), {"Base": Base, "__doc__": doc, "__module__": Base.__module__})
-    return _lifted[Base]
+    if (Base, stack) not in _lifted:
+        parameters = list(inspect.signature(Base.__init__).parameters.values())[2:]
+        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if all(p.default is not p.empty or p.kind in optional for p in parameters):
+            refuse_unless_it_lifts(Base, {}, stack)
+        doc = f"{Base.__name__} on homogeneous spaces: `ghor.lift({Base.__name__})`.\n\n{inspect.getdoc(Base) or ''}"
+        content = {"Base": Base, "stack": stack, "__doc__": doc, "__module__": Base.__module__}
+        _lifted[Base, stack] = type(Base.__name__, (Lifted, Base), content)
+    return _lifted[Base, stack]
 
 
 # Lifted classes with a name of their own (ghor.optim); they are known to lift and need no probe.
 NAMED: dict[type[Optimizer], type[Lifted]] = {}
-_lifted: dict[type[Optimizer], type[Lifted]] = {}
-_probed: dict[str, str | None] = {}
-
-
-def _refuse_unless_it_lifts(Base: type[Optimizer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    key = f"{Base.__module__}.{Base.__qualname__} {args} {sorted(kwargs.items())}"
-    if key not in _probed:
-        _probed[key] = reason_not_to_lift(Base, args, kwargs)
-    if _probed[key] is not None:
-        raise ValueError(f"{Base.__name__} cannot be lifted to manifolds: {_probed[key]}")
+_lifted: dict[tuple[type[Optimizer], bool], type[Lifted]] = {}
 
 
 class Lifted(Optimizer):
     """What all lifted optimizers share. `Base` is the optimizer class that works in g^hor."""
 
     Base: ClassVar[type[Optimizer]]
+    stack: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -98,30 +85,38 @@ class Lifted(Optimizer):
         error_if_nonfinite: bool = False,
         **kwargs: Any,
     ) -> None:
-        if self.Base not in NAMED:
-            _refuse_unless_it_lifts(self.Base, args, kwargs)
         self._ours: dict[str, Any] = {
             "space": space,
             "retraction": retraction,
             "section": section,
             "error_if_nonfinite": error_if_nonfinite,
         }
-        self._stacks: list[Stack] | None = None
-        self._seen: list[Any] = []
-        self._warned: set[str] = set()
+        bound = inspect.signature(self.Base.__init__).bind_partial(self, params, *args, **kwargs)
+        self._options = options_of(self.Base, bound.arguments, bound.arguments.get("kwargs", {}))
+        self._explicit, self._built = space is not None, False
+        self._prepare()
         if isinstance(params, nn.Module):
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
-        everything = [s for g in self.param_groups for s in _spaces(g)]
-        if kwargs.get("weight_decay") and not any(isinstance(s, Euclidean) for s in everything):
-            self._warn_decay(kwargs["weight_decay"], "any weight here: all of them are on manifolds")
-        if space is None and all(isinstance(s, Euclidean) for s in everything):
-            warnings.warn(
+        manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
+        if kwargs.get("weight_decay") and all(manifold):
+            self._warn_decay(kwargs["weight_decay"], "these weights: all of them are on manifolds")
+        if not self._explicit and not any(manifold):
+            self._warn(
+                "flat",
                 f"{type(self).__name__}: no parameter is on a manifold, so this is torch's {self.Base.__name__}. "
                 "Declare weights with ghor.constrain(module, name, space) and pass the model, or give the groups a "
                 "'space' (space=ghor.Euclidean() if that is meant)",
-                stacklevel=2,
             )
+        self._built = True
+        self._flush(3)
+
+    def _prepare(self) -> None:
+        """What is made anew whenever groups or state come from outside."""
+        self._stacks: list[Stack] | None = None
+        self._seen: list[dict[str, Any]] = []
+        self._warned: set[str] = getattr(self, "_warned", set())
+        self._pending: list[str] = getattr(self, "_pending", [])
 
     # -- the step: Algorithm 3 ------------------------------------------------------------------------------------
 
@@ -133,17 +128,25 @@ class Lifted(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         stacks = self._stacks_with_gradients()
-        for s in stacks:
-            s.H.grad = s.global_grad()
-        with self._shadows_for_weights(stacks):
-            bare_step(self.Base)(self)
-        for s in stacks:
-            if s.update_section(self._warn):
-                s.apply_section()
+        try:
+            for s in stacks:
+                s.H.grad = s.global_grad()
+            with self._shadows_for_weights(stacks):
+                bare_step(self.Base)(self)
+            for s in stacks:
+                if s.update_section(self._warn):
+                    s.apply_section()
+        except BaseException:
+            for s in stacks:
+                s.H.zero_()
+            raise
+        self._flush(5)
         return loss
 
     def _stacks_with_gradients(self) -> list[Stack]:
         """The stacks that move in this step. Nothing has moved yet: what is wrong with weights or gradients raises."""
+        for gi, group in enumerate(self.param_groups):
+            check_options(group, gi)
         if self._stacks is None or not self._unchanged():
             self._restack()
         assert self._stacks is not None
@@ -159,12 +162,12 @@ class Lifted(Optimizer):
                 moving.append(parts[0])
         for s in moving:
             s.notice_changes(self._warn)
-        for gi, group in enumerate(self.param_groups):
-            if group["error_if_nonfinite"]:
-                for i, p in enumerate(group["params"]):
+        if getattr(self, "found_inf", None) is None:  # else the scaler's step, which skips what is not finite itself
+            for gi, group in enumerate(self.param_groups):
+                for i, p in enumerate(group["params"] if group["error_if_nonfinite"] else ()):
                     if p.grad is not None and not bool(torch.isfinite(dense(p.grad)).all()):
                         raise RuntimeError(
-                            f"the gradient of {_name(group, gi, i)} is not finite; nothing was moved "
+                            f"the gradient of {name_of(group, gi, i)} is not finite; nothing was moved "
                             "(error_if_nonfinite=True)"
                         )
         return moving
@@ -179,10 +182,6 @@ class Lifted(Optimizer):
             self.state[s.H] = s.state
         try:
             yield
-        except BaseException:
-            for s in stacks:
-                s.H.zero_()
-            raise
         finally:
             for group, params in zip(self.param_groups, weights, strict=True):
                 group["params"] = params
@@ -190,7 +189,7 @@ class Lifted(Optimizer):
                 s.state, s.H.grad = self.state.pop(s.H), None
                 s.publish(self.state)
 
-    # -- groups and state -----------------------------------------------------------------------------------------
+    # -- groups -----------------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; a group can name its `space`, `retraction`, `section` and `error_if_nonfinite`."""
@@ -198,128 +197,94 @@ class Lifted(Optimizer):
         super().add_param_group(param_group)
         group, gi = self.param_groups[-1], len(self.param_groups) - 1
         try:
+            self._explicit |= group.get("space") is not None
             for key, default in self._ours.items():
                 group.setdefault(key, default)
-            self._check_group(group, gi)
+            check_group(group, gi, self.defaults)
+            if self.Base not in NAMED or not self.stack:
+                refuse_unless_it_lifts(self.Base, options_of(self.Base, self._options, group), self.stack)
+            for i, (p, s) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
+                if not isinstance(s, Euclidean):
+                    self._section_kind(group, gi, s, p, name_of(group, gi, i))
         except BaseException:
             self.param_groups.pop()
             raise
-        if decay and all(not isinstance(s, Euclidean) for s in _spaces(group)):
-            self._warn_decay(decay, f"group {gi}: its weights are on {group['space']}")
+        if decay and not any(isinstance(s, Euclidean) for s in spaces_of(group)):
+            self._warn_decay(decay, f"the weights of group {gi}, on {group['space']}")
         self._stacks = None
+        if self._built:
+            self._flush(3)
 
-    def _warn_decay(self, decay: float, where: str) -> None:
-        self._warn(
-            "decay", f"weight_decay={decay} has no effect on {where}, and there is no decay there (paper, section 4.1)"
-        )
+    def _section_kind(
+        self, group: dict[str, Any], gi: int, space: Space, p: Tensor, name: str
+    ) -> type[Transported] | type[Implicit]:
+        """What the group's `section` comes to. "auto" is transported for state that a turning frame would spoil."""
+        try:
+            kind = choose(group["section"], space, *space.size(p.shape))
+            if kind is Implicit:
+                self._vectors(gi, group)
+        except ValueError as error:
+            if group["section"] == "auto":
+                return Transported
+            raise ValueError(f"{name}: {error}") from None
+        return kind
 
-    def _check_group(self, group: dict[str, Any], gi: int) -> None:
-        for key in group:
-            close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
-            if close and key not in GROUP_KEYS and key not in self.defaults:
-                raise ValueError(f"unknown key {key!r} in parameter group {gi}; did you mean {close[0]!r}?")
-        if group["retraction"] not in RETRACTIONS:
-            raise ValueError(
-                f"unknown retraction {group['retraction']!r} in group {gi}; there are {sorted(RETRACTIONS)}"
-            )
-        if group["section"] not in SECTIONS:
-            raise ValueError(f"unknown section {group['section']!r} in group {gi}; there are {SECTIONS}")
-        if not isinstance(group["error_if_nonfinite"], bool):
-            raise TypeError(f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}")
-        params, given = group["params"], group["space"]
-        spaces = list(given) if isinstance(given, (list, tuple)) else [given] * len(params)
-        if len(spaces) != len(params):
-            raise ValueError(
-                f"group {gi} has {len(params)} parameters and {len(spaces)} spaces; give one each, or one for all"
-            )
-        for i, p in enumerate(params):
-            name, declared = _name(group, gi, i), declared_space(p)
-            if spaces[i] is None:
-                spaces[i] = declared or Euclidean()
-            elif not isinstance(spaces[i], Space):
-                raise TypeError(f"the space of {name} must be a ghor space such as ghor.Stiefel(), got {spaces[i]!r}")
-            elif declared is not None and declared != spaces[i]:
-                raise ValueError(
-                    f"{name} was declared on {declared} by ghor.constrain, and its group says {spaces[i]}; "
-                    "leave 'space' out of the group, or constrain the weight anew"
-                )
-            check_parameter(p, spaces[i], name)
-            if not isinstance(spaces[i], Euclidean):
-                try:
-                    if choose(group["section"], spaces[i], *spaces[i].size(p.shape)) is Implicit:
-                        parity(self.Base, group)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
-            if not isinstance(spaces[i], Euclidean) and not p.requires_grad:
-                raise ValueError(
-                    f"{name} of shape {tuple(p.shape)} is on {spaces[i]} and does not require gradients; call "
-                    "requires_grad_() on it or leave it out (ghor.param_groups(model) leaves frozen weights out)"
-                )
-        manifold = [i for i, s in enumerate(spaces) if not isinstance(s, Euclidean)]
-        if len({id(params[i]) for i in manifold}) < len(manifold):
-            twice = next(i for i in manifold if any(params[i] is params[j] for j in manifold if j < i))
-            raise ValueError(
-                f"{_name(group, gi, twice)} of shape {tuple(params[twice].shape)} is in the group twice; give it once"
-            )
-        if manifold and group.get("differentiable"):
-            raise ValueError(f"differentiable=True does not go through the step of a weight on a manifold (group {gi})")
-        for alike in _kinds(params, spaces, manifold).values():
-            check_on_space([params[i] for i in alike], spaces[alike[0]], [_name(group, gi, i) for i in alike])
-        group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
+    def _vectors(self, gi: int, group: dict[str, Any] | None = None) -> set[str]:
+        """The keys of state tensors that turn with the frame."""
+        options = options_of(self.Base, self._options, group or self.param_groups[gi])
+        return {key for key, kind in parity(self.Base, options).items() if kind == "vector"}
 
     def _unchanged(self) -> bool:
         """Whether groups and state are those the stacks were made from (all of them can be written to from outside)."""
-        assert self._stacks is not None
-        seen = self._seen
         return (
-            len(seen) == len(self.param_groups)
+            len(self._seen) == len(self.param_groups)
             and all(
-                space is group["space"]
-                and section == group["section"]
-                and len(params) == len(group["params"])
-                and all(a is b for a, b in zip(params, group["params"], strict=True))
-                for (space, section, params), group in zip(seen, self.param_groups, strict=True)
+                seen["space"] is group["space"]
+                and seen["section"] == group["section"]
+                and len(seen["params"]) == len(group["params"])
+                and all(map(operator.is_, seen["params"], group["params"]))
+                for seen, group in zip(self._seen, self.param_groups, strict=True)
             )
-            and all(self.state.get(p) is d for s in self._stacks for p, d in zip(s.params, s.published, strict=True))
+            and all(s.is_published(self.state) for s in self._stacks or ())
         )
 
     def _restack(self) -> None:
         """Stacks from groups and state: weights of one group, space, shape, dtype, device and step count are one."""
+        before = {id(p): s for seen in self._seen for p, s in zip(seen["params"], spaces_of(seen), strict=True)}
         self._euclidean: list[list[Tensor]] = []
         kinds: dict[Any, list[tuple[Tensor, str]]] = defaultdict(list)
         for gi, group in enumerate(self.param_groups):
-            if self._stacks is not None and (gi >= len(self._seen) or self._seen[gi][0] is not group["space"]):
-                self._check_group(group, gi)
+            if gi >= len(self._seen) or self._seen[gi]["space"] is not group["space"]:
+                check_group(group, gi, self.defaults)
             euclidean = []
-            for i, (p, space) in enumerate(zip(group["params"], _spaces(group), strict=True)):
+            for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
+                name = name_of(group, gi, i)
+                if before.get(id(p), space) != space and self.state.get(p):
+                    raise ValueError(
+                        f"{name} went from {before[id(p)]} to {space} after steps were taken; its state means nothing "
+                        "there, so build a new optimizer"
+                    )
                 if isinstance(space, Euclidean):
                     euclidean.append(p)
                 else:
-                    scalars = _scalars(self.state.get(p, {}))
-                    kinds[gi, space, p.shape, p.dtype, p.device, scalars].append((p, _name(group, gi, i)))
+                    scalars = scalars_of(p, self.state.get(p, {})) if self.stack else id(p)
+                    kinds[gi, space, p.shape, p.dtype, p.device, scalars].append((p, name))
             self._euclidean.append(euclidean)
-        self._stacks = [
-            Stack(
-                self.param_groups[gi],
-                gi,
-                space,
-                [p for p, _ in members],
-                [name for _, name in members],
-                [dict(self.state.get(p, {})) for p, _ in members],
-                functools.partial(self._vectors, gi),
-            )
-            for (gi, space, *_), members in kinds.items()
-        ]
+        stacks = []
+        for (gi, space, *_), members in kinds.items():
+            params, names = [p for p, _ in members], [name for _, name in members]
+            check_on_space(params, space, names)
+            group = self.param_groups[gi]
+            kind = self._section_kind(group, gi, space, params[0], names[0])
+            vectors = self._vectors(gi) if kind is Implicit else set()
+            states = [dict(self.state.get(p, {})) for p in params]
+            stacks.append(Stack(group, gi, space, kind, params, names, states, vectors))
+        self._stacks = stacks
         for s in self._stacks:
-            if s.state:
-                s.publish(self.state)
-            else:
-                s.published = [self.state.get(p) for p in s.params]  # nothing to show before the first step
-        self._seen = [(g["space"], g["section"], list(g["params"])) for g in self.param_groups]
+            s.publish(self.state, only_if_any=True)
+        self._seen = [{**{k: g[k] for k in GROUP_KEYS}, "params": list(g["params"])} for g in self.param_groups]
 
-    def _vectors(self, gi: int) -> set[str]:
-        """The keys of state tensors that turn with the frame."""
-        return {key for key, kind in parity(self.Base, self.param_groups[gi]).items() if kind == "vector"}
+    # -- saving and loading -------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's; sections and moments of weights on manifolds keep the dtype they were saved in.
@@ -329,28 +294,23 @@ class Lifted(Optimizer):
         """
         for gi, (group, loaded) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
             if loaded.get("space") is not None and len(group["params"]) == len(loaded["params"]):
-                for i, (a, b) in enumerate(zip(_spaces(group), _spaces(loaded), strict=True)):
+                for i, (a, b) in enumerate(zip(spaces_of(group), spaces_of(loaded), strict=True)):
                     if a != b:
-                        raise ValueError(f"{_name(group, gi, i)} is on {a}, the loaded state has it on {b}")
-        super().load_state_dict(state_dict)
-        fresh = []
-        for group, loaded in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for p, space, key in zip(group["params"], _spaces(group), loaded["params"], strict=True):
-                values = state_dict["state"].get(key)
-                if isinstance(space, Euclidean) or not values:
-                    continue
-                if "moves" in values:
-                    self.state[p] = {
-                        k: v.to(p.device) if torch.is_tensor(v) and v.dim() > 0 else v for k, v in values.items()
-                    }
-                else:
-                    del self.state[p]
-                    fresh.append(p)
-        if fresh:
-            self._warn(
-                "fresh",
-                f"the loaded state has no section for {len(fresh)} weights on manifolds: their moments start anew",
-            )
+                        raise ValueError(f"{name_of(group, gi, i)} is on {a}, the loaded state has it on {b}")
+
+        def remember(_: Optimizer, final: dict[str, Any]) -> None:
+            self._loading = final  # what the hooks before this one made of it
+
+        handle = self.register_load_state_dict_pre_hook(remember)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+            self.__dict__.pop("_loading", None)
+        self._flush(3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_ours": self._ours, "_options": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After load_state_dict, deepcopy and unpickling.
@@ -360,54 +320,55 @@ class Lifted(Optimizer):
         old = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
         for i, group in enumerate(self.param_groups):
-            ours = (
-                old[i]
-                if i < len(old)
-                else {"space": Euclidean(), "retraction": "cayley", "section": "auto", "error_if_nonfinite": False}
-            )
+            ours = old[i] if i < len(old) else self._ours
             for key in GROUP_KEYS:
                 group.setdefault(key, ours[key])
-        self.__dict__.setdefault(
-            "_ours", {k: v for k, v in self.param_groups[0].items() if k in GROUP_KEYS} | {"space": None}
-        )
-        self.__dict__.setdefault("_warned", set())
-        self._stacks = None
-        self._seen = []
+        self._explicit = self._built = True
+        self._prepare()
+        if "_loading" in self.__dict__:
+            self._restore(self._loading)
+
+    def _restore(self, loaded: dict[str, Any]) -> None:
+        """torch casts loaded state to the dtype of the weight; for weights on manifolds take it as it was saved."""
+        fresh = 0
+        for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
+            for p, space, key in zip(group["params"], spaces_of(group), saved["params"], strict=True):
+                values = loaded["state"].get(key)
+                if isinstance(space, Euclidean) or not values:
+                    continue
+                if "moves" in values:
+                    self.state[p] = {
+                        k: v.to(p.device) if torch.is_tensor(v) and v.dim() > 0 else v for k, v in values.items()
+                    }
+                elif any(torch.is_tensor(v) and v.dim() > 0 and bool(v.any()) for v in values.values()):
+                    del self.state[p]
+                    fresh += 1
+        if fresh:
+            self._warn(
+                "fresh", f"the loaded state has no section for {fresh} weights on manifolds: their moments start anew"
+            )
 
     def __reduce__(self) -> Any:
-        if type(self) is _lifted.get(self.Base):
-            return _unpickle, (self.Base,), self.__getstate__()
-        return super().__reduce_ex__(2)
+        if type(self) is _lifted.get((self.Base, self.stack)):
+            return _unpickle, (self.Base, self.stack), self.__getstate__()
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
+
+    # -- warnings: at the end of a call, when everything is in order ----------------------------------------------------
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            warnings.warn(message, stacklevel=4)
+            self._pending.append(message)
+
+    def _warn_decay(self, decay: float, where: str) -> None:
+        self._warn("decay", f"weight_decay={decay} has no effect on {where}: they do not decay (paper, section 4.1)")
+
+    def _flush(self, stacklevel: int) -> None:
+        pending, self._pending = self._pending, []
+        for message in pending:
+            warnings.warn(message, stacklevel=stacklevel)
 
 
-def _spaces(group: dict[str, Any]) -> list[Space]:
-    space = group["space"]
-    return list(space) if isinstance(space, (list, tuple)) else [space] * len(group["params"])
-
-
-def _kinds(params: list[Tensor], spaces: list[Space], index: list[int]) -> dict[Any, list[int]]:
-    kinds: dict[Any, list[int]] = defaultdict(list)
-    for i in index:
-        kinds[spaces[i], params[i].shape, params[i].dtype, params[i].device].append(i)
-    return kinds
-
-
-def _name(group: dict[str, Any], gi: int, i: int) -> str:
-    names = group.get("param_names")
-    return str(names[i]) if names else f"parameter {i} of group {gi}"
-
-
-def _scalars(state: dict[str, Any]) -> tuple[Any, ...]:
-    """What the members of a stack must agree in: their keys, and every number among the values."""
-    values = ((k, v) for k, v in state.items() if not torch.is_tensor(v) or v.dim() == 0)
-    return tuple(sorted(state)), tuple(sorted((k, v.item() if torch.is_tensor(v) else repr(v)) for k, v in values))
-
-
-def _unpickle(Base: type[Optimizer]) -> Lifted:
-    cls = lift(Base)
+def _unpickle(Base: type[Optimizer], stack: bool) -> Lifted:
+    cls = lift(Base, stack=stack)
     return cls.__new__(cls)

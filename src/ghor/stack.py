@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .declare import declared_space
 from .linalg import COMPUTE_DTYPE
 from .retraction import by_name
-from .section import POLISH_POINT, Implicit, Section, Transported, choose
+from .section import POLISH_POINT, Implicit, Section, Transported
 from .spaces import Space
 
 Warn = Callable[[str, str], None]
@@ -33,40 +36,28 @@ class Stack:
         group: dict[str, Any],
         gi: int,
         space: Space,
+        kind: type[Transported] | type[Implicit],
         params: list[Tensor],
         names: list[str],
         states: list[dict[str, Any]],
-        vectors: Callable[[], set[str]],
+        vectors: set[str],
     ) -> None:
-        self.group, self.gi, self.space, self.params, self.names, self.vectors = (
-            group,
-            gi,
-            space,
-            params,
-            names,
-            vectors,
-        )
+        self.group, self.gi, self.space, self.kind = group, gi, space, kind
+        self.params, self.names, self.vectors = params, names, vectors
         self.shape = params[0].shape
         self.N, self.n = space.size(self.shape)
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
-        self.half = dtype != params[0].dtype
+        self.half, self.where = dtype != params[0].dtype, (params[0].dtype, params[0].device)
         self.H = torch.zeros((len(params), *self.shape), dtype=dtype, device=params[0].device)
         self.W = self.matrices(self.H)
         self.batch = (len(params), *space.matrix(self.H).shape[1:-2])
-        self.state = {
-            key: torch.stack([s[key] for s in states]).to(dtype if value.is_floating_point() else value.dtype)
-            if torch.is_tensor(value) and value.dim() > 0
-            else value.clone()
-            if torch.is_tensor(value)
-            else value
-            for key, value in states[0].items()
-            if key not in STATE_KEYS
-        }
+        self.state = {key: self._gather(key, states) for key in states[0] if key not in STATE_KEYS}
         self.moves = states[0]["moves"].clone() if "moves" in states[0] else torch.zeros((), dtype=torch.int64)
         self.master: Tensor | None = None
         self.section = self._section(states)
         self.published: list[Any] = []
         self._bound: dict[str, Any] | None = None
+        self._ids: list[int] = []
         self.versions = [p._version for p in params]
         if isinstance(self.section, Transported):
             self._points = list(self._layout(self.section.Y()).unbind(0))
@@ -92,9 +83,18 @@ class Stack:
 
     # -- state ------------------------------------------------------------------------------------------------------
 
+    def _gather(self, key: str, states: list[dict[str, Any]]) -> Any:
+        """One value of the stack from its members': stacked if it is one for each weight, else shared."""
+        value = states[0][key]
+        if not torch.is_tensor(value):
+            return value
+        if value.dim() != len(self.shape) or value.dim() == 0:
+            return value.clone()
+        return torch.stack([s[key] for s in states]).to(self.H.dtype if value.is_floating_point() else value.dtype)
+
     def _section(self, states: list[dict[str, Any]]) -> Section:
         """From the state where it is there, in the form the group asks for; else anew from the weights."""
-        kind = choose(self.group["section"], self.space, self.N, self.n)
+        kind = self.kind
         dtype, device = self.H.dtype, self.H.device
 
         def stacked(key: str) -> Tensor:
@@ -125,7 +125,7 @@ class Stack:
         if isinstance(other, Transported):  # the implicit frame, formed, is a transported one: nothing turns
             return Transported(self.space, self.n, section.frame(Y).contiguous())
         turn = other.frame(Y)[..., self.n :].mT @ section.frame(Y)[..., self.n :]
-        for key in self.vectors() & set(self.state):
+        for key in self.vectors & set(self.state):
             lower = self.matrices(self.state[key])[..., self.n :, :]
             lower.copy_(turn @ lower)
         return other
@@ -133,40 +133,53 @@ class Stack:
     def part(self, index: list[int]) -> Stack:
         """The stack of some of the weights, with a copy of their state."""
         states = [self.member(i) for i in index]
-        part = Stack(
-            self.group,
-            self.gi,
-            self.space,
-            [self.params[i] for i in index],
-            [self.names[i] for i in index],
-            states,
-            self.vectors,
-        )
+        params, names = [self.params[i] for i in index], [self.names[i] for i in index]
+        part = Stack(self.group, self.gi, self.space, self.kind, params, names, states, self.vectors)
         part.versions = [self.versions[i] for i in index]
         part.published = [self.published[i] for i in index]
-        for i, d in enumerate(part.published):
-            if d:
-                d.update(part.member(i))
+        part._show()
         return part
 
     def member(self, i: int) -> dict[str, Any]:
-        """state[p] of the i-th weight: views of the stacked tensors; scalars are shared by the whole stack."""
-        P = len(self.params)
-        out = {k: v[i] if torch.is_tensor(v) and v.dim() > 0 and v.shape[0] == P else v for k, v in self.state.items()}
+        """state[p] of the i-th weight: views of the stacked tensors; other values are shared by the whole stack."""
+        out = {k: v[i] if self._is_stacked(v) else v for k, v in self.state.items()}
         out |= {k: v.unflatten(0, self.batch)[i] for k, v in self.section.tensors.items()}
         if self.master is not None:
             out["master"] = self.master[i]
         return out | {"moves": self.moves}
 
-    def publish(self, state: Any) -> None:
+    def _is_stacked(self, value: Any) -> bool:
+        return torch.is_tensor(value) and value.dim() == self.H.dim() and len(value) == len(self.params)
+
+    def publish(self, state: Any, only_if_any: bool = False) -> None:
         """Put the members' states into the optimizer's, where the base has bound new objects since the last time."""
         if self._bound is not None and all(self._bound.get(k) is v for k, v in self.state.items()):
             return
-        self._bound = dict(self.state)
-        self.published = [state[p] for p in self.params]
+        if only_if_any and not self.state:  # nothing to show before the first step
+            self.published = [state.get(p) for p in self.params]
+        else:
+            self.published = [state[p] for p in self.params]
+        self._show()
+
+    def _show(self) -> None:
+        self._bound = dict(self.state) if any(d is not None for d in self.published) else None
         for i, d in enumerate(self.published):
-            d.clear()
-            d.update(self.member(i))
+            if d is not None:
+                d.clear()
+                d.update(self.member(i))
+        self._ids = self._identities()
+
+    def _identities(self) -> list[int]:
+        return list(map(id, chain.from_iterable(d.values() for d in self.published if d is not None)))
+
+    def is_published(self, state: Any) -> bool:
+        """Whether the optimizer's state of the members is still what was put there, and the weights of one kind."""
+        p = self.params[0]
+        return (
+            (p.dtype, p.device) == self.where
+            and all(map(operator.is_, map(state.get, self.params), self.published))
+            and self._identities() == self._ids
+        )
 
     # -- what may have happened outside -------------------------------------------------------------------------------
 
@@ -175,8 +188,8 @@ class Stack:
 
         A transported section holds the point to compare with; that is free on the CPU, would wait for another device,
         and is done every 100 steps there. An implicit section is a function of the weight: only the weight's distance
-        from the space matters, looked at before Y is polished. In between torch's version counters tell; writes through `.data`
-        escape them.
+        from the space matters, looked at before Y is polished. In between torch's version counters tell; writes
+        through `.data` escape them.
         """
         touched = [p._version != v for p, v in zip(self.params, self.versions, strict=True)]
         moves, cpu = int(self.moves), self.H.device.type == "cpu"
@@ -200,6 +213,13 @@ class Stack:
             return
         index = changed.nonzero().flatten()
         some = index.tolist()
+        for i in some:
+            declared = declared_space(self.params[i])
+            if declared is not None and declared != self.space:
+                raise ValueError(
+                    f"{self.names[i]} was constrained to {declared} after this optimizer took it on {self.space}; "
+                    "build a new optimizer"
+                )
         check_on_space([self.params[i] for i in some], self.space, [self.names[i] for i in some])
         exact = self._exact(Y[index])
         rows = changed.repeat_interleave(len(self.W) // len(self.params)).nonzero().flatten()
@@ -219,7 +239,7 @@ class Stack:
 
     def _tensors(self) -> list[Tensor]:
         """State tensors with an entry for each weight."""
-        return [v for v in self.state.values() if torch.is_tensor(v) and v.dim() > 0 and len(v) == len(self.params)]
+        return [v for v in self.state.values() if self._is_stacked(v)]
 
     def _finite(self) -> Tensor:
         ok = torch.ones(len(self.params), dtype=torch.bool, device=self.H.device)
@@ -240,8 +260,8 @@ class Stack:
         """Y, tall: what the section holds, or the float32 copy, or the weights (then kept for the rest of the step)."""
         if isinstance(self.section, Transported):
             return self.section.Y()
-        self._points_now = self.weights() if self.master is None else self.master
-        return self.matrices(self._points_now)
+        self._Y = self.matrices(self.weights() if self.master is None else self.master)
+        return self._Y
 
     def update_section(self, warn: Warn) -> bool:
         """Lambda <- Lambda R(W), W = H, in place; then H <- 0. A step that does not move (W = 0) changes no bit."""
@@ -260,10 +280,10 @@ class Stack:
                 long = self._take_out(warn, length, limit)
         else:  # not even NaN is looked at: such velocities become 0, long ones as long as float32 can take
             W.mul_((limit / length).clamp_max(1)[:, None, None]).nan_to_num_(0, 0, 0)
-        Y = self.section.Y() if isinstance(self.section, Transported) else self.matrices(self._points_now)
+        Y = self.section.Y() if isinstance(self.section, Transported) else self._Y
         vectors = []
         if isinstance(self.section, Implicit):
-            vectors = [self.matrices(self.state[key]) for key in self.vectors() & set(self.state)]
+            vectors = [self.matrices(self.state[key]) for key in self.vectors & set(self.state)]
         moved = (length > 0)[:, None, None]
         self.section.move(Y, W, retraction, vectors, moved)
         self.moves += 1
@@ -275,7 +295,11 @@ class Stack:
 
     def _take_out(self, warn: Warn, length: Tensor, limit: float) -> tuple[Tensor, Tensor] | None:
         """Take velocities that are long or not finite out of W; return the long ones, in float64, for later."""
-        W, longest = self.W, self.space.max_velocity
+        W, n, longest = self.W, self.n, self.space.max_velocity
+        if bool(torch.isnan(W).any()):  # 0/0 where A is 0 by its structure, as Adam has it with eps = 0, is 0
+            empty = self.space.skew(torch.arange(n * n, dtype=W.dtype, device=W.device).view(n, n)) == 0
+            W[..., :n, :].masked_fill_(empty, 0)
+            length.copy_(torch.linalg.vector_norm(W, dim=(-2, -1)))
         finite = torch.isfinite(W).flatten(1).all(1)
         per_weight = len(W) // len(self.params)
         if not bool(finite.all()):
@@ -307,8 +331,8 @@ class Stack:
         """Y <- Lambda E, into the weights."""
         if isinstance(self.section, Transported):
             torch._foreach_copy_(self.params, self._points)
-        elif self.master is not None or len(self.params) > 1:
-            torch._foreach_copy_(self.params, list(self._points_now.unbind(0)))
+        elif self._Y.untyped_storage().data_ptr() != self.params[0].untyped_storage().data_ptr():
+            torch._foreach_copy_(self.params, list(self._layout(self._Y).unbind(0)))
         self.versions = [p._version for p in self.params]
 
 
@@ -333,8 +357,8 @@ def _distances(space: Space, Y: Tensor) -> Tensor:
 
 
 def tolerance(space: Space, Y: Tensor) -> float:
-    """How far off counts as on: rounding of n columns; few digits are left to lose in half precision."""
-    return torch.finfo(Y.dtype).eps * space.size(Y.shape)[1] * (4 if Y.dtype in COMPUTE_DTYPE else 100)
+    """How far off counts as on: rounding of n orthonormal columns; half precision has few digits to lose."""
+    return torch.finfo(Y.dtype).eps * math.sqrt(space.size(Y.shape)[1]) * (4 if Y.dtype in COMPUTE_DTYPE else 100)
 
 
 def dense(grad: Tensor | None) -> Tensor:

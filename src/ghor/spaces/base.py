@@ -41,7 +41,7 @@ class Space(ABC):
     max_velocity: ClassVar[float] = 1e6
 
     def __post_init__(self) -> None:
-        if not isinstance(self.flatten, int) or self.flatten < 1:
+        if type(self.flatten) is not int or self.flatten < 1:
             raise ValueError(f"flatten counts dimensions, 1 or more, got {self.flatten!r}")
 
     def __repr__(self) -> str:
@@ -62,7 +62,12 @@ class Space(ABC):
         if 0 in shape:
             raise ValueError(f"{self} has no points of the empty shape {tuple(shape)}")
         if self.size(shape)[0] < 2:
-            raise ValueError(f"{self} of 1 x 1 matrices does not move, got shape {tuple(shape)}; make it a buffer")
+            hint = (
+                f"; {type(self).__name__}(flatten={len(shape) - 1}) takes a kernel as one matrix"
+                if len(shape) > 2
+                else ""
+            )
+            raise ValueError(f"{self} of 1 x 1 matrices does not move, got shape {tuple(shape)}{hint}")
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
         """(N, n) of the tall matrices in a tensor of this shape."""
@@ -151,8 +156,10 @@ class Space(ABC):
         return self.metric(Y, U, V)
 
     def norm(self, Y: Tensor, V: Tensor) -> Tensor:
-        """sqrt(g_Y(V, V))."""
-        return self.metric(Y, V, V).clamp_min(0).sqrt()
+        """sqrt(g_Y(V, V)); its derivative at V = 0 is 0, as in torch.linalg.vector_norm."""
+        square = self.metric(Y, V, V)
+        positive = square > 0
+        return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
 
     @abstractmethod
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ class Orthogonal(Space):
         """The nearest point, the orthogonal polar factor of X; X must have full rank."""
         self.check_shape(X.shape)
         M = compute(self.matrix(X))
+        if not bool(torch.isfinite(M).all()):
+            raise ValueError(f"a matrix with NaN or infinite entries has no nearest point on {self}")
         M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(
             torch.finfo(M.dtype).tiny
         )  # 1e30 squared is inf
@@ -93,9 +95,12 @@ def _inverse_root(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def require_geodesic(space: Space, Y: Tensor, Z: Tensor, Delta: Tensor) -> Tensor:
-    """Delta, checked: exp(Y, Delta) = Z. At the cut locus a logarithm is not unique, and iterations do not arrive."""
+    """Delta, checked: exp(Y, Delta) = Z. At the cut locus a logarithm is not unique, and iterations may not arrive."""
     with torch.no_grad():
         off = float((space.exp(Y, Delta) - Z).abs().amax())
     if not off <= torch.finfo(Y.dtype).eps ** 0.5:
-        raise ValueError(f"{space}.log: the points are at or beyond the cut locus (exp(log) misses by {off:.1e})")
+        raise ValueError(
+            f"{space}.log: the points are at or near the cut locus, or in different components (exp(log) misses by "
+            f"{off:.1e})"
+        )
     return Delta

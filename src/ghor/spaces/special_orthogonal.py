@@ -28,6 +28,11 @@ class SpecialOrthogonal(Orthogonal):
         sign = torch.where(torch.linalg.det(U @ V) < 0, -1, 1).to(U.dtype)
         return torch.cat([U[..., :-1], U[..., -1:] * sign[..., None, None]], -1)
 
+    def project(self, X: Tensor) -> Tensor:
+        if X.requires_grad and bool((torch.linalg.det(self.matrix(X).detach()) < 0).any()):
+            raise ValueError(f"{self}.project of a matrix with det < 0 has no derivative here; detach it")
+        return super().project(X)
+
     def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
         """Lambda = Y."""
         return Y

@@ -25,8 +25,8 @@ class Stiefel(Orthogonal):
         """
         M = self.matrix(Y)
         n = M.shape[-1]
-        Lambda = self.section(Y)
-        V = self.section(Lambda.mT @ self.matrix(Z)) if M.shape[-2] > n else Lambda.mT @ self.matrix(Z)
+        Lambda = self.section_matrix(M)
+        V = self.section_matrix(Lambda.mT @ self.matrix(Z))
         if M.shape[-2] > n:
             flip = torch.sign(torch.linalg.det(V.detach()))[..., None, None]
             V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)

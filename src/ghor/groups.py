@@ -1,0 +1,104 @@
+"""Parameter groups: what ours may say, checked once, when a group is added or changed."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .declare import check_parameter, declared_space
+from .retraction import RETRACTIONS
+from .section import SECTIONS
+from .spaces import Euclidean, Space
+from .stack import check_on_space
+
+GROUP_KEYS = ("space", "retraction", "section", "error_if_nonfinite")
+
+
+def spaces_of(group: dict[str, Any]) -> list[Space]:
+    """The space of every parameter of a checked group."""
+    space = group["space"]
+    return list(space) if isinstance(space, (list, tuple)) else [space] * len(group["params"])
+
+
+def name_of(group: dict[str, Any], gi: int, i: int) -> str:
+    """What to call a parameter in a message."""
+    names = group.get("param_names")
+    return str(names[i]) if names else f"parameter {i} of group {gi}"
+
+
+def check_options(group: dict[str, Any], gi: int) -> None:
+    """The options that may be changed between steps."""
+    for key, known in (("retraction", sorted(RETRACTIONS)), ("section", list(SECTIONS))):
+        if not isinstance(group[key], str) or group[key] not in known:
+            raise ValueError(f"unknown {key} {group[key]!r} in group {gi}; there are {known}")
+    if not isinstance(group["error_if_nonfinite"], bool):
+        raise TypeError(f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}")
+
+
+def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any]) -> None:
+    """Find the spaces of a group's parameters and check everything about them; leaves `group["space"]` as a space, or a
+    tuple of one for each parameter."""
+    for key in group:
+        close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
+        if close and key not in GROUP_KEYS and key not in defaults:
+            raise ValueError(f"unknown key {key!r} in parameter group {gi}; did you mean {close[0]!r}?")
+    check_options(group, gi)
+    params, given = group["params"], group["space"]
+    spaces = list(given) if isinstance(given, (list, tuple)) else [given] * len(params)
+    if len(spaces) != len(params):
+        raise ValueError(
+            f"group {gi} has {len(params)} parameters and {len(spaces)} spaces; give one each, or one for all"
+        )
+    alike: dict[Any, list[int]] = defaultdict(list)
+    seen: set[int] = set()
+    for i, p in enumerate(params):
+        name = name_of(group, gi, i)
+        space = spaces[i] = _space(p, spaces[i], name)
+        check_parameter(p, space, name)
+        if isinstance(space, Euclidean):
+            continue
+        if not p.requires_grad:
+            raise ValueError(
+                f"{name} of shape {tuple(p.shape)} is on {space} and does not require gradients; call requires_grad_() "
+                "on it or leave it out (ghor.param_groups(model) leaves frozen weights out)"
+            )
+        if id(p) in seen:
+            raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; give it once")
+        if group.get("differentiable"):
+            raise ValueError(f"{name} is on {space}: differentiable=True does not go through the step of such a weight")
+        seen.add(id(p))
+        alike[space, p.shape, p.dtype, p.device].append(i)
+    for (space, *_), index in alike.items():
+        check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index])
+    group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
+
+
+def _space(p: Tensor, given: object, name: str) -> Space:
+    """What the group says, or else what `constrain` declared."""
+    declared = declared_space(p)
+    if given is None:
+        return declared or Euclidean()
+    if not isinstance(given, Space):
+        raise TypeError(f"the space of {name} must be a ghor space such as ghor.Stiefel(), got {given!r}")
+    if declared is not None and declared != given:
+        raise ValueError(
+            f"{name} was declared on {declared} by ghor.constrain, and its group says {given}; leave 'space' out of "
+            "the group, or constrain the weight anew"
+        )
+    return given
+
+
+def scalars_of(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
+    """What the members of a stack must agree in: the keys of their states, and all values that are not one a weight."""
+    shared = {k: v for k, v in state.items() if not (torch.is_tensor(v) and is_per_weight(v, p))}
+    values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
+    return tuple(sorted(state)), repr(sorted(values))
+
+
+def is_per_weight(value: Tensor, p: Tensor) -> bool:
+    """Whether a state tensor belongs to the coordinates of a weight: p's shape, or p's with ones (norms a matrix)."""
+    return value.dim() == p.dim() > 0
