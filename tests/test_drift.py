@@ -80,7 +80,7 @@ HUGE = [
 )
 @pytest.mark.filterwarnings("ignore:a velocity of length")
 def test_no_learning_rate_leaves_the_manifold(space, shape, section, retraction, cls, lr, scale, gen):
-    """Entries of the velocity from 1 to 1e33, some weights of the stack with small ones: <= 1e-5, nothing non-finite."""
+    """Entries of the velocity from 1 to 1e33, small ones in the same stack: <= 1e-5, nothing non-finite."""
     weights = [torch.nn.Parameter(space.random(*shape, generator=gen)) for _ in range(3)]
     opt = getattr(ghor.optim, cls)(weights, space=space, lr=lr, section=section, retraction=retraction)
     for _ in range(5):

@@ -24,7 +24,7 @@ retractions = pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
 
 
 def frame(Y, R):
-    """[Y, Q] from the reflection -I + D (I + Z1^T)^-1 D^T, D = Z + E, Z = Y R^T, its last columns with the other sign."""
+    """[Y, Q] from the reflection -I + D (I + Z1^T)^-1 D^T, D = Z + E, Z = Y R^T, its last columns negated."""
     N, n = Y.shape
     E, I = torch.eye(N, n, dtype=Y.dtype), torch.eye(N, dtype=Y.dtype)
     Z = Y @ R.mT

@@ -8,7 +8,7 @@ import ghor
 
 
 def covariant_derivative_of_transport(transport, A, B, t, h=1e-4):
-    """The so(N) part of d/dt Y^T V + [A, Y^T V]/2 along Y = exp(t A): zero for the Levi-Civita connection of a group."""
+    """d/dt (Y^T V) + [A, Y^T V]/2 along Y = exp(t A): zero for the Levi-Civita connection of a group."""
     Y = torch.linalg.matrix_exp(t * A)
     left = [torch.linalg.matrix_exp(s * A).mT @ transport(s) for s in (t - h, t + h)]
     b = Y.mT @ transport(t)

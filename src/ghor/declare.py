@@ -77,7 +77,10 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
     if isinstance(space, Euclidean):
         return
     if p.is_complex() or not p.is_floating_point():
-        raise TypeError(f"{name} is {p.dtype}; weights on {space} are real floating point tensors")
+        raise TypeError(
+            f"{name} of shape {tuple(p.shape)} is {p.dtype}; weights on {space} are real floating point tensors, so "
+            "convert it first, for example with .float()"
+        )
     try:
         space.check_shape(p.shape)
     except ValueError as error:

@@ -33,7 +33,7 @@ from torch.optim import Optimizer
 
 from .declare import spaces as declared_spaces
 from .groups import GROUP_KEYS, check_group, check_options, name_of, scalars_of, spaces_of
-from .probe import bare_step, options_of, parity, refuse_unless_it_lifts
+from .probe import bare_step, given_options, options_of, parity, refuse_unless_it_lifts
 from .section import Implicit, Transported, choose
 from .spaces import Euclidean, Space
 from .stack import Stack, check_on_space, dense
@@ -91,8 +91,7 @@ class Lifted(Optimizer):
             "section": section,
             "error_if_nonfinite": error_if_nonfinite,
         }
-        bound = inspect.signature(self.Base.__init__).bind_partial(self, params, *args, **kwargs)
-        self._options = options_of(self.Base, bound.arguments, bound.arguments.get("kwargs", {}))
+        self._options = given_options(self.Base, args, kwargs)
         self._explicit, self._built = space is not None, False
         self._prepare()
         if isinstance(params, nn.Module):
@@ -194,7 +193,10 @@ class Lifted(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; a group can name its `space`, `retraction`, `section` and `error_if_nonfinite`."""
         decay = param_group.get("weight_decay", 0) if isinstance(param_group, dict) else 0
-        super().add_param_group(param_group)
+        try:
+            super().add_param_group(param_group)
+        except ValueError as error:
+            raise self._name_the_twice_given(param_group, error) from None
         group, gi = self.param_groups[-1], len(self.param_groups) - 1
         try:
             self._explicit |= group.get("space") is not None
@@ -214,6 +216,15 @@ class Lifted(Optimizer):
         self._stacks = None
         if self._built:
             self._flush(3)
+
+    def _name_the_twice_given(self, group: dict[str, Any], error: ValueError) -> ValueError:
+        """torch's message, and which parameter it is about."""
+        known = {id(p): name_of(g, gi, i) for gi, g in enumerate(self.param_groups) for i, p in enumerate(g["params"])}
+        for i, p in enumerate(group["params"] if "more than one parameter group" in str(error) else ()):
+            if id(p) in known:
+                name = name_of(group, len(self.param_groups), i)
+                return ValueError(f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]} too; give it once")
+        return error
 
     def _section_kind(
         self, group: dict[str, Any], gi: int, space: Space, p: Tensor, name: str
@@ -310,7 +321,10 @@ class Lifted(Optimizer):
         self._flush(3)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_ours": self._ours, "_options": {}}
+        """torch's three entries and what the base keeps on itself beside them; not hooks, and not what is made anew."""
+        made = ("_stacks", "_seen", "_pending", "_euclidean")
+        rest = {k: v for k, v in self.__dict__.items() if k not in made and not k.startswith("_optimizer_")}
+        return {**rest, **super().__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After load_state_dict, deepcopy and unpickling.
@@ -353,7 +367,7 @@ class Lifted(Optimizer):
             return _unpickle, (self.Base, self.stack), self.__getstate__()
         return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
 
-    # -- warnings: at the end of a call, when everything is in order ----------------------------------------------------
+    # -- warnings: at the end of a call, when everything is in order --------------------------------------------------
 
     def _warn(self, kind: str, message: str) -> None:
         if kind not in self._warned:
