@@ -14,29 +14,23 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import platform
 import random
 import re
-import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import torch
+from common import Weight, commit, machine, machine_lines, parametrized_step, quartiles, seconds, write_json
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 COUNT, N, n = 336, 49, 7  # the transformer of the paper: 336 weights on St(7,49)
 LR = 1e-3
-LOAD = os.getloadavg()[0]  # before we add to it
 LAYOUTS = (SEPARATE, STACKED) = ("336 tensors", "one stacked")
 
 GHOR, GHOR_FUSED = "ghor Adam, Cayley", "ghor Adam, Cayley, fused"
@@ -108,30 +102,9 @@ def geoopt_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
             yield Contender(f"geoopt RiemannianAdam, {metric}", layout, opt.step, partial(list, params))
 
 
-class Weight(nn.Module):
-    """A module that is nothing but its weight, so that only the parametrization is paid for."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-
 def parametrized(name: str, layout: str, modules: list[nn.Module], G: Tensor) -> Contender:
     """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies below."""
-    grads = split(G, layout)
-    params = [p for module in modules for p in module.parameters()]
-    for p in params:
-        p.data = p.data.contiguous()  # geotorch leaves slices behind, and torch's fused CPU kernels ignore strides
-    opt = torch.optim.Adam(params, lr=LR, fused=True)
-
-    def weights() -> list[Tensor]:
-        return [module.weight for module in modules]  # type: ignore[misc]  # a Tensor, through the parametrization
-
-    def step() -> None:
-        opt.zero_grad()
-        torch.autograd.backward(weights(), grads)  # the gradient of sum(w * G) at w is G: the loss itself is free
-        opt.step()
-
+    step, weights, _ = parametrized_step(modules, split(G, layout), LR)
     return Contender(name, layout, step, weights, parametrized=True)
 
 
@@ -181,12 +154,6 @@ def contenders(only: str) -> tuple[list[Contender], list[str]]:
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
-def seconds(f: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    f()
-    return time.perf_counter() - start
-
-
 def measure(entries: list[Contender], repeats: int, warmup: int) -> dict[str, dict[str, list[float]]]:
     """label -> {"first": ms per round, "again": ms per round}, in interleaved rounds without garbage collection."""
     times: dict[str, dict[str, list[float]]] = {c.label: {"first": [], "again": []} for c in entries}
@@ -220,33 +187,6 @@ def distance(Y: Tensor) -> float:
 def moved(Y: Tensor, Z: Tensor) -> float:
     """min ||Y - Z||_F over the weights: a contender that forgets some of its weights shows here."""
     return float(torch.linalg.matrix_norm(Y - Z).min())
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on, and how fast that is: the best of several, since these rates make a lower bound."""
-    A, B, C = (torch.rand(2048, 2048) for _ in range(3))
-    large, small = torch.rand(1 << 26), torch.rand(FLOOR_BYTES // 8)  # 256 MiB; as much as a step reads
-    large_to, small_to = torch.empty_like(large), torch.empty_like(small)
-    best = {
-        "matmul": min(seconds(lambda: torch.mm(A, B, out=C)) for _ in range(8)),
-        "large": min(seconds(lambda: large_to.copy_(large)) for _ in range(8)),
-        "small": min(seconds(lambda: small_to.copy_(small)) for _ in range(200)),
-    }
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
-    return {
-        "cpu": model[1] if model else platform.processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": LOAD,
-        "busy": 0.3 * (os.cpu_count() or 1) < LOAD,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "matmul_gflops": 2 * 2048**3 / best["matmul"] / 1e9,
-        "copy_gbs": 2 * 4 * large.numel() / best["large"] / 1e9,  # a copy reads and writes
-        "copy_small_gbs": 2 * 4 * small.numel() / best["small"] / 1e9,
-    }
 
 
 # ---------------------------------------------------------------------------------------------------- the floor
@@ -289,11 +229,6 @@ def floor(rates: dict[str, Any]) -> dict[str, float]:
 # ---------------------------------------------------------------------------------------------------- the record
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
-    """[25 %, 50 %, 75 %]"""
-    return quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-
-
 Key = tuple[str, str]  # name, layout
 
 
@@ -301,7 +236,7 @@ def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
     entries, skipped = contenders(only)
     if not entries:
         raise SystemExit(f"no contender matches {only!r}")
-    rates = machine()
+    rates = machine(FLOOR_BYTES)
     start = {c.label: points(c) for c in entries}
     times = measure(entries, repeats, warmup)
     end = {c.label: points(c) for c in entries}
@@ -361,14 +296,6 @@ def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
     }
 
 
-def commit() -> str:
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 # ---------------------------------------------------------------------------------------------------- the report
 
 
@@ -381,15 +308,11 @@ def report(record: dict[str, Any]) -> str:
     def ratio(q: list[float] | None) -> str:
         return "" if q is None else f"{q[1]:.2f}"
 
-    m, s, low = record["machine"], record["settings"], record["floor"]
+    s, low = record["settings"], record["floor"]
     lines = [
-        f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
-        f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
-        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB), "
-        f"{m['copy_small_gbs']:.1f} GB/s (as much as a step moves)",
+        *machine_lines(record),
         f"One step over {s['count']} weights of St({s['n']},{s['N']}), float32; {s['repeats']} interleaved rounds "
         f"after {s['warmup']} of warm-up" + ("." if s["repeats"] >= 30 else ": too few to quote."),
-        *(["The machine was busy with something else when this began: not to be quoted."] if m["busy"] else []),
         "",
         f"{'contender':34}{'layout':13}{'median ms':>10}{'q25 - q75':>18}{'best ms':>10}{'first ms':>10}"
         f"{'/ foreach':>11}{'/ geoopt':>10}{'off by':>10}{'moved':>10}",
@@ -469,9 +392,7 @@ def main() -> None:
     record = make_record(args.only, *((5, 1) if args.quick else (args.repeats, args.warmup)))
     print(report(record))
     if args.json:
-        unfinished = args.json.with_name(args.json.name + ".tmp")
-        unfinished.write_text(json.dumps(record, indent=1) + "\n")
-        unfinished.replace(args.json)
+        write_json(record, args.json)
     if args.plot:
         plot(record, args.plot)
 

@@ -43,9 +43,10 @@ def _cayley_dense(W: Tensor) -> Tensor:
 
 
 def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
-    """One n x n inverse: S = I - A/2 + C/4, F1 = (A - C/2) S^-1, F2 = S^-1, T = E + F/2.
+    """One n x n inverse: with M = A - C/2 and S = I - M/2, F1 = M S^-1, F2 = S^-1, T = E + F/2.
 
-    On orthogonal spaces the symmetric part of S is >= I, so that ||S^-1|| <= 1.
+    On orthogonal spaces the symmetric part of S is >= I, so that ||S^-1|| <= 1. F2 = I + F1/2 would do for small W;
+    for large W it has lost the digits that B F2 needs.
     """
     M = A - C / 2
     F2 = torch.linalg.inv_ex(eye_like(A) - M / 2)[0]

@@ -39,12 +39,13 @@ class Transported:
     keys = ("section",)
 
     def __init__(self, space: Space, n: int, Lambda: Tensor) -> None:
-        self.space, self.n, self.Lambda = space, n, Lambda
+        self.space, self.n = space, n
+        self.Lambda = Lambda.mT.contiguous().mT  # column by column in memory: Y is one piece
 
     @classmethod
     def start(cls, space: Space, Y: Tensor) -> Transported:
         """The space's section at Y, tall."""
-        return cls(space, Y.shape[-1], space.section_matrix(Y).contiguous())
+        return cls(space, Y.shape[-1], space.section_matrix(Y))
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -66,7 +67,7 @@ class Transported:
 
     def global_grad(self, Y: Tensor, G: Tensor) -> Tensor:
         """[skew(Y^T G); Q^T G]."""
-        H = self.Lambda.mT @ G
+        H = (G.mT @ self.Lambda).mT if G.mT.is_contiguous() else self.Lambda.mT @ G  # in memory as G is
         H[..., : self.n, :] = self.space.skew(H[..., : self.n, :])
         return H
 
@@ -81,12 +82,11 @@ class Transported:
         self.Lambda[index] = self.space.restore(moved, self.n).to(self.Lambda.dtype)
 
     def polish(self, Y: Tensor, age: int, moved: Tensor, now: bool) -> None:
-        """Back to the group where rounding has left it; `moved` (P, 1, 1) says which may change."""
+        """Back to the group where rounding has left it; `moved` (P, 1, 1) is 0 for those that may not change."""
         if now or age % self.period == 0:
-            self.Lambda.copy_(torch.where(moved, self.space.polish(self.Lambda, self.n), self.Lambda))
+            self.space.polish(self.Lambda, self.n, moved)
         elif age % POLISH_POINT == 0:
-            Y = self.Y()
-            Y.copy_(torch.where(moved, self.space.polish_point(Y), Y))
+            self.space.polish(self.Y(), self.n, moved)
 
     def rebuild(self, index: Tensor, Y: Tensor) -> None:
         """Anew from the points Y for some of the stack."""
@@ -125,7 +125,7 @@ class Implicit:
         n, R = self.n, self.R
         YG = Y.mT @ G
         K = _inverse(Y[..., :n, :], R)
-        H = torch.empty_like(G, memory_format=torch.contiguous_format)
+        H = torch.empty_like(G)
         H[..., :n, :] = self.space.skew(YG)
         torch.baddbmm(G[..., n:, :], Y[..., n:, :], R.mT @ (K @ (R @ YG + G[..., :n, :])), alpha=-1, out=H[..., n:, :])
         return H
@@ -135,7 +135,7 @@ class Implicit:
 
         Everything that changes is Y2, B and the vectors' lower blocks times n x n matrices:
         Y+ = Y + Y G1 - E U F2 + E_c B F2,  U = K^T R Y2^T B,  G1 = F1 - R^T U F2. Vectors that did not move are left
-        alone to the bit: `moved` (P, 1, 1).
+        alone to the bit: there `moved` (P, 1, 1) is 0.
         """
         n, R = self.n, self.R
         Y1, Y2, B = Y[..., :n, :], Y[..., n:, :], W[..., n:, :]
@@ -156,7 +156,8 @@ class Implicit:
             a = -T1 @ c - R.mT @ u  # Q_transported m = Y a - E u + E_c (m - B T2 c)
             b = R_new.mT @ (K_new @ (Y1 @ a - u))  # and its lower block less Y2+ b is Q+^T of it
             add_product(add_product(m, Y2, (a - b - G1 @ b) * moved), B, (T2 @ c + F2 @ b) * moved, -1)
-        Y2.copy_(add_product(torch.baddbmm(Y2, Y2, G1), B, F2))
+        D = Y2 @ G1
+        add_product(Y2, B, F2).add_(D)
         Y1.copy_(Y1_new)
         self.R.copy_(R_new)
 
@@ -185,7 +186,7 @@ class Implicit:
     def polish(self, Y: Tensor, age: int, moved: Tensor, now: bool) -> None:
         """Y back to the space, O(N n^2)."""
         if now or age % POLISH_POINT == 0:
-            Y.copy_(torch.where(moved, self.space.polish_point(Y), Y))
+            self.space.polish(Y, self.n, moved)
 
     def rebuild(self, index: Tensor, Y: Tensor) -> None:
         """Anchored anew at the points Y for some of the stack."""

@@ -123,7 +123,7 @@ class Stack:
         )
         other = kind.start(self.space, Y)
         if isinstance(other, Transported):  # the implicit frame, formed, is a transported one: nothing turns
-            return Transported(self.space, self.n, section.frame(Y).contiguous())
+            return Transported(self.space, self.n, section.frame(Y))
         turn = other.frame(Y)[..., self.n :].mT @ section.frame(Y)[..., self.n :]
         for key in self.vectors & set(self.state):
             lower = self.matrices(self.state[key])[..., self.n :, :]
@@ -284,7 +284,7 @@ class Stack:
         vectors = []
         if isinstance(self.section, Implicit):
             vectors = [self.matrices(self.state[key]) for key in self.vectors & set(self.state)]
-        moved = (length > 0)[:, None, None]
+        moved = (length > 0).to(W.dtype)[:, None, None]
         self.section.move(Y, W, retraction, vectors, moved)
         self.moves += 1
         self.section.polish(Y, int(self.moves), moved, 0.5 * math.sqrt(n) < peak <= limit)

@@ -133,17 +133,17 @@ class Space(ABC):
     def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
         """The section of tall Y; R is the anchor of an implicit one, where the space has such a section."""
 
-    def polish_point(self, Y: Tensor) -> Tensor:
-        """The same for tall Y alone, Y (3 I - Y* Y)/2, in O(N n^2)."""
-        return 1.5 * Y - 0.5 * Y @ (self.star(Y) @ Y)
+    def polish(self, X: Tensor, n: int, share: Tensor | float = 1.0) -> Tensor:
+        """One Newton-Schulz step towards X* X = I, in place: X + X (I - X* X)/2, which squares the distance.
 
-    def polish(self, Lambda: Tensor, n: int) -> Tensor:
-        """One Newton-Schulz step back to the group, Lambda (3 I - Lambda^-1 Lambda)/2: squares the distance from it."""
-        return 1.5 * Lambda - 0.5 * Lambda @ (self.inverse(Lambda, n) @ Lambda)
+        X is a tall point, O(N n^2), or Lambda = [Y, Q] with Y its first n columns, O(N^3). `share` is 0 for members of
+        a batch that are to keep every bit.
+        """
+        return X.add_(X @ ((eye_like(X) - self.inverse(X, n) @ X) * (share / 2)))
 
     def restore(self, Lambda: Tensor, n: int) -> Tensor:
         """Back to the group from further away, after a step of any length."""
-        return self.polish(self.polish(Lambda, n), n)
+        return self.polish(self.polish(Lambda, n), n)  # Lambda is the caller's own
 
     # -- tangent vectors --------------------------------------------------------------------------------------------
 
@@ -188,7 +188,9 @@ class Space(ABC):
     # -- g^hor: Algorithm 3 -----------------------------------------------------------------------------------------
 
     def inverse(self, Lambda: Tensor, n: int) -> Tensor:
-        """Lambda^-1 = [Y*; Q*], Y the first n columns."""
+        """Lambda^-1 = [Y*; Q*], Y the first n columns; of Y alone, Y*."""
+        if Lambda.shape[-1] == n:
+            return self.star(Lambda)
         return torch.cat([self.star(Lambda[..., :n]), self.star(Lambda[..., n:])], -2)
 
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
@@ -219,17 +221,25 @@ class Space(ABC):
         return self.move_section(Lambda, self.matrix(W), by_name(retraction), Lambda.clone())
 
     def move_section(self, Lambda: Tensor, W: Tensor, retraction: Retraction, out: Tensor) -> Tensor:
-        """Lambda R(W) into `out`, which holds Lambda (and may be it); W = [A; B] tall. No N^3 unless N < 2n."""
+        """Lambda R(W) into `out`, which holds Lambda (and may be it); W = [A; B] tall. No N^3 unless N < 2n.
+
+        Two products with N^2 n terms, Lambda [F, T] and the update of Q. They are written for a Lambda that lies in
+        memory column by column, where Y is one piece, as sections keep it; it is right for any.
+        """
         N, n = W.shape[-2:]
         if N < 2 * n:
             return out.add_(Lambda @ retraction.dense(self.algebra(W)))
-        A, B = W[..., :n, :], W[..., n:, :]
-        Y, Q, Bs = Lambda[..., :n], Lambda[..., n:], self.star(B)
-        F1, F2, T1, T2 = retraction.thin(A, Bs @ B)
-        QB = Q @ B
-        D = add_product(Y @ F1, QB, F2)
-        T = Y + D / 2 if T1 is None or T2 is None else add_product(Y @ T1, QB, T2)
-        add_product(out[..., n:], T, Bs, -1)
+        B, Y = W[..., n:, :], Lambda[..., :n]
+        Bs = self.star(B)
+        F1, F2, T1, T2 = retraction.thin(W[..., :n, :], Bs @ B)
+        if T1 is None or T2 is None:
+            D = (torch.cat([F1, B @ F2], -2).mT @ Lambda.mT).mT
+            T = Y + D / 2
+        else:
+            both = torch.cat([torch.cat([F1, T1], -1), B @ torch.cat([F2, T2], -1)], -2).mT @ Lambda.mT
+            D, T = both[..., :n, :].mT, both[..., n:, :].mT
+        V = torch.cat([torch.zeros_like(F1), Bs], -1)  # all columns at once: in memory they are one piece, Q's are not
+        add_product(out.mT, V.mT, T.mT, -1)
         out[..., :n].add_(D)
         return out
 

@@ -43,7 +43,7 @@ class Orthogonal(Space):
                 f"a matrix of rank {int(rank.min())} < {M.shape[-1]} has no nearest point on {self}; "
                 f"initialise it first, for example with {self}.random{tuple(X.shape)}"
             )
-        Y = self.polish_point(self._orient(U, Vh) @ Vh)  # single precision SVD is orthogonal to 1e-5 only
+        Y = self.polish(self._orient(U, Vh) @ Vh, M.shape[-1])  # single precision SVD is orthogonal to 1e-5 only
         if X.requires_grad:  # SVD has no derivative where singular values coincide, as they do on the space
             smooth = M @ symmetric_function(M.mT @ M, _inverse_root)
             Y = Y + (smooth - smooth.detach())

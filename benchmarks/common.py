@@ -1,0 +1,124 @@
+"""What the benchmarks share: the machine and its rates, quartiles, parametrizations as contenders, writing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LOAD = os.getloadavg()[0]  # before we add to it
+
+
+def seconds(f: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    f()
+    return time.perf_counter() - start
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """[25 %, 50 %, 75 %]"""
+    return quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+
+
+# ---------------------------------------------------------------------------------------------------- contenders
+
+
+class Weight(nn.Module):
+    """A module that is nothing but its weight, so that only the parametrization is paid for."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+def parametrized_step(
+    modules: list[nn.Module], grads: list[Tensor], lr: float
+) -> tuple[Callable[[], None], Callable[[], list[Tensor]], torch.optim.Optimizer]:
+    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies below.
+
+    Returns the step, the weights, and the optimizer.
+    """
+    params = [p for module in modules for p in module.parameters()]
+    for p in params:
+        p.data = p.data.contiguous()  # geotorch leaves slices behind, and torch's fused CPU kernels ignore strides
+    opt = torch.optim.Adam(params, lr=lr, fused=True)
+
+    def weights() -> list[Tensor]:
+        return [module.weight for module in modules]  # type: ignore[misc]  # a Tensor, through the parametrization
+
+    def step() -> None:
+        opt.zero_grad()
+        torch.autograd.backward(weights(), grads)  # the gradient of sum(w * G) at w is G: the loss itself is free
+        opt.step()
+
+    return step, weights, opt
+
+
+# ---------------------------------------------------------------------------------------------------- the machine
+
+
+def machine(step_bytes: int) -> dict[str, Any]:
+    """What it ran on, and how fast that is: the best of several, since these rates make a lower bound.
+
+    `step_bytes` are what a step reads and writes: copying as much may stay in the caches.
+    """
+    A, B, C = (torch.rand(2048, 2048) for _ in range(3))
+    large, small = torch.rand(1 << 26), torch.rand(step_bytes // 8)  # 256 MiB; as much as a step reads
+    large_to, small_to = torch.empty_like(large), torch.empty_like(small)
+    best = {
+        "matmul": min(seconds(lambda: torch.mm(A, B, out=C)) for _ in range(8)),
+        "large": min(seconds(lambda: large_to.copy_(large)) for _ in range(8)),
+        "small": min(seconds(lambda: small_to.copy_(small)) for _ in range(200)),
+    }
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
+    return {
+        "cpu": model[1] if model else platform.processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": LOAD,
+        "busy": 0.3 * (os.cpu_count() or 1) < LOAD,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "matmul_gflops": 2 * 2048**3 / best["matmul"] / 1e9,
+        "copy_gbs": 2 * 4 * large.numel() / best["large"] / 1e9,  # a copy reads and writes
+        "copy_small_gbs": 2 * 4 * small.numel() / best["small"] / 1e9,
+    }
+
+
+def machine_lines(record: dict[str, Any]) -> list[str]:
+    """The machine, its rates and the commit of a record, in words."""
+    m = record["machine"]
+    return [
+        f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
+        f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
+        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB), "
+        f"{m['copy_small_gbs']:.1f} GB/s (as much as a step moves)",
+        *(["The machine was busy with something else when this began: not to be quoted."] if m["busy"] else []),
+    ]
+
+
+def commit() -> str:
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def write_json(record: dict[str, Any], path: Path) -> None:
+    """Whole or not at all."""
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(json.dumps(record, indent=1) + "\n")
+    unfinished.replace(path)

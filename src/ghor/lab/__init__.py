@@ -1,0 +1,1 @@
+"""Experiments: their data, configurations, training, records and reports. Needs the extra `ghor[lab]`."""

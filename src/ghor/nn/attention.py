@@ -1,0 +1,92 @@
+"""Multi-head attention with projections on a space: all heads of Q, K and V are one parameter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ..declare import constrain
+from ..spaces import Space, Stiefel
+
+STIEFEL = Stiefel()
+Scale = float | Literal["dim"] | None
+
+
+def glorot_(p: Tensor, generator: Generator | None = None) -> Tensor:
+    """Matrices (..., fan_out, fan_in) uniform in +-sqrt(6 / (fan_in + fan_out)); drawn on the generator's device."""
+    device = generator.device if generator is not None else p.device
+    drawn = torch.rand(p.shape, generator=generator, dtype=p.dtype, device=device)
+    with torch.no_grad():
+        return p.copy_(math.sqrt(6 / sum(p.shape[-2:])) * (2 * drawn - 1))
+
+
+class StiefelAttention(nn.Module):
+    """Attention of (..., tokens, dim) to itself, projections on a space, heads concatenated, no output projection:
+
+        x <- concat_h softmax(scale (x Q_h)(x K_h)^T) x V_h
+
+    `weight` is (3, heads, dim, dim / heads): Q, K and V of every head, each a point of `space` (Stiefel(), Grassmann(),
+    or None: Glorot-uniform and unconstrained). `scale` is a number, "dim" for 1 / sqrt(dim), as the paper's experiments
+    were run, or None for the formula of the paper, which has no scale.
+
+    >>> StiefelAttention(49, 7)(torch.randn(2, 16, 49)).shape
+    torch.Size([2, 16, 49])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        space: Space | None = STIEFEL,
+        scale: Scale = "dim",
+        generator: Generator | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or dim < 1 or dim % heads:
+            raise ValueError(f"dim must be a multiple of heads, got dim={dim}, heads={heads}")
+        if isinstance(scale, str) and scale != "dim":
+            raise ValueError(f"scale is a number, 'dim' or None, got {scale!r}")
+        self.dim, self.heads, self.space = dim, heads, space
+        self.scale = dim**-0.5 if isinstance(scale, str) else 1.0 if scale is None else float(scale)
+        self.weight = nn.Parameter(torch.empty(3, heads, dim, dim // heads, device=device, dtype=dtype))
+        self.reset_parameters(generator)
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        """Uniform on the space (from the QR decomposition of a normal matrix), declared; Glorot-uniform without one."""
+        p = self.weight
+        if self.space is None:
+            glorot_(p, generator)
+            return
+        device = generator.device if generator is not None else p.device
+        with torch.no_grad():
+            p.copy_(self.space.random(*p.shape, generator=generator, dtype=p.dtype, device=device))
+        constrain(self, "weight", self.space)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., tokens, dim) -> (..., tokens, dim)."""
+        if x.dim() < 2 or x.shape[-1] != self.dim:
+            raise ValueError(f"expected (..., tokens, {self.dim}), got {tuple(x.shape)}")
+        y = self.features_first(x.reshape(-1, *x.shape[-2:]).permute(2, 0, 1))
+        return y.permute(1, 2, 0).reshape(x.shape)
+
+    def features_first(self, x: Tensor) -> Tensor:
+        """The same for (dim, batch, tokens) -> (dim, batch, tokens).
+
+        In this layout the projections of all heads are one product on x as it lies in memory, and splitting heads moves
+        whole rows of tokens.
+        """
+        (D, B, T), H = x.shape, self.heads
+        # the scale goes into Q: a pass over the weights and not over the scores
+        W = torch.cat([self.weight[:1] * self.scale, self.weight[1:]]).mT.reshape(3 * D, D)
+        QKV = (W @ x.reshape(D, B * T)).view(3, H, D // H, B, T).transpose(2, 3).reshape(3, H * B, D // H, T)
+        Q, K, V = QKV.unbind()
+        P = torch.softmax(Q.mT @ K, -1)  # (heads * batch, tokens, tokens), each query over the keys
+        return (V @ P.mT).view(H, B, D // H, T).transpose(1, 2).reshape(D, B, T)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, heads={self.heads}, space={self.space}, scale={self.scale:.4g}"
