@@ -234,12 +234,14 @@ class Space(ABC):
         F1, F2, T1, T2 = retraction.thin(W[..., :n, :], Bs @ B)
         if T1 is None or T2 is None:
             D = (torch.cat([F1, B @ F2], -2).mT @ Lambda.mT).mT
-            T = Y + D / 2
+            T = torch.add(Y, D, alpha=0.5)
         else:
             both = torch.cat([torch.cat([F1, T1], -1), B @ torch.cat([F2, T2], -1)], -2).mT @ Lambda.mT
             D, T = both[..., :n, :].mT, both[..., n:, :].mT
-        V = torch.cat([torch.zeros_like(F1), Bs], -1)  # all columns at once: in memory they are one piece, Q's are not
-        add_product(out.mT, V.mT, T.mT, -1)
+        V = torch.cat(
+            [torch.zeros_like(F1), Bs.mT], -2
+        )  # all columns at once: in memory they are one piece, Q's are not
+        add_product(out.mT, V, T.mT, -1)
         out[..., :n].add_(D)
         return out
 
