@@ -105,6 +105,7 @@ class Implicit:
 
     def __init__(self, space: Space, n: int, R: Tensor) -> None:
         self.space, self.n, self.R = space, n, R
+        self.look = True  # whether the next move may look at numbers, which waits for the device where that is no CPU
 
     @classmethod
     def start(cls, space: Space, Y: Tensor) -> Implicit:
@@ -164,7 +165,7 @@ class Implicit:
     def _anchor(self, Y1: Tensor) -> tuple[Tensor, Tensor]:
         """R and (I + Z1)^-1 at a new point; R renewed where that inverse, at most 1 when anchored, has grown."""
         K = _inverse(Y1, self.R)
-        if Y1.device.type != "cpu":  # looking would wait for the device: renewed when the section is polished
+        if not self.look:
             return self.R, K
         worn = ~(torch.linalg.vector_norm(K, dim=(-2, -1)) <= 4 * math.sqrt(self.n))
         if not bool(worn.any()):

@@ -283,6 +283,7 @@ class Stack:
         Y = self.section.Y() if isinstance(self.section, Transported) else self._Y
         vectors = []
         if isinstance(self.section, Implicit):
+            self.section.look = W.device.type == "cpu" or int(self.moves) % 100 == 0
             vectors = [self.matrices(self.state[key]) for key in self.vectors & set(self.state)]
         moved = (length > 0).to(W.dtype)[:, None, None]
         self.section.move(Y, W, retraction, vectors, moved)

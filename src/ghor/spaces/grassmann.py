@@ -26,6 +26,7 @@ class Grassmann(Orthogonal):
     """The Grassmann manifold of subspaces span(Y), Y^T Y = I. g^hor: A = 0, B arbitrary ((N-n) x n).
 
     Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not see R.
+    The canonical metric is tr(U^T V) here, for Y^T U = 0, and rgrad is G - Y Y^T G.
     """
 
     def check_shape(self, shape: Sequence[int]) -> None:
@@ -38,14 +39,6 @@ class Grassmann(Orthogonal):
     def skew(self, X: Tensor) -> Tensor:
         """A = 0: turning Y within its span does not move the subspace."""
         return torch.zeros_like(X)
-
-    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """tr(U^T V) on tangent vectors, Y^T U = Y^T V = 0."""
-        return (self.matrix(U) * self.matrix(V)).sum((-2, -1))
-
-    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """G - Y Y^T G."""
-        return self.tangent(Y, G)
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L f(L^T L), L = (Z - Y Y^T Z)(Y^T Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""

@@ -84,9 +84,10 @@ class Orthogonal(Space):
         return (UM * VM).sum((-2, -1)) - ((M.mT @ UM) * (M.mT @ VM)).sum((-2, -1)) / 2
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """G - Y G^T Y, the gradient of the canonical metric."""
+        """G - Y Y^T G + Y skew(Y^T G), the gradient of the canonical metric; on Stiefel, G - Y G^T Y."""
         M, GM = self.matrix(Y), self.matrix(G)
-        return self.unmatrix(GM - M @ (GM.mT @ M), Y.shape)
+        YG = M.mT @ GM
+        return self.unmatrix(GM + M @ (self.skew(YG) - YG), Y.shape)
 
 
 def _inverse_root(t: Tensor) -> tuple[Tensor, Tensor]:
