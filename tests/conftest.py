@@ -15,9 +15,11 @@ def devices() -> list[str]:
     return found
 
 
-def pytest_report_header() -> str:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     missing = sorted({"cpu", "cuda", "mps"} - set(devices()))
-    return f"devices tried: {', '.join(devices())}; not there, not tried: {', '.join(missing) or 'none'}"
+    terminalreporter.write_line(
+        f"devices tried: {', '.join(devices())}; not there, not tried: {', '.join(missing) or 'none'}"
+    )
 
 
 @pytest.fixture(params=devices())

@@ -270,7 +270,7 @@ class Stack:
         length = torch.linalg.vector_norm(W, dim=(-2, -1))
         # In units of a root-mean-square singular value: from 1/2 on rounding is repaired at once, beyond 4 a step is
         # taken in float64.
-        limit = min(4 * math.sqrt(n), space.max_velocity)
+        large, limit = 0.5 * math.sqrt(n), min(4 * math.sqrt(n), space.max_velocity)
         peak, long = 0.0, None
         if W.device.type == "cpu":  # a look is free here
             peak = float(length.max())
@@ -288,7 +288,8 @@ class Stack:
         moved = (length > 0).to(W.dtype)[:, None, None]
         self.section.move(Y, W, retraction, vectors, moved)
         self.moves += 1
-        self.section.polish(Y, int(self.moves), moved, 0.5 * math.sqrt(n) < peak <= limit)
+        at_once = not peak <= large and bool(((length > large) & (length <= limit)).any())
+        self.section.polish(Y, int(self.moves), moved, at_once)
         if long is not None:
             self.section.long_move(Y, *long, retraction, vectors)
         self.H.zero_()
