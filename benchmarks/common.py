@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -109,6 +110,7 @@ def machine_lines(record: dict[str, Any]) -> list[str]:
     ]
 
 
+@functools.cache  # the code that runs is the code of the start
 def commit() -> str:
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:

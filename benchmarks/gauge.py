@@ -27,13 +27,11 @@ beside it: a run that was killed goes on from there.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import os
 import platform
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -41,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import commit
 from torch import Generator, Tensor
 
 import ghor
@@ -332,15 +331,6 @@ def pair_distance(out: Path, problem: str, seeds: list[int]) -> float | None:
         a, b = (torch.load(p, weights_only=True)["point"] for p in paths)
         found.append(torch.linalg.matrix_norm(a - b).double() / math.sqrt(2 * a.shape[-1]))
     return float(torch.cat(found).median())
-
-
-@functools.cache  # the code that runs is the code of the start
-def commit() -> str:
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def machine() -> dict[str, Any]:

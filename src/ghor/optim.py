@@ -4,7 +4,7 @@ Each takes a module, or parameters and groups as torch does, and four options of
 
     space               a ghor space for the weights; by default what ghor.constrain declared
     retraction          "cayley" (default) or "geodesic"
-    section             "auto" or "transported"
+    section             "auto" (default), "transported" or "implicit"; see ghor.section
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
 
 `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam.

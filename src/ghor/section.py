@@ -35,9 +35,6 @@ AUTO_IMPLICIT = 512  # from this N on "auto" is implicit, see docs/sections.md f
 class Transported:
     """Lambda = [Y, Q], (P, N, N), stored and moved."""
 
-    name = "transported"
-    keys = ("section",)
-
     def __init__(self, space: Space, n: int, Lambda: Tensor) -> None:
         self.space, self.n = space, n
         self.Lambda = Lambda.mT.contiguous().mT  # column by column in memory: Y is one piece
@@ -78,8 +75,8 @@ class Transported:
     def long_move(self, Y: Tensor, index: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor]) -> None:
         """The same for some of the stack and a step of any length: in float64, and back to the group at once."""
         L = self.Lambda[index].double()
-        moved = self.space.move_section(L, W, retraction, out=L.clone())
-        self.Lambda[index] = self.space.restore(moved, self.n).to(self.Lambda.dtype)
+        self.space.move_section(L, W, retraction, out=L)
+        self.Lambda[index] = self.space.restore(L, self.n).to(self.Lambda.dtype)
 
     def polish(self, Y: Tensor, age: int, moved: Tensor, now: bool) -> None:
         """Back to the group where rounding has left it; `moved` (P, 1, 1) is 0 for those that may not change."""
@@ -99,9 +96,6 @@ class Transported:
 
 class Implicit:
     """Q from Y and the anchor R, (P, n, n); Y itself is held by the weights."""
-
-    name = "implicit"
-    keys = ("anchor",)
 
     def __init__(self, space: Space, n: int, R: Tensor) -> None:
         self.space, self.n, self.R = space, n, R
