@@ -29,6 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import cache_folder, store
+
 CONNECT = 5.0  # seconds until a mirror counts as unreachable
 STALL = 10.0  # seconds without a byte until a download counts as broken
 PACKAGE = 300.0  # seconds for a package client
@@ -110,32 +112,6 @@ def checked(raw: bytes, file: File) -> Tensor:
     if found != file.sha256:
         raise ValueError(f"its SHA-256 is {found}, not {file.sha256}")
     return array
-
-
-def store(raw: bytes, path: Path) -> None:
-    """Write whole or not at all: under a name of our own, to the disk, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(unfinished).replace(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
-
-
-def cache_folder() -> Path:
-    """Where fetched files are kept: the platform's folder for caches."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ghor"
 
 
 # -- fetching ----------------------------------------------------------------------------------------------------------

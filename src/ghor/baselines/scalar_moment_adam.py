@@ -1,0 +1,112 @@
+"""Adam with one second moment a matrix: Li et al. 2020, in g^hor as the paper takes it (equation "scalar_adam")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..optimizer import Lifted
+from ..spaces import Space
+from ..stack import Stack
+
+# What ||[A; B]||_F^2 counts of the block A.
+SHARE_OF_A = {"canonical": 0.5, "frobenius": 1.0}
+
+
+class ScalarMomentAdam(Lifted, torch.optim.Adam):
+    """Adam whose second moment is one number for each matrix of a weight on a manifold; g = [A; B] in g^hor:
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) ||g||^2
+        W =  -lr (m/(1 - beta1^t))/(sqrt(v/(1 - beta2^t)) + eps)
+
+    `norm`, also a group key, says which norm of g:
+
+        canonical    ||A||_F^2/2 + ||B||_F^2: the inner product of g^hor in which g is the gradient of the loss; on
+                     orthogonal spaces the norm of rgrad in the canonical metric, half of the full N x N matrix's
+        frobenius    ||A||_F^2 + ||B||_F^2: on orthogonal spaces the norm of the N x n matrix rgrad
+
+    They differ where A counts: not on the sphere and on Grassmann, and by the factor 2 on SO(N). Euclidean weights have
+    ordinary Adam, bit for bit torch's.
+
+    In "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform" (ICLR 2020, Algorithm 2) the
+    norm is that of the Euclidean gradient, eps is inside the root and the first moment is projected to the tangent
+    space at each step; what the paper compares with, and what this is, differs from its Adam in v alone.
+
+    >>> opt = ScalarMomentAdam(model, lr=1e-3)
+    """
+
+    Base = torch.optim.Adam  # of the Euclidean weights
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        norm: str = "canonical",
+        **ours: Any,
+    ) -> None:
+        for key in set(ours) - {"space", "retraction", "section", "error_if_nonfinite"}:
+            raise TypeError(f"ScalarMomentAdam has no option {key!r}")
+        self._norm = norm
+        super().__init__(params, lr=lr, betas=betas, eps=eps, **ours)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; a group can name its `norm` too."""
+        if isinstance(param_group, dict):
+            _check(param_group.setdefault("norm", self._norm), len(self.param_groups))
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, from the same class only: a second moment a coordinate says nothing of one a matrix."""
+        for gi, group in enumerate(state_dict["param_groups"]):
+            if "norm" not in group:
+                raise ValueError(f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start anew instead")
+            _check(group["norm"], gi)
+        super().load_state_dict(state_dict)
+
+    @contextmanager
+    def _shadows_for_weights(self, stacks: list[Stack]) -> Iterator[None]:
+        """Base sees Euclidean weights only. The velocities of the others are written here."""
+        with super()._shadows_for_weights([]):
+            yield
+        for s in stacks:
+            assert s.H.grad is not None
+            _update(s.H, s.H.grad, s.state, s.space, s.group)
+            s.H.grad = None
+            s.publish(self.state)
+
+
+def _check(norm: object, gi: int) -> None:
+    if norm not in SHARE_OF_A:
+        raise ValueError(f"unknown norm {norm!r} in group {gi}; there are {sorted(SHARE_OF_A)}")
+
+
+def _update(H: Tensor, g: Tensor, state: dict[str, Any], space: Space, group: dict[str, Any]) -> None:
+    """The rule, into H: order of operations and names of the state as in torch's Adam."""
+    square = square_norm(space, g, SHARE_OF_A[group["norm"]])
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(H), torch.zeros_like(square)
+    beta1, beta2 = group["betas"]
+    state["step"] += 1
+    t = float(state["step"])
+    state["exp_avg"].lerp_(g, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).add_(square, alpha=1 - beta2)
+    root = (state["exp_avg_sq"].sqrt() / math.sqrt(1 - beta2**t)).add_(group["eps"])
+    torch.mul(state["exp_avg"], -group["lr"] / (1 - beta1**t) / root, out=H)
+
+
+def square_norm(space: Space, g: Tensor, share: float) -> Tensor:
+    """share ||A||_F^2 + ||B||_F^2 of g = [A; B] in the layout of weights: one a matrix, (..., 1, 1), g.dim() kept."""
+    M = space.matrix(g)
+    n, squares = M.shape[-1], M.square()
+    total = squares[..., n:, :].sum((-2, -1)) + share * squares[..., :n, :].sum((-2, -1))
+    return total.reshape(*total.shape, *[1] * (g.dim() - total.dim()))

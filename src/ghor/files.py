@@ -1,0 +1,55 @@
+"""Files that are whole or not there, and the folder in which what can be made again is kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where fetched data and compiled code are kept: GHOR_CACHE, or the platform's folder for caches."""
+    given = os.environ.get("GHOR_CACHE")
+    if given:
+        return Path(given).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ghor"
+
+
+def store(raw: bytes, path: Path) -> None:
+    """Write whole or not at all: under a name of our own, to the disk, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(unfinished, 0o666 & ~_umask())  # noqa: PTH101  mkstemp's files are for their owner alone
+        os.replace(unfinished, path)  # noqa: PTH105
+        sync_folder(path.parent)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename last over a power cut, where the system can."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,124 @@
+"""The record of a run: JSON lines, appended one by one, readable while they grow.
+
+Every line ends with the CRC-32 of the rest of it, so that a changed digit is found. The last line may be half written
+(a kill, a full disk): readers leave it out, and a run that goes on cuts it off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+class Damaged(ValueError):
+    """A file is not what was written; the message says which, where, and what to do."""
+
+
+def encode(values: dict[str, Any]) -> bytes:
+    """One line. Values that are not finite become null: JSON has no word for them."""
+    text = json.dumps(_plain(values), allow_nan=False, separators=(",", ":"))
+    return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}\n'.encode()
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The values of one line; ValueError if it is not a line that `encode` made."""
+    body, mark, crc = line.rpartition(b',"crc":"')
+    if not mark or crc[8:] not in (b'"}', b'"}\n') or f"{zlib.crc32(body + b'}'):08x}".encode() != crc[:8]:
+        raise ValueError("its check sum is wrong")
+    values: dict[str, Any] = json.loads(body + b"}")
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        if value != value or value in (float("inf"), float("-inf")):
+            return None
+        return float(f"{value:.9g}")  # float32 needs 9 digits
+    return value
+
+
+@dataclass
+class Run:
+    """What a record says. `size` is the length in bytes of its whole lines."""
+
+    path: Path
+    header: dict[str, Any]
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    others: list[dict[str, Any]] = field(default_factory=list)  # "sample", "resumed", "end"
+    size: int = 0
+
+    @property
+    def epochs_asked(self) -> int:
+        """How many epochs the run is to have; a later command may have asked for more than the first."""
+        asked = [line["epochs"] for line in self.others if line["kind"] == "resumed"]
+        return int(max([self.header["config"]["epochs"], *asked]))
+
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs that were asked for are there."""
+        ends = [line["epochs"] for line in self.others if line["kind"] == "end"]
+        return bool(ends) and ends[-1] >= self.epochs_asked
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The last line of a kind."""
+        return next((line for line in reversed(self.others) if line["kind"] == kind), None)
+
+
+def read(path: Path) -> Run | None:
+    """The record, or None if it has no whole line yet. `Damaged` names the line that is not as it was written."""
+    run: Run | None = None
+    size = 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            values = decode(line)
+        except ValueError as error:
+            if number == len(lines):
+                break  # half written
+            raise Damaged(f"{path}, line {number}: {error}; the file was changed after it was written") from None
+        if not line.endswith(b"\n"):
+            break
+        size += len(line)
+        if run is None:
+            if values.get("kind") != "run" or values.get("format") != FORMAT:
+                raise Damaged(f"{path}: the first line is not the header of a run of format {FORMAT}")
+            run = Run(path, values)
+        elif values["kind"] == "epoch":
+            if values["epoch"] != len(run.epochs) + 1:
+                raise Damaged(f"{path}, line {number}: epoch {values['epoch']} after epoch {len(run.epochs)}")
+            run.epochs.append(values)
+        else:
+            run.others.append(values)
+    if run is not None:
+        run.size = size
+    return run
+
+
+def append(path: Path, values: dict[str, Any], size: int) -> int:
+    """Add a line after the first `size` bytes (what follows them is a half-written line) and return the new size.
+
+    The line is on the disk when this returns; if it could not be written, the file is as it was.
+    """
+    line = encode(values)
+    with path.open("r+b" if path.exists() else "w+b", buffering=0) as stream:
+        stream.truncate(size)
+        stream.seek(size)
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[stream.write(rest) :]
+            os.fsync(stream.fileno())
+        except OSError:
+            stream.truncate(size)
+            raise
+    return size + len(line)

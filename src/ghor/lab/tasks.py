@@ -1,0 +1,185 @@
+"""The two experiments: networks, batches, losses and what is measured after an epoch. Seeds alone decide them.
+
+A task has `model`, `steps` (an epoch), `batches(epoch)`, `loss(batch)`, one number for every seed, and
+`evaluate()`, fields for the record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from ..declare import spaces as declared_spaces
+from ..nn import SymplecticAutoencoder, VisionTransformer
+from ..nn.symplectic_autoencoder import symplecticity
+from ..spaces import Euclidean, Stiefel
+from . import data, pendulum
+from .config import Config
+
+
+def generator(seed: int, epoch: int = 0) -> Generator:
+    """Random numbers that depend on the seed and the epoch alone: a run that goes on needs no saved random state."""
+    return Generator().manual_seed(seed * 1_000_003 + epoch)
+
+
+def drift(model: nn.Module, copies: int) -> list[float] | None:
+    """max over weights of ||Y^T Y - I||_F, one for each of the copies; None where nothing is on a Stiefel manifold."""
+    worst = []
+    for _, p, space in declared_spaces(model):
+        if not isinstance(space, Euclidean):
+            Y = space.matrix(p.detach()).double()
+            off = torch.linalg.matrix_norm(Y.mT @ Y - torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device))
+            worst.append(off.reshape(copies, -1).amax(-1))
+    return torch.stack(worst).amax(0).tolist() if worst else None
+
+
+class Classification:
+    """The vision transformer on MNIST or Fashion-MNIST: ||prediction - onehot||_F / ||onehot||_F over the batch.
+
+    With several processes each has its share of every batch; the loss is that of the whole batch.
+    """
+
+    def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
+        self.config, self.rank, self.world = config, rank, world
+        self.dtype, self.device = getattr(torch, config.dtype), torch.device(config.device)
+        self.images = data.load(config.experiment, folder)
+        self.steps = len(self.images.train_labels) // config.batch_size
+        if self.steps == 0:
+            raise ValueError(f"batch_size {config.batch_size} is more than the {len(self.images.train_labels)} images")
+        network = dict(config.network)
+        self.classes = 10
+        space = None if config.optimizer == "standard-adam" else Stiefel()
+        scale = None if network["scale"] in (None, "none") else network["scale"]
+        self.model = VisionTransformer(
+            **{**network, "scale": scale},
+            space=space,
+            fused=config.compile,
+            generator=generator(config.seeds[0]),
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self.predict: nn.Module = self.model  # or its wrapper for several processes
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled anew every epoch; the last incomplete batch is dropped."""
+        size = self.config.batch_size
+        order = torch.randperm(len(self.images.train_labels), generator=generator(self.config.seeds[0], epoch))
+        share = [size * r // self.world for r in (self.rank, self.rank + 1)]
+        for i in range(self.steps):
+            rows = order[i * size : (i + 1) * size][share[0] : share[1]]
+            yield self._pixels(self.images.train_images[rows]), self.images.train_labels[rows].to(self.device)
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        return images.to(self.device, self.dtype) / 255
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, list[float]]:
+        """What to differentiate, and the loss. The norm is taken over the whole batch, also if it is spread out."""
+        images, labels = batch
+        onehot = nn.functional.one_hot(labels, self.classes).to(self.dtype)
+        square = (self.predict(images) - onehot).square().sum()
+        total = square.detach().clone()
+        if self.world > 1:
+            torch.distributed.all_reduce(total)
+        norm = math.sqrt(self.config.batch_size)  # of onehot
+        loss = total.sqrt() / norm
+        # d sqrt(total) = d square / (2 sqrt(total)); the gradients of several processes are averaged, hence world
+        return square * (self.world / (2 * norm * total.sqrt())), [float(loss)]
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, Any]:
+        """Accuracy in percent on the test images."""
+        images, labels = self.images.test_images, self.images.test_labels.to(self.device)
+        right = 0
+        for i in range(0, len(labels), 2000):
+            guess = self.model(self._pixels(images[i : i + 2000])).argmax(-1)
+            right += int((guess == labels[i : i + 2000]).sum())
+        return {"test_accuracy": [100 * right / len(labels)], "drift": drift(self.model, 1)}
+
+    def sample(self) -> dict[str, Any] | None:
+        """Nothing to draw."""
+        return None
+
+
+class Autoencoder:
+    """The symplectic autoencoder of the pendulum, one copy for every seed: the relative error of reconstruction."""
+
+    def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
+        if world > 1:
+            raise ValueError(
+                "the pendulum's networks are too small to be spread over processes: run it without torchrun"
+            )
+        self.config = config
+        self.dtype, self.device = getattr(torch, config.dtype), torch.device(config.device)
+        self.trajectories = pendulum.load(folder)
+        self.points = self.trajectories.z.flatten(0, 1).to(self.device, self.dtype)  # (10100, 4)
+        self.steps = len(self.points) // config.batch_size
+        if self.steps == 0:
+            raise ValueError(f"batch_size {config.batch_size} is more than the {len(self.points)} points")
+        self.model = SymplecticAutoencoder(
+            **config.network,
+            copies=(len(config.seeds),),
+            generator=[generator(seed) for seed in config.seeds],
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self.predict: nn.Module = self.model
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """(copies, 4, batch): every seed has its own order; the last incomplete batch is dropped."""
+        size, count = self.config.batch_size, len(self.points)
+        order = torch.stack([torch.randperm(count, generator=generator(s, epoch)) for s in self.config.seeds])
+        shuffled = self.points.mT[:, order.to(self.device)].transpose(0, 1)  # (copies, 4, 10100)
+        for i in range(self.steps):
+            yield shuffled[..., i * size : (i + 1) * size].contiguous()
+
+    def loss(self, batch: Tensor) -> tuple[Tensor, list[float]]:
+        """The sum over the copies, which share nothing, and the error of each."""
+        errors = pendulum.reconstruction_error(self.model, batch)
+        return errors.sum(), errors.detach().tolist()
+
+    def evaluate(self) -> dict[str, Any]:
+        """How symplectic encoder and decoder are at five points of the data, and the drift."""
+        z = self.points[:: len(self.points) // 4]
+        with torch.no_grad():
+            latent = self.model.encoder(z)
+        return {
+            "drift": drift(self.model, len(self.config.seeds)),
+            "symplecticity": {
+                "encoder": symplecticity(self.model.encoder, z).tolist(),
+                "decoder": symplecticity(self.model.decoder, latent).tolist(),
+            },
+        }
+
+    @torch.no_grad()
+    def sample(self) -> dict[str, Any]:
+        """Five trajectories, their reconstruction and their latent coordinates by the first seed's network."""
+        rows = [13, 24, 37, 62, 85]
+        z = self.trajectories.z[rows].to(self.device, self.dtype)
+        shape = z.shape
+        latent = self.model.encoder(z.flatten(0, 1))
+        made = self.model.decoder(latent)
+
+        def rounded(x: Tensor, *size: int) -> Any:
+            return (x.double() * 1e5).round().div(1e5).reshape(*size).tolist()
+
+        return {
+            "seed": self.config.seeds[0],
+            "t": rounded(self.trajectories.t, -1),
+            "theta": rounded(self.trajectories.theta[rows], *shape[:2]),
+            "velocity": rounded(self.trajectories.velocity[rows], *shape[:2]),
+            "original": rounded(z, *shape),
+            "reconstruction": rounded(made[0], *shape),
+            "latent": rounded(latent[0], *shape[:2], -1),
+        }
+
+
+TASKS: dict[str, type[Classification] | type[Autoencoder]] = {
+    "pendulum": Autoencoder,
+    "mnist": Classification,
+    "fashion-mnist": Classification,
+}

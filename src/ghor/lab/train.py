@@ -1,0 +1,330 @@
+"""From a configuration to its record: train, write a checkpoint and a line after every epoch, go on where it stopped.
+
+A checkpoint carries the line of its epoch and is written first. Whenever the process is killed, what is on the disk is
+a whole checkpoint and a record that lacks at most that line; the next call adds it and goes on, to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import nn
+from torch.optim import Optimizer
+
+from .. import __version__, baselines, optim
+from ..declare import spaces as declared_spaces
+from ..spaces import Euclidean
+from ..stack import Stack
+from . import checkpoint
+from .config import Config
+from .record import FORMAT, Damaged, Run, append, read
+from .tasks import TASKS
+
+Report = Callable[[int, dict[str, Any]], None]
+
+
+class Busy(RuntimeError):
+    """Another process is at work on the run."""
+
+
+def optimizer_of(config: Config, model: nn.Module) -> Optimizer:
+    """The optimizer that a configuration names."""
+    adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    space: dict[str, Any] = {"retraction": config.retraction, "section": config.section}
+    match config.optimizer:
+        case "geometric-adam":
+            return optim.Adam(model, **adam, **space, fused=True)
+        case "scalar-moment-adam":
+            return baselines.ScalarMomentAdam(model, **adam, **space, norm=config.norm)
+        case "momentum":
+            return optim.SGD(model, lr=config.lr, momentum=config.momentum, **space, fused=True)
+        case "gradient":
+            return optim.SGD(model, lr=config.lr, **space, fused=True)
+        case _:
+            return torch.optim.Adam(model.parameters(), **adam, fused=True)
+
+
+# -- what is written down ---------------------------------------------------------------------------------------------
+
+
+def commit() -> str | None:
+    """The commit of the code, "+dirty" if it was changed since; None outside a repository."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+dirty" if git("status", "--porcelain", "-uno", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were computed on."""
+    processor = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    except (OSError, StopIteration, ValueError):
+        memory = None
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gib": memory,
+    }
+
+
+def now() -> str:
+    """The time, for the record."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def provenance() -> dict[str, Any]:
+    """With what and where."""
+    return {"commit": commit(), "torch": str(torch.__version__), "machine": machine()}
+
+
+def count(model: nn.Module) -> dict[str, int]:
+    """How many weights and entries are on manifolds."""
+    weights = entries = euclidean = 0
+    for _, p, space in declared_spaces(model):
+        if isinstance(space, Euclidean):
+            euclidean += p.numel()
+        else:
+            N, n = space.size(p.shape)
+            weights, entries = weights + p.numel() // (N * n), entries + p.numel()
+    return {"manifold_weights": weights, "manifold_entries": entries, "euclidean_entries": euclidean}
+
+
+def count_state(config: Config, model: nn.Module) -> dict[str, Any]:
+    """Entries of a real optimizer's state after one step of a copy; numbers that all weights share are left out."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+    opt = optimizer_of(config, model)
+    opt.step()
+    by_key: dict[str, int] = {}
+    manifold = euclidean = size = 0
+    for _, p, space in declared_spaces(model):
+        for key, value in opt.state[p].items():
+            if torch.is_tensor(value) and value.dim() > 0:
+                by_key[key] = by_key.get(key, 0) + value.numel()
+                size += value.numel() * value.element_size()
+                if isinstance(space, Euclidean):
+                    euclidean += value.numel()
+                else:
+                    manifold += value.numel()
+    weights = count(model)["manifold_weights"]
+    return {
+        "entries_per_manifold_weight": manifold / weights if weights else None,
+        "manifold_entries": manifold,
+        "euclidean_entries": euclidean,
+        "total_entries": manifold + euclidean,
+        "mib": size / 2**20,
+        "by_key": by_key,
+    }
+
+
+def peak_mib() -> float:
+    """Peak resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+class Stopwatch:
+    """Seconds that sections take to move, beside everything else that an optimizer's step does."""
+
+    def __init__(self) -> None:
+        self.retraction = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the calls of `Stack.update_section` and `Stack.apply_section` within."""
+        methods = {name: getattr(Stack, name) for name in ("update_section", "apply_section")}
+
+        def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                begun = time.perf_counter()
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    self.retraction += time.perf_counter() - begun
+
+            return call
+
+        for name, method in methods.items():
+            setattr(Stack, name, timed(method))
+        try:
+            yield
+        finally:
+            for name, method in methods.items():
+                setattr(Stack, name, method)
+
+
+# -- the run ----------------------------------------------------------------------------------------------------------
+
+
+def train(
+    config: Config,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    restart: bool = False,
+    report: Report | None = None,
+    rank: int = 0,
+    world: int = 1,
+) -> Path:
+    """Train until the record has `config.epochs` epochs; the path of the record. `report` is called after each epoch.
+
+    Raises `Busy` if another process has the run in hand, and `Damaged` if a file is not what was written.
+    """
+    path = folder / f"{config.name}.jsonl"
+    if rank > 0:  # the first process has the files
+        _train(config, path, data, None, rank, world)
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise Busy(f"{path} is in the hands of another process") from None
+    try:
+        if restart:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".ckpt").unlink(missing_ok=True)
+        _train(config, path, data, report, rank, world)
+    finally:
+        lock.release()
+        path.with_suffix(".lock").unlink(missing_ok=True)
+    return path
+
+
+def _train(config: Config, path: Path, data: Path | None, report: Report | None, rank: int, world: int) -> None:
+    torch.set_num_threads(config.threads)
+    torch.set_flush_denormal(config.flush_subnormals)
+    run = read(path) if path.exists() else None
+    if run is not None and len(run.epochs) >= config.epochs and run.finished:
+        if report:
+            report(len(run.epochs), run.epochs[-1])
+        return
+    task = TASKS[config.experiment](config, data, rank, world)
+    model: nn.Module = task.model
+    if world > 1:
+        task.predict = nn.parallel.DistributedDataParallel(model)
+    opt = optimizer_of(config, model)
+    done, size = resume(config, path, run, model, opt, task, write=rank == 0)
+    if world > 1:
+        torch.distributed.barrier()  # nobody writes before everybody has read
+    watch = Stopwatch()
+    for epoch in range(done + 1, config.epochs + 1):
+        line = one_epoch(task, opt, epoch, watch)
+        if rank == 0:
+            values = {"name": config.name, "epoch": epoch, "line": line}
+            state = {"model": model.state_dict(), "optimizer": opt.state_dict()}
+            checkpoint.save(values | state, path.with_suffix(".ckpt"))
+            size = append(path, line, size)
+            if report:
+                report(epoch, line)
+    if rank == 0:
+        sample = task.sample()
+        if sample is not None:
+            size = append(path, {"kind": "sample", "epoch": config.epochs, **sample}, size)
+        append(path, {"kind": "end", "epochs": config.epochs, "time": now()}, size)
+
+
+def resume(
+    config: Config, path: Path, run: Run | None, model: nn.Module, opt: Optimizer, task: Any, write: bool
+) -> tuple[int, int]:
+    """Bring record, network and optimizer to the last finished epoch; its number, and the size of the record."""
+    saved = path.with_suffix(".ckpt")
+    state = checkpoint.load(saved, config.device) if saved.exists() else None
+    if state is not None and state["name"] != config.name:
+        raise Damaged(f"{saved} belongs to the run {state['name']}; move it away")
+    if run is None:
+        if state is not None:
+            raise Damaged(f"{saved} has no record {path.name} beside it; use --restart to begin anew")
+        header = {
+            "kind": "run",
+            "format": FORMAT,
+            "name": config.name,
+            "config": config.to_dict(),
+            "ghor": __version__,
+            "python": platform.python_version(),
+            **provenance(),
+            "started": now(),
+            "steps_per_epoch": task.steps,
+            "parameters": count(model),
+            "state": count_state(config, model),
+        }
+        return 0, append(path, header, 0) if write else 0
+    done = 0 if state is None else int(state["epoch"])
+    if len(run.epochs) not in (done, done - 1):
+        raise Damaged(
+            f"{path} has {len(run.epochs)} epochs, its checkpoint {done if state else 'is missing'}: the run cannot go "
+            "on from there; use --restart to begin anew"
+        )
+    size = run.size
+    if state is not None:
+        model.load_state_dict(state["model"])
+        opt.load_state_dict(state["optimizer"])
+        if write and len(run.epochs) == done - 1:  # stopped between the two files
+            size = append(path, state["line"], size)
+    here, last = provenance(), run.last("resumed") or run.header
+    if write and (config.epochs > run.epochs_asked or any(last[k] != here[k] for k in ("commit", "torch"))):
+        size = append(path, {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}, size)
+    return done, size
+
+
+def one_epoch(task: Any, opt: Optimizer, epoch: int, watch: Stopwatch) -> dict[str, Any]:
+    """Train for one epoch; its line."""
+    began = time.perf_counter()
+    ad = step = 0.0
+    watch.retraction = 0.0
+    losses: list[list[float]] = []
+    with watch.running():
+        for batch in task.batches(epoch):
+            t0 = time.perf_counter()
+            opt.zero_grad()
+            objective, values = task.loss(batch)
+            objective.backward()
+            t1 = time.perf_counter()
+            opt.step()
+            t2 = time.perf_counter()
+            ad, step = ad + t1 - t0, step + t2 - t1
+            losses.append(values)
+    trained = time.perf_counter() - began
+    per_step = 1000 / task.steps
+    found = task.evaluate()
+    return {
+        "kind": "epoch",
+        "epoch": epoch,
+        "loss": [sum(column) / len(column) for column in zip(*losses, strict=True)],
+        **found,
+        "seconds": time.perf_counter() - began,
+        "ms": {
+            "ad": ad * per_step,
+            "direction": (step - watch.retraction) * per_step,
+            "retraction": watch.retraction * per_step,
+            "other": (trained - ad - step) * per_step,
+        },
+        "peak_mib": peak_mib(),
+        "time": now(),
+    }
