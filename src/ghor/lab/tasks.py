@@ -6,6 +6,7 @@ A task has `model`, `steps` (an epoch), `batches(epoch)`, `loss(batch)`, one num
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,12 @@ def drift(model: nn.Module, copies: int) -> list[float] | None:
             Y = space.matrix(p.detach()).double()
             off = torch.linalg.matrix_norm(Y.mT @ Y - torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device))
             worst.append(off.reshape(copies, -1).amax(-1))
-    return torch.stack(worst).amax(0).tolist() if worst else None
+    return brief(torch.stack(worst).amax(0).tolist()) if worst else None
+
+
+def brief(values: list[float]) -> list[float]:
+    """Three digits: enough for an error, and half the size of the record."""
+    return [float(f"{value:.3g}") for value in values]
 
 
 class Classification:
@@ -143,17 +149,19 @@ class Autoencoder:
         return errors.sum(), errors.detach().tolist()
 
     def evaluate(self) -> dict[str, Any]:
-        """How symplectic encoder and decoder are at five points of the data, and the drift."""
-        z = self.points[:: len(self.points) // 4]
-        with torch.no_grad():
-            latent = self.model.encoder(z)
-        return {
-            "drift": drift(self.model, len(self.config.seeds)),
-            "symplecticity": {
-                "encoder": symplecticity(self.model.encoder, z).tolist(),
-                "decoder": symplecticity(self.model.decoder, latent).tolist(),
-            },
-        }
+        """The drift, and how symplectic encoder and decoder are at five points of the data.
+
+        The weights are those of the training; the Jacobians are computed in float64 ("encoder", "decoder") and in the
+        dtype of the training ("encoder_rounded", ...), where rounding is multiplied by the square of their norms.
+        """
+        found = {}
+        for suffix, model in (("", copy.deepcopy(self.model).double()), ("_rounded", self.model)):
+            z = self.points[:: len(self.points) // 4].to(next(model.parameters()).dtype)
+            with torch.no_grad():
+                latent = model.encoder(z)
+            found[f"encoder{suffix}"] = brief(symplecticity(model.encoder, z).tolist())
+            found[f"decoder{suffix}"] = brief(symplecticity(model.decoder, latent).tolist())
+        return {"drift": drift(self.model, len(self.config.seeds)), "symplecticity": found}
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any]:
