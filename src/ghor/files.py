@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -25,17 +27,35 @@ def cache_folder() -> Path:
 def store(raw: bytes, path: Path) -> None:
     """Write whole or not at all: under a name of our own, to the disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    with named(path):
+        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(raw)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.chmod(unfinished, 0o666 & ~_umask())  # noqa: PTH101  mkstemp's files are for their owner alone
+            os.replace(unfinished, path)  # noqa: PTH105
+            sync_folder(path.parent)
+        except BaseException:
+            Path(unfinished).unlink(missing_ok=True)
+            raise
+
+
+def clean(path: Path) -> None:
+    """Remove what a killed `store` of this file left. Only for the one process that writes it."""
+    for unfinished in path.parent.glob(f".{path.name}.*.part"):
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Errors of the system say which file they are about: those of a write or a sync do not."""
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(raw)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(unfinished, 0o666 & ~_umask())  # noqa: PTH101  mkstemp's files are for their owner alone
-        os.replace(unfinished, path)  # noqa: PTH105
-        sync_folder(path.parent)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        error.filename2 = None
         raise
 
 

@@ -20,17 +20,21 @@ def save(values: dict[str, Any], path: Path) -> None:
     stream = io.BytesIO()
     torch.save(values, stream)
     content = stream.getvalue()
-    store(MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n" + content, path)
+    store(_head(content) + content, path)
 
 
 def load(path: Path, device: str = "cpu") -> dict[str, Any]:
     """The values; `Damaged` if the file is not what was saved."""
     raw = path.read_bytes()
-    digest, content = raw[len(MAGIC) : len(MAGIC) + 64], raw[len(MAGIC) + 65 :]
-    if not raw.startswith(MAGIC) or hashlib.sha256(content).hexdigest().encode() != digest:
+    content = raw[len(_head(b"")) :]
+    if not raw.startswith(_head(content)):
         raise Damaged(
             f"{path} is damaged ({len(raw)} bytes; its check sum is wrong). The run can start anew from its seed: "
             "use --restart, which removes its record and checkpoint"
         )
     values: dict[str, Any] = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     return values
+
+
+def _head(content: bytes) -> bytes:
+    return MAGIC + hashlib.sha256(content).hexdigest().encode() + b"\n"

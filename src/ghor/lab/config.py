@@ -5,12 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+
+from ..baselines.scalar_moment_adam import SHARE_OF_A
+from ..retraction import RETRACTIONS
+from ..section import SECTIONS
 
 OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
 EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist")
 DTYPES = ("float32", "float64")
+NORMS = tuple(SHARE_OF_A)
 
 TRANSFORMER = {"patch_size": 7, "blocks": 16, "heads": 7, "scale": "dim"}
 AUTOENCODER = {
@@ -59,21 +67,42 @@ class Config:
     network: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("lr", "eps", "momentum"):  # 1 and 1.0 are one configuration, with one name
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "seeds", tuple(self.seeds))
+        object.__setattr__(self, "betas", tuple(map(float, self.betas)))
         one_of("experiment", self.experiment, EXPERIMENTS)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("retraction", self.retraction, tuple(RETRACTIONS))
+        one_of("section", self.section, SECTIONS)
+        one_of("norm", self.norm, NORMS)
         one_of("dtype", self.dtype, DTYPES)
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            raise ValueError(f"unknown device {self.device!r}; torch has cpu, cuda, cuda:1, mps and more") from None
         if self.experiment == "pendulum" and self.optimizer == "standard-adam":
             raise ValueError("standard-adam is for mnist and fashion-mnist: the pendulum is compared on Stiefel only")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be different numbers from 0 on, got {list(self.seeds)}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or not all(0 <= s < 2**40 for s in self.seeds):
+            raise ValueError(f"seeds must be different numbers from 0 to 2^40, got {list(self.seeds)}")
         if self.experiment != "pendulum" and len(self.seeds) != 1:
             raise ValueError(f"{self.experiment} trains one seed a run, got {list(self.seeds)}")
         for name in ("epochs", "batch_size", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        known = AUTOENCODER if self.experiment == "pendulum" else TRANSFORMER
-        for name in self.network:
+        for name, number in (("lr", self.lr), ("eps", self.eps)):
+            if not 0 < number < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {number}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(self.betas)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum}")
+        known: dict[str, Any] = AUTOENCODER if self.experiment == "pendulum" else TRANSFORMER
+        for name, value in self.network.items():
             one_of("network option", name, tuple(known))
+            least = 0 if name.endswith("_layers") else 1
+            if isinstance(known[name], int) and not (type(value) is int and value >= least):
+                raise ValueError(f"network option {name} must be a whole number from {least} on, got {value!r}")
         object.__setattr__(self, "network", {**known, **self.network})
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +112,10 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The inverse of `to_dict`."""
-        return cls(**{**values, "seeds": tuple(values["seeds"]), "betas": tuple(values["betas"])})
+        names = tuple(f.name for f in dataclasses.fields(cls))
+        for name in values:
+            one_of("field", name, names)
+        return cls(**values)
 
     @property
     def name(self) -> str:

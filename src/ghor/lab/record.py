@@ -7,11 +7,14 @@ Every line ends with the CRC-32 of the rest of it, so that a changed digit is fo
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ..files import named
 
 FORMAT = 1
 
@@ -22,7 +25,8 @@ class Damaged(ValueError):
 
 def encode(values: dict[str, Any]) -> bytes:
     """One line. Values that are not finite become null: JSON has no word for them."""
-    text = json.dumps(_plain(values), allow_nan=False, separators=(",", ":"))
+    digits = 17 if values["kind"] == "run" else 9  # a configuration comes back as it was; float32 needs 9 digits
+    text = json.dumps(_plain(values, digits), allow_nan=False, separators=(",", ":"))
     return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}\n'.encode()
 
 
@@ -35,15 +39,13 @@ def decode(line: bytes) -> dict[str, Any]:
     return values
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, digits: int) -> Any:
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _plain(v, digits) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_plain(v, digits) for v in value]
     if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            return None
-        return float(f"{value:.9g}")  # float32 needs 9 digits
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
 
 
@@ -80,14 +82,15 @@ def read(path: Path) -> Run | None:
     size = 0
     lines = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
+        if number == len(lines) and not line.endswith(b"\n"):
+            break  # half written
         try:
             values = decode(line)
         except ValueError as error:
-            if number == len(lines):
-                break  # half written
-            raise Damaged(f"{path}, line {number}: {error}; the file was changed after it was written") from None
-        if not line.endswith(b"\n"):
-            break
+            raise Damaged(
+                f"{path}, line {number}: {error}; the file was changed after it was written. Put back a copy of it, or "
+                "begin anew with --restart, which removes record and checkpoint"
+            ) from None
         size += len(line)
         if run is None:
             if values.get("kind") != "run" or values.get("format") != FORMAT:
@@ -110,7 +113,9 @@ def append(path: Path, values: dict[str, Any], size: int) -> int:
     The line is on the disk when this returns; if it could not be written, the file is as it was.
     """
     line = encode(values)
-    with path.open("r+b" if path.exists() else "w+b", buffering=0) as stream:
+    with named(path), path.open("r+b" if path.exists() else "w+b", buffering=0) as stream:
+        if stream.seek(0, os.SEEK_END) < size:
+            raise Damaged(f"{path} became shorter than the {size} bytes that were written. Put back a copy of it")
         stream.truncate(size)
         stream.seek(size)
         try:

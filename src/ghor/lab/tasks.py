@@ -19,8 +19,11 @@ from ..declare import spaces as declared_spaces
 from ..nn import SymplecticAutoencoder, VisionTransformer
 from ..nn.symplectic_autoencoder import symplecticity
 from ..spaces import Euclidean, Stiefel
+from ..stack import tolerance
 from . import data, pendulum
 from .config import Config
+
+CLASSES = 10
 
 
 def generator(seed: int, epoch: int = 0) -> Generator:
@@ -37,6 +40,17 @@ def drift(model: nn.Module, copies: int) -> list[float] | None:
             off = torch.linalg.matrix_norm(Y.mT @ Y - torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device))
             worst.append(off.reshape(copies, -1).amax(-1))
     return brief(torch.stack(worst).amax(0).tolist()) if worst else None
+
+
+def off_spaces(model: nn.Module) -> list[str]:
+    """The weights that are off their space by more than rounding, in words."""
+    found = []
+    for name, p, space in declared_spaces(model):
+        if not isinstance(space, Euclidean):
+            distance = float(space.distance(p.detach().double()).max())
+            if not distance <= tolerance(space, p):
+                found.append(f"{name} is {distance:.1e} off {space}")
+    return found
 
 
 def brief(values: list[float]) -> list[float]:
@@ -57,19 +71,23 @@ class Classification:
         self.steps = len(self.images.train_labels) // config.batch_size
         if self.steps == 0:
             raise ValueError(f"batch_size {config.batch_size} is more than the {len(self.images.train_labels)} images")
-        network = dict(config.network)
-        self.classes = 10
-        space = None if config.optimizer == "standard-adam" else Stiefel()
-        scale = None if network["scale"] in (None, "none") else network["scale"]
-        self.model = VisionTransformer(
-            **{**network, "scale": scale},
-            space=space,
+        if config.batch_size < world:
+            raise ValueError(f"batch_size {config.batch_size} cannot be shared by {world} processes")
+        self.model = self.network(config)
+        self.predict: nn.Module = self.model  # or its wrapper for several processes
+
+    @staticmethod
+    def network(config: Config) -> VisionTransformer:
+        """As it is before the first step."""
+        scale = config.network["scale"]
+        return VisionTransformer(
+            **{**config.network, "scale": None if scale == "none" else scale},
+            space=None if config.optimizer == "standard-adam" else Stiefel(),
             fused=config.compile,
             generator=generator(config.seeds[0]),
-            dtype=self.dtype,
-            device=self.device,
+            dtype=getattr(torch, config.dtype),
+            device=torch.device(config.device),
         )
-        self.predict: nn.Module = self.model  # or its wrapper for several processes
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled anew every epoch; the last incomplete batch is dropped."""
@@ -86,7 +104,7 @@ class Classification:
     def loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, list[float]]:
         """What to differentiate, and the loss. The norm is taken over the whole batch, also if it is spread out."""
         images, labels = batch
-        onehot = nn.functional.one_hot(labels, self.classes).to(self.dtype)
+        onehot = nn.functional.one_hot(labels, CLASSES).to(self.dtype)
         square = (self.predict(images) - onehot).square().sum()
         total = square.detach().clone()
         if self.world > 1:
@@ -126,14 +144,24 @@ class Autoencoder:
         self.steps = len(self.points) // config.batch_size
         if self.steps == 0:
             raise ValueError(f"batch_size {config.batch_size} is more than the {len(self.points)} points")
-        self.model = SymplecticAutoencoder(
+        if config.network["full_dim"] != self.points.shape[-1]:
+            raise ValueError(
+                f"full_dim must be {self.points.shape[-1]}, the pendulum's, got {config.network['full_dim']}"
+            )
+        self.model = self.network(config)
+        self.predict: nn.Module = self.model
+
+    @staticmethod
+    def network(config: Config) -> SymplecticAutoencoder:
+        """As it is before the first step."""
+        return SymplecticAutoencoder(
             **config.network,
+            fused=config.compile,
             copies=(len(config.seeds),),
             generator=[generator(seed) for seed in config.seeds],
-            dtype=self.dtype,
-            device=self.device,
+            dtype=getattr(torch, config.dtype),
+            device=torch.device(config.device),
         )
-        self.predict: nn.Module = self.model
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """(copies, 4, batch): every seed has its own order; the last incomplete batch is dropped."""
@@ -155,7 +183,9 @@ class Autoencoder:
         dtype of the training ("encoder_rounded", ...), where rounding is multiplied by the square of their norms.
         """
         found = {}
-        for suffix, model in (("", copy.deepcopy(self.model).double()), ("_rounded", self.model)):
+        exact = copy.deepcopy(self.model).double()
+        exact.encoder.fused = exact.decoder.fused = False  # compiled C is for float32
+        for suffix, model in (("", exact), ("_rounded", self.model)):
             z = self.points[:: len(self.points) // 4].to(next(model.parameters()).dtype)
             with torch.no_grad():
                 latent = model.encoder(z)

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 
 from .. import __version__, baselines, optim
 from ..declare import spaces as declared_spaces
+from ..files import clean
 from ..spaces import Euclidean
 from ..stack import Stack
 from . import checkpoint
@@ -34,6 +35,7 @@ from .record import FORMAT, Damaged, Run, append, read
 from .tasks import TASKS
 
 Report = Callable[[int, dict[str, Any]], None]
+PATIENCE = 1.0  # seconds to wait for a run that another process has in hand: it may be about to end
 
 
 class Busy(RuntimeError):
@@ -80,7 +82,7 @@ def machine() -> dict[str, Any]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (OSError, StopIteration, ValueError):
         memory = None
     return {
@@ -96,9 +98,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def provenance() -> dict[str, Any]:
+def provenance(world: int) -> dict[str, Any]:
     """With what and where."""
-    return {"commit": commit(), "torch": str(torch.__version__), "machine": machine()}
+    return {"commit": commit(), "torch": str(torch.__version__), "machine": machine(), "processes": world}
 
 
 def count(model: nn.Module) -> dict[str, int]:
@@ -187,7 +189,6 @@ def train(
     folder: Path,
     *,
     data: Path | None = None,
-    restart: bool = False,
     report: Report | None = None,
     rank: int = 0,
     world: int = 1,
@@ -196,43 +197,70 @@ def train(
 
     Raises `Busy` if another process has the run in hand, and `Damaged` if a file is not what was written.
     """
+    check_device(config.device)
     path = folder / f"{config.name}.jsonl"
-    if rank > 0:  # the first process has the files
-        _train(config, path, data, None, rank, world)
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_suffix(".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise Busy(f"{path} is in the hands of another process") from None
-    try:
-        if restart:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".ckpt").unlink(missing_ok=True)
+    with in_hand(path, rank, world):
         _train(config, path, data, report, rank, world)
+    return path
+
+
+def forget(config: Config, folder: Path) -> None:
+    """Remove the record and the checkpoint of a run, so that it begins anew; `Busy` if another process has it."""
+    path = folder / f"{config.name}.jsonl"
+    with in_hand(path):
+        path.with_suffix(".ckpt").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def check_device(name: str) -> None:
+    """ValueError unless the device is there."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {name} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def in_hand(path: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
+    """The first process of those that train together locks the run; `Busy` in all of them if another one has.
+
+    The system frees the lock of a process that was killed. Its file stays: another process may just be opening it.
+    """
+    lock, free = FileLock(path.with_suffix(".lock")), [True]
+    if rank == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=PATIENCE)
+        except Timeout:
+            free = [False]
+    if world > 1:
+        torch.distributed.broadcast_object_list(free)
+    if not free[0]:
+        raise Busy(f"{path} is in the hands of another process; wait for it, or stop it")
+    try:
+        if rank == 0:
+            clean(path.with_suffix(".ckpt"))
+        yield
     finally:
         lock.release()
-        path.with_suffix(".lock").unlink(missing_ok=True)
-    return path
 
 
 def _train(config: Config, path: Path, data: Path | None, report: Report | None, rank: int, world: int) -> None:
     torch.set_num_threads(config.threads)
     torch.set_flush_denormal(config.flush_subnormals)
     run = read(path) if path.exists() else None
-    if run is not None and len(run.epochs) >= config.epochs and run.finished:
+    if run is not None and len(run.epochs) >= config.epochs and (run.finished or run.epochs_asked > config.epochs):
         if report:
-            report(len(run.epochs), run.epochs[-1])
+            report(config.epochs, run.epochs[config.epochs - 1])
         return
     task = TASKS[config.experiment](config, data, rank, world)
     model: nn.Module = task.model
     if world > 1:
         task.predict = nn.parallel.DistributedDataParallel(model)
     opt = optimizer_of(config, model)
-    done, size = resume(config, path, run, model, opt, task, write=rank == 0)
+    done, size = resume(config, path, run, model, opt, task, rank, world)
     if world > 1:
-        torch.distributed.barrier()  # nobody writes before everybody has read
+        torch.distributed.barrier()  # no checkpoint is written before everybody has read the last
     watch = Stopwatch()
     for epoch in range(done + 1, config.epochs + 1):
         line = one_epoch(task, opt, epoch, watch)
@@ -244,20 +272,22 @@ def _train(config: Config, path: Path, data: Path | None, report: Report | None,
             if report:
                 report(epoch, line)
     if rank == 0:
-        sample = task.sample()
+        there = run.last("sample") if run is not None else None
+        sample = None if there and there["epoch"] == config.epochs else task.sample()
         if sample is not None:
             size = append(path, {"kind": "sample", "epoch": config.epochs, **sample}, size)
         append(path, {"kind": "end", "epochs": config.epochs, "time": now()}, size)
 
 
 def resume(
-    config: Config, path: Path, run: Run | None, model: nn.Module, opt: Optimizer, task: Any, write: bool
+    config: Config, path: Path, run: Run | None, model: nn.Module, opt: Optimizer, task: Any, rank: int, world: int
 ) -> tuple[int, int]:
     """Bring record, network and optimizer to the last finished epoch; its number, and the size of the record."""
-    saved = path.with_suffix(".ckpt")
+    saved, write = path.with_suffix(".ckpt"), rank == 0
     state = checkpoint.load(saved, config.device) if saved.exists() else None
-    if state is not None and state["name"] != config.name:
-        raise Damaged(f"{saved} belongs to the run {state['name']}; move it away")
+    for file, owner in ((saved, state and state["name"]), (path, run and run.header["name"])):
+        if owner is not None and owner != config.name:
+            raise Damaged(f"{file} belongs to the run {owner}; move it away")
     if run is None:
         if state is not None:
             raise Damaged(f"{saved} has no record {path.name} beside it; use --restart to begin anew")
@@ -268,7 +298,7 @@ def resume(
             "config": config.to_dict(),
             "ghor": __version__,
             "python": platform.python_version(),
-            **provenance(),
+            **provenance(world),
             "started": now(),
             "steps_per_epoch": task.steps,
             "parameters": count(model),
@@ -277,9 +307,10 @@ def resume(
         return 0, append(path, header, 0) if write else 0
     done = 0 if state is None else int(state["epoch"])
     if len(run.epochs) not in (done, done - 1):
+        there = "is missing" if state is None else f"is of epoch {done}"
         raise Damaged(
-            f"{path} has {len(run.epochs)} epochs, its checkpoint {done if state else 'is missing'}: the run cannot go "
-            "on from there; use --restart to begin anew"
+            f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. Put back a "
+            "copy of the file, or begin anew with --restart"
         )
     size = run.size
     if state is not None:
@@ -287,8 +318,8 @@ def resume(
         opt.load_state_dict(state["optimizer"])
         if write and len(run.epochs) == done - 1:  # stopped between the two files
             size = append(path, state["line"], size)
-    here, last = provenance(), run.last("resumed") or run.header
-    if write and (config.epochs > run.epochs_asked or any(last[k] != here[k] for k in ("commit", "torch"))):
+    here, last = provenance(world), run.last("resumed") or run.header
+    if write and (config.epochs > run.epochs_asked or any(last.get(k, v) != v for k, v in here.items())):
         size = append(path, {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}, size)
     return done, size
 

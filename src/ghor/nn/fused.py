@@ -14,9 +14,13 @@ import hashlib
 import itertools
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
+import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,40 +31,68 @@ from torch import Tensor
 from ..files import cache_folder, store
 
 SOURCE = Path(__file__).with_name("attention_core.c")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
-LARGEST = 64  # tokens, and features of a head: beyond, a head no longer fits into registers and the cache next to them
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-Wno-psabi")
+LARGEST = 64  # tokens, and features of a head: beyond, a matrix library is faster
 
 
 @functools.cache
 def library(C: int, T: int) -> ctypes.CDLL:
     """The compiled functions for heads of C features and T tokens; RuntimeError says why there are none."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise RuntimeError("there is no C compiler (cc, gcc, clang, or the one named by CC)")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    # -march=native: another processor needs another file
-    key = repr((SOURCE.read_bytes(), FLAGS, version, processor(), C, T)).encode()
-    path = cache_folder() / f"attention-{hashlib.sha256(key).hexdigest()[:16]}.so"
-    if not path.is_file():
-        try:
-            with tempfile.TemporaryDirectory(prefix="ghor-") as folder:
-                made = Path(folder) / "made.so"
-                command = [compiler, *FLAGS, f"-DC={C}", f"-DT={T}", str(SOURCE), "-o", str(made)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-                if done.returncode:
-                    raise RuntimeError(f"{' '.join(command)} failed: {done.stderr.strip()[:500]}")
-                store(made.read_bytes(), path)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise RuntimeError(f"compiling into {path.parent} failed: {error}") from None
-    try:
-        lib = ctypes.CDLL(str(path))
-    except OSError as error:
-        path.unlink(missing_ok=True)  # damaged: made again next time
-        raise RuntimeError(f"{path} could not be loaded and was removed: {error}") from None
+    lib = build(SOURCE, C=C, T=T)
     pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
     lib.forward.argtypes = [pointer] * 2 + [size] * 4
     lib.backward.argtypes = [pointer] * 3 + [size] * 4
     return lib
+
+
+def build(source: Path, **defines: int) -> ctypes.CDLL:
+    """The library made of a C file and values for its names; RuntimeError says why there is none.
+
+    It is kept in the cache folder. The name of a file has the digest of its content: loading a damaged library ends
+    the process.
+    """
+    label = source.stem.removesuffix("_core")
+    try:
+        compiler = _compiler()
+        version = _run([*compiler, "--version"])
+        # -march=native: another processor needs another file
+        key = _digest(repr((source.read_bytes(), FLAGS, version, processor(), defines)).encode())
+        folder = cache_folder()
+        for path in sorted(folder.glob(f"{label}-{key}-*.so")):
+            if path.stem.endswith(_digest(path.read_bytes())):
+                return ctypes.CDLL(str(path))
+            path.unlink(missing_ok=True)
+            warnings.warn(f"{path} was damaged: removed and made again", stacklevel=2)
+        with tempfile.TemporaryDirectory(prefix="ghor-") as scratch:
+            made = Path(scratch) / "made.so"
+            _run([*compiler, *FLAGS, *(f"-D{k}={v}" for k, v in defines.items()), str(source), "-o", str(made)])
+            content = made.read_bytes()
+        path = folder / f"{label}-{key}-{_digest(content)}.so"
+        store(content, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise RuntimeError(f"it could not be compiled or loaded: {error}") from None
+
+
+def _compiler() -> list[str]:
+    """CC, which may have arguments, or the first that is there."""
+    if given := shlex.split(os.environ.get("CC", "")):
+        return given
+    for name in ("cc", "gcc", "clang"):
+        if found := shutil.which(name):
+            return [found]
+    raise RuntimeError("there is no C compiler (cc, gcc, clang, or the one named by CC)")
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} failed: {done.stderr.strip()[:500]}")
+    return done.stdout
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def processor() -> str:
@@ -72,6 +104,16 @@ def processor() -> str:
     return "\n".join(line for line in lines[:40] if line.startswith(("model name", "flags", "Features")))
 
 
+@functools.cache
+def missing(C: int, T: int) -> str | None:
+    """Why there is no library (None: there is one). A compiler that failed is not asked again by every layer."""
+    try:
+        library(C, T)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 def unavailable(QKV: Tensor, heads: int, tokens: int) -> str | None:
     """Why `attend` does not take these (None: it does). QKV is (3 D, batch * tokens)."""
     C = QKV.shape[0] // 3 // heads
@@ -79,25 +121,31 @@ def unavailable(QKV: Tensor, heads: int, tokens: int) -> str | None:
         return f"it is for float32 on the CPU, not {str(QKV.dtype).removeprefix('torch.')} on {QKV.device.type}"
     if tokens & (tokens - 1) or not 4 <= tokens <= LARGEST or C > LARGEST:
         return f"it is for 4, 8, 16, 32 or 64 tokens and heads of at most {LARGEST} features, not {tokens} and {C}"
-    try:
-        library(C, tokens)
-    except RuntimeError as error:
-        return str(error)
-    return None
+    return missing(C, tokens)
 
 
 @functools.cache
-def pool(threads: int) -> ThreadPoolExecutor:
+def pool(threads: int, flush: bool) -> ThreadPoolExecutor:
     """Threads for calls into the library, which run without Python's lock."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="ghor-attention")
+    name, setting = "ghor-compiled", torch.set_flush_denormal
+    return ThreadPoolExecutor(threads, name, initializer=setting, initargs=(flush,))
 
 
-def in_parts(call: Any, batch: int) -> None:
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pool.cache_clear)  # threads stay behind in the parent
+
+
+def flushes() -> bool:
+    """Whether this thread takes subnormal numbers for 0. It is a setting of every thread; ours have to share it."""
+    return sys.float_info.min * torch.finfo(torch.float32).eps == 0
+
+
+def in_parts(call: Callable[[int, int], None], batch: int) -> None:
     """call(b0, b1) for the images of a batch, one part for every thread that torch uses."""
     threads = max(1, min(torch.get_num_threads(), batch))
     ends = [batch * i // threads for i in range(threads + 1)]
     parts = list(itertools.pairwise(ends))
-    waiting = [pool(threads).submit(call, *part) for part in parts[1:]]
+    waiting = [pool(threads - 1, flushes()).submit(call, *part) for part in parts[1:]]
     call(*parts[0])
     for part in waiting:
         part.result()
@@ -113,8 +161,11 @@ class Attend(torch.autograd.Function):
         ctx.heads, ctx.tokens = heads, tokens
         D, columns = QKV.shape[0] // 3, QKV.shape[1]
         lib, O = library(D // heads, tokens), QKV.new_empty(D, columns)
-        pointers = QKV.data_ptr(), O.data_ptr()
-        in_parts(lambda b0, b1: lib.forward(*pointers, heads, columns, b0, b1), columns // tokens)
+
+        def part(b0: int, b1: int) -> None:  # keeps both tensors until it is done, also if we are interrupted
+            lib.forward(QKV.data_ptr(), O.data_ptr(), heads, columns, b0, b1)
+
+        in_parts(part, columns // tokens)
         return O
 
     @staticmethod
@@ -123,12 +174,19 @@ class Attend(torch.autograd.Function):
         (QKV,), dO = ctx.saved_tensors, dO.contiguous()
         heads, tokens, columns = ctx.heads, ctx.tokens, QKV.shape[1]
         lib, dQKV = library(QKV.shape[0] // 3 // heads, tokens), torch.empty_like(QKV)
-        pointers = QKV.data_ptr(), dO.data_ptr(), dQKV.data_ptr()
-        in_parts(lambda b0, b1: lib.backward(*pointers, heads, columns, b0, b1), columns // tokens)
+
+        def part(b0: int, b1: int) -> None:
+            lib.backward(QKV.data_ptr(), dO.data_ptr(), dQKV.data_ptr(), heads, columns, b0, b1)
+
+        in_parts(part, columns // tokens)
         return dQKV, None, None
 
 
 def attend(QKV: Tensor, heads: int, tokens: int) -> Tensor:
     """concat_h softmax(Q_h^T K_h) V_h for Q, K, V of all heads features first, (3 D, batch * tokens)."""
+    if QKV.dim() != 2 or min(heads, tokens) < 1 or QKV.shape[0] % (3 * heads) or QKV.shape[1] % tokens:
+        raise ValueError(f"expected (3 * {heads} * features, batch * {tokens}), got {tuple(QKV.shape)}")
+    if why := unavailable(QKV, heads, tokens):
+        raise ValueError(why)
     out: Tensor = Attend.apply(QKV, heads, tokens)  # type: ignore[no-untyped-call]
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -12,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..declare import constrain
+from . import fused_gradients as compiled
 from .attention import STIEFEL, glorot_
 
 Generators = Generator | Sequence[Generator] | None
@@ -188,11 +190,11 @@ class PSD(PhaseSpaceMap):
 
 
 class Chain(PhaseSpaceMap):
-    """Maps one after another; the halves stay apart from the first to the last."""
+    """Maps one after another; the halves stay apart from the first to the last. `fused` as in SymplecticAutoencoder."""
 
-    def __init__(self, layers: Sequence[PhaseSpaceMap]) -> None:
+    def __init__(self, layers: Sequence[PhaseSpaceMap], fused: bool = False) -> None:
         super().__init__(layers[0].in_dim, layers[-1].out_dim, layers[0].copies)
-        self.layers = nn.ModuleList(layers)
+        self.layers, self.fused = nn.ModuleList(layers), fused
 
     def reset_parameters(self, generator: Generators = None) -> None:
         for layer in self.layers:
@@ -200,10 +202,41 @@ class Chain(PhaseSpaceMap):
             layer.reset_parameters(generator)
 
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        for layer in self.layers:
-            assert isinstance(layer, PhaseSpaceMap)
-            q, p = layer.features_first(q, p)
+        for run in self.runs():
+            if self.fused and isinstance(run[0], Gradient) and not torch.compiler.is_compiling():
+                why = compiled.unavailable(q, p, *run[0].stacked())
+                if why is None:
+                    parameters = [w for layer in run for w in (layer.weight, layer.scale, layer.bias)]
+                    if isinstance(run[0], GradientQ):
+                        q, p = compiled.kicks(q, p, parameters)
+                    else:
+                        p, q = compiled.kicks(p, q, parameters)
+                    continue
+                warnings.warn(f"fused gradient layers are not used: {why}", stacklevel=2)
+                self.fused = False
+            for layer in run:
+                q, p = layer.features_first(q, p)
         return q, p
+
+    def runs(self) -> list[list[Any]]:
+        """The layers, where gradient layers of one size that take turns, Q and P, are one run; every other is alone."""
+        runs: list[list[Any]] = []
+        for layer in self.layers:
+            last = runs[-1][-1] if runs else None
+            one_run = (
+                isinstance(layer, Gradient)
+                and isinstance(last, Gradient)
+                and type(layer) is not type(last)
+                and (layer.in_dim, layer.width) == (last.in_dim, last.width)
+            )
+            if one_run:
+                runs[-1].append(layer)
+            else:
+                runs.append([layer])
+        return runs
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, fused={self.fused}"
 
 
 class SymplecticAutoencoder(PhaseSpaceMap):
@@ -217,6 +250,10 @@ class SymplecticAutoencoder(PhaseSpaceMap):
     gradient layers and a PSD layer down to the next one. The decoder takes its dimensions the other way: for all but
     the last, `decoder_layers` gradient layers and a PSD layer up, and then `decoder_output_layers` at full_dim.
     Gradient layers of one dimension alternate, GradientQ first; their width is upscale * d.
+
+    With `fused=True` consecutive gradient layers of one dimension are one pass of compiled C where that can be had
+    (float32 on the CPU, halves of at most 16 dimensions, a C compiler: `ghor.nn.fused_gradients`), with a warning that
+    says why where not; it cannot be differentiated twice. `encoder.fused` and `decoder.fused` can be set at any time.
 
     `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model; `reset_parameters`
     and `generator` take ten generators for the ten networks that these give one by one.
@@ -237,6 +274,7 @@ class SymplecticAutoencoder(PhaseSpaceMap):
         decoder_layers: int = 20,
         decoder_output_layers: int = 10,
         upscale: int = 20,
+        fused: bool = False,
         copies: Iterable[int] = (),
         generator: Generators = None,
         device: Any = None,
@@ -262,8 +300,8 @@ class SymplecticAutoencoder(PhaseSpaceMap):
 
         down = dimensions(full_dim, reduced_dim, encoder_blocks)
         up = dimensions(full_dim, reduced_dim, decoder_blocks)[::-1]
-        self.encoder = Chain(blocks(down, encoder_layers))
-        self.decoder = Chain([*blocks(up, decoder_layers), *gradients(full_dim, decoder_output_layers)])
+        self.encoder = Chain(blocks(down, encoder_layers), fused)
+        self.decoder = Chain([*blocks(up, decoder_layers), *gradients(full_dim, decoder_output_layers)], fused)
 
     def reset_parameters(self, generator: Generators = None) -> None:
         self.encoder.reset_parameters(generator)

@@ -1,0 +1,119 @@
+"""A run of gradient layers as one pass over memory: C, compiled on first use, as `ghor.nn.fused` does for attention.
+
+With halves of one or two dimensions and 20 rows a dimension, the plain formula is some hundred small operations whose
+activations, width x points, go through memory several times. `kicks` gives the same values up to rounding, on the same
+machine the same bits for any number of threads. Where it cannot run, `unavailable` says why.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .fused import build, in_parts
+
+SOURCE = Path(__file__).with_name("gradient_core.c")
+LARGEST = 16  # dimensions of a half: beyond, they do not fit into registers, and a matrix library is good
+N = 16  # points of a vector, as in the C file
+
+
+@functools.cache
+def library(d: int) -> ctypes.CDLL:
+    """The compiled functions for halves of d dimensions; RuntimeError says why there are none."""
+    lib = build(SOURCE, D=d)
+    pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+    lib.forward.argtypes = [pointer] * 6 + [size] * 6
+    lib.backward.argtypes = [pointer] * 8 + [size] * 6
+    return lib
+
+
+@functools.cache
+def missing(d: int) -> str | None:
+    """Why there is no library (None: there is one). A compiler that failed is not asked again by every layer."""
+    try:
+        library(d)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def unavailable(x: Tensor, *others: Tensor) -> str | None:
+    """Why `kicks` does not take these (None: it does). x is a half of z, (copies, d, points)."""
+    for t in (x, *others):
+        if t.device.type != "cpu" or t.dtype != torch.float32:
+            return f"it is for float32 on the CPU, not {str(t.dtype).removeprefix('torch.')} on {t.device.type}"
+    if x.shape[1] > LARGEST:
+        return f"it is for halves of at most {LARGEST} dimensions, not {x.shape[1]}"
+    return missing(x.shape[1])
+
+
+def addresses(tensors: Sequence[Tensor]) -> Any:
+    """An array of pointers."""
+    return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+
+
+class Kicks(torch.autograd.Function):
+    """x, y, K, a, b of the first layer, ... -> x, y. Saves what every layer reads, and not its tanh."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, w = x.contiguous(), y.contiguous(), [p.contiguous() for p in parameters]
+        (copies, d, points), layers, m = x.shape, len(w) // 3, w[1].shape[-1]
+        lib, last, previous = library(d), torch.empty_like(x), torch.empty_like(x)
+        h = x.new_empty(layers, copies, d, -(-points // N) * N)
+        where = addresses(w)
+
+        def part(c0: int, c1: int) -> None:  # keeps the tensors until it is done, also if we are interrupted
+            tensors = (x, y, h, last, previous)
+            lib.forward(where, *(t.data_ptr() for t in tensors), layers, copies, m, points, c0, c1)
+
+        in_parts(part, copies)
+        ctx.save_for_backward(h, *w)
+        ctx.points = points
+        return (last, previous) if layers % 2 else (previous, last)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
+        h, *w = ctx.saved_tensors
+        layers, copies, d, padded = h.shape
+        points, m = ctx.points, w[1].shape[-1]
+        dlast, dprevious = (t.contiguous() for t in ((dx, dy) if layers % 2 else (dy, dx)))
+        lib, dw, work = library(d), [torch.empty_like(p) for p in w], h.new_empty(copies, 2, d, padded)
+        dx, dy = torch.empty_like(dlast), torch.empty_like(dlast)
+        where, to = addresses(w), addresses(dw)
+
+        def part(c0: int, c1: int) -> None:
+            into = (t.data_ptr() for t in (dx, dy, work))
+            before = (h.data_ptr(), dlast.data_ptr(), dprevious.data_ptr())
+            lib.backward(where, *before, to, *into, layers, copies, m, points, c0, c1)
+
+        in_parts(part, copies)
+        return dx, dy, *dw
+
+
+def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """x <- x + K^T (a * tanh(K y + b)), then y by x with the next K, a, b, and so on: x and y after the last layer.
+
+    x and y are (copies, d, points), `parameters` K, a, b of every layer, (*copies, m, d) and twice (*copies, m).
+    """
+    if x.dim() != 3 or x.shape != y.shape or not parameters or len(parameters) % 3:
+        raise ValueError(
+            f"expected two of (copies, d, points) and K, a, b of every layer, got {tuple(x.shape)}, {tuple(y.shape)} "
+            f"and {len(parameters)} parameters"
+        )
+    (copies, d, _), m = x.shape, parameters[1].shape[-1]
+    for i, p in enumerate(parameters):
+        if p.numel() != copies * m * (1 if i % 3 else d):
+            expected = f"{copies} copies, width {m}" + ("" if i % 3 else f" and {d} dimensions")
+            raise ValueError(f"parameter {i} is {tuple(p.shape)}, not of {expected}")
+    if why := unavailable(x, y, *parameters):
+        raise ValueError(why)
+    out: tuple[Tensor, Tensor] = Kicks.apply(x, y, *parameters)  # type: ignore[no-untyped-call]
+    return out
