@@ -6,7 +6,7 @@ opt = ghor.optim.AdamW(model, lr=1e-3)
 """
 
 from . import optim
-from .declare import check, constrain, param_groups
+from .declare import check, constrain, param_groups, project
 from .optimizer import lift
 from .spaces import Euclidean, Grassmann, Space, SpecialOrthogonal, Sphere, Stiefel, SymplecticStiefel
 from .transport import levi_civita
@@ -27,4 +27,5 @@ __all__ = [
     "lift",
     "optim",
     "param_groups",
+    "project",
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .declare import check_parameter, declared_space
+from .distributed import placing
 from .retraction import RETRACTIONS
 from .section import SECTIONS
 from .spaces import Euclidean, Space
@@ -55,6 +56,7 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any]) -> Non
         )
     alike: dict[Any, list[int]] = defaultdict(list)
     seen: set[int] = set()
+    places: dict[int, str] = {}
     for i, p in enumerate(params):
         name = name_of(group, gi, i)
         space = spaces[i] = _space(p, spaces[i], name)
@@ -71,10 +73,18 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any]) -> Non
         if group.get("differentiable"):
             raise ValueError(f"{name} is on {space}: differentiable=True does not go through the step of such a weight")
         seen.add(id(p))
-        alike[space, p.shape, p.dtype, p.device].append(i)
+        place = 0 if p.is_meta or placing(p) is not None else p.data_ptr()
+        if place in places:
+            raise ValueError(
+                f"{name} and {places[place]} are two parameters with one memory; use one parameter for both, as "
+                "torch ties weights"
+            )
+        places |= {place: name} if place else {}
+        alike[space, p.shape, p.dtype, p.device, placing(p)].append(i)
     for (space, *_), index in alike.items():
         check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index])
-    group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
+    if params:  # the groups of ZeroRedundancyOptimizer may have none
+        group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
 
 
 def _space(p: Tensor, given: object, name: str) -> Space:
@@ -94,7 +104,8 @@ def _space(p: Tensor, given: object, name: str) -> Space:
 
 def scalars_of(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
     """What the members of a stack must agree in: the keys of their states, and all values that are not one a weight."""
-    shared = {k: v for k, v in state.items() if not (torch.is_tensor(v) and is_per_weight(v, p))}
+    own = ("section", "anchor", "master")  # of shapes of their own, and one a weight
+    shared = {k: v for k, v in state.items() if k not in own and not (torch.is_tensor(v) and is_per_weight(v, p))}
     values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
     return tuple(sorted(state)), repr(sorted(values))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +11,16 @@ from torch import Tensor
 
 # Half precision has no LAPACK and too few digits for a group element: everything is computed in float32 there.
 COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """A context, or decorator, without autocast: a product rounded to bfloat16 is 2e-3 off the group."""
+    with ExitStack() as off:
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(device):
+                off.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def frobenius(X: Tensor) -> Tensor:

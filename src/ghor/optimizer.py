@@ -32,7 +32,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .declare import spaces as declared_spaces
+from .distributed import gathered, placing
 from .groups import GROUP_KEYS, check_group, check_options, name_of, scalars_of, spaces_of
+from .linalg import full_precision
 from .probe import bare_step, given_options, options_of, parity, refuse_unless_it_lifts
 from .section import Implicit, Transported, choose
 from .spaces import Euclidean, Space
@@ -108,6 +110,9 @@ class Lifted(Optimizer):
                 "'space' (space=ghor.Euclidean() if that is meant)",
             )
         self._built = True
+        if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
+            with torch.no_grad(), full_precision():  # Adagrad has state from the start: sections belong to it
+                self._restack()
         self._flush(3)
 
     def _prepare(self) -> None:
@@ -142,6 +147,7 @@ class Lifted(Optimizer):
         self._flush(5)
         return loss
 
+    @full_precision()
     def _stacks_with_gradients(self) -> list[Stack]:
         """The stacks that move in this step. Nothing has moved yet: what is wrong with weights or gradients raises."""
         for gi, group in enumerate(self.param_groups):
@@ -151,7 +157,7 @@ class Lifted(Optimizer):
         assert self._stacks is not None
         moving = []
         for s in list(self._stacks):
-            has = [p.grad is not None for p in s.params]
+            has = [p.grad is not None for p in s.owners]
             if all(has):
                 moving.append(s)
             elif any(has):  # from here on their step counts differ
@@ -164,7 +170,7 @@ class Lifted(Optimizer):
         if getattr(self, "found_inf", None) is None:  # else the scaler's step, which skips what is not finite itself
             for gi, group in enumerate(self.param_groups):
                 for i, p in enumerate(group["params"] if group["error_if_nonfinite"] else ()):
-                    if p.grad is not None and not bool(torch.isfinite(dense(p.grad)).all()):
+                    if p.grad is not None and not bool(gathered(torch.isfinite(dense(p.grad)).all())):
                         raise RuntimeError(
                             f"the gradient of {name_of(group, gi, i)} is not finite; nothing was moved "
                             "(error_if_nonfinite=True)"
@@ -277,9 +283,14 @@ class Lifted(Optimizer):
                     )
                 if isinstance(space, Euclidean):
                     euclidean.append(p)
+                elif p.is_meta:
+                    raise ValueError(
+                        f"{name} is on the meta device and has no values to move; materialise the module, then build "
+                        "the optimizer"
+                    )
                 else:
                     scalars = scalars_of(p, self.state.get(p, {})) if self.stack else id(p)
-                    kinds[gi, space, p.shape, p.dtype, p.device, scalars].append((p, name))
+                    kinds[gi, space, p.shape, p.dtype, p.device, placing(p), scalars].append((p, name))
             self._euclidean.append(euclidean)
         stacks = []
         for (gi, space, *_), members in kinds.items():
@@ -297,6 +308,17 @@ class Lifted(Optimizer):
 
     # -- saving and loading -------------------------------------------------------------------------------------------
 
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, of plain data: spaces in words, sections row by row (broadcasts look at memory, not strides)."""
+        out = super().state_dict()
+        for key, entries in out["state"].items():
+            if "section" in entries:
+                out["state"][key] = {**entries, "section": entries["section"].contiguous()}
+        for group, saved in zip(self.param_groups, out["param_groups"], strict=True):
+            space = group["space"]
+            saved["space"] = list(map(repr, space)) if isinstance(space, (list, tuple)) else space and repr(space)
+        return out
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's; sections and moments of weights on manifolds keep the dtype they were saved in.
 
@@ -306,7 +328,7 @@ class Lifted(Optimizer):
         for gi, (group, loaded) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
             if loaded.get("space") is not None and len(group["params"]) == len(loaded["params"]):
                 for i, (a, b) in enumerate(zip(spaces_of(group), spaces_of(loaded), strict=True)):
-                    if a != b:
+                    if str(a) != str(b):
                         raise ValueError(f"{name_of(group, gi, i)} is on {a}, the loaded state has it on {b}")
 
         def remember(_: Optimizer, final: dict[str, Any]) -> None:
@@ -329,7 +351,8 @@ class Lifted(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After load_state_dict, deepcopy and unpickling.
 
-        Loaded groups may lack our keys, and without `space` a weight would leave its manifold in silence.
+        Loaded groups may lack our keys, and without `space` a weight would leave its manifold in silence. The space
+        stays what it was: a loaded group has it in words, and is refused if they say otherwise.
         """
         old = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
@@ -337,6 +360,8 @@ class Lifted(Optimizer):
             ours = old[i] if i < len(old) else self._ours
             for key in GROUP_KEYS:
                 group.setdefault(key, ours[key])
+            if i < len(old):
+                group["space"] = old[i]["space"]
         self._explicit = self._built = True
         self._prepare()
         if "_loading" in self.__dict__:

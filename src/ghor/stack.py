@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .declare import declared_space
-from .linalg import COMPUTE_DTYPE
+from .distributed import is_spread, shards_of
+from .linalg import COMPUTE_DTYPE, full_precision
 from .retraction import by_name
 from .section import POLISH_POINT, Implicit, Section, Transported
 from .spaces import Space
@@ -28,7 +29,8 @@ class Stack:
     """P weights of one group, space, shape, dtype, device and step count, as (P, *shape).
 
     `H` is their shadow, 0 between steps, and `state` the base optimizer's state of it. Geometry sees tall matrices
-    (M, N, n), M = P times the weights' own batch dimensions.
+    (M, N, n), M = P times the weights' own batch dimensions. Of weights that are spread over processes, `params` are
+    what this one works on, and `H` and `state` are DTensors around it.
     """
 
     def __init__(
@@ -43,14 +45,16 @@ class Stack:
         vectors: set[str],
     ) -> None:
         self.group, self.gi, self.space, self.kind = group, gi, space, kind
-        self.params, self.names, self.vectors = params, names, vectors
+        self.owners, self.names, self.vectors = params, names, vectors
+        self.shards = shards_of(params[0], space)
+        self.params = params = params if self.shards is None else self.shards.pieces(params)
         self.shape = params[0].shape
         self.N, self.n = space.size(self.shape)
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half, self.where = dtype != params[0].dtype, (params[0].dtype, params[0].device)
-        self.H = torch.zeros((len(params), *self.shape), dtype=dtype, device=params[0].device)
-        self.W = self.matrices(self.H)
-        self.batch = (len(params), *space.matrix(self.H).shape[1:-2])
+        H = torch.zeros((len(params), *self.shape), dtype=dtype, device=params[0].device)
+        self.H, self.W = self._spread(H), self.matrices(H)
+        self.batch = (len(params), *space.matrix(H).shape[1:-2])
         self.state = {key: self._gather(key, states) for key in states[0] if key not in STATE_KEYS}
         self.moves = states[0]["moves"].clone() if "moves" in states[0] else torch.zeros((), dtype=torch.int64)
         self.master: Tensor | None = None
@@ -58,7 +62,7 @@ class Stack:
         self.published: list[Any] = []
         self._bound: dict[str, Any] | None = None
         self._ids: list[int] = []
-        self.versions = [p._version for p in params]
+        self.versions = [p._version for p in self.owners]
         if isinstance(self.section, Transported):
             self._points = list(self._layout(self.section.Y()).unbind(0))
 
@@ -76,6 +80,14 @@ class Stack:
         """(P, *shape), to be called without gradients; of a single weight it is the weight's own memory."""
         return self.params[0].detach().unsqueeze(0) if len(self.params) == 1 else torch.stack(self.params)
 
+    def _spread(self, X: Tensor) -> Tensor:
+        """(P, ...) as the base optimizer sees it."""
+        return X if self.shards is None else self.shards.stacked(X)
+
+    def _local(self, X: Any) -> Tensor:
+        """The inverse."""
+        return X if self.shards is None or not is_spread(X) else X.to_local()
+
     def _exact(self, weights: Tensor) -> Tensor:
         """Tall matrices in the dtype of computation; half precision ones at the point they were rounded from."""
         Y = weights.to(self.H.dtype)
@@ -90,7 +102,8 @@ class Stack:
             return value
         if value.dim() != len(self.shape) or value.dim() == 0:
             return value.clone()
-        return torch.stack([s[key] for s in states]).to(self.H.dtype if value.is_floating_point() else value.dtype)
+        values = [s[key] if self.shards is None else self.shards.placed(s[key]) for s in states]
+        return torch.stack(values).to(self.H.dtype if value.is_floating_point() else value.dtype)
 
     def _section(self, states: list[dict[str, Any]]) -> Section:
         """From the state where it is there, in the form the group asks for; else anew from the weights."""
@@ -98,7 +111,8 @@ class Stack:
         dtype, device = self.H.dtype, self.H.device
 
         def stacked(key: str) -> Tensor:
-            return torch.stack([s[key] for s in states]).to(dtype=dtype, device=device)
+            values = [s[key] if self.shards is None else self.shards.placed(s[key]).to_local() for s in states]
+            return torch.stack(values).to(dtype=dtype, device=device)
 
         section: Section
         if "section" in states[0]:
@@ -126,14 +140,14 @@ class Stack:
             return Transported(self.space, self.n, section.frame(Y))
         turn = other.frame(Y)[..., self.n :].mT @ section.frame(Y)[..., self.n :]
         for key in self.vectors & set(self.state):
-            lower = self.matrices(self.state[key])[..., self.n :, :]
+            lower = self.matrices(self._local(self.state[key]))[..., self.n :, :]
             lower.copy_(turn @ lower)
         return other
 
     def part(self, index: list[int]) -> Stack:
         """The stack of some of the weights, with a copy of their state."""
         states = [self.member(i) for i in index]
-        params, names = [self.params[i] for i in index], [self.names[i] for i in index]
+        params, names = [self.owners[i] for i in index], [self.names[i] for i in index]
         part = Stack(self.group, self.gi, self.space, self.kind, params, names, states, self.vectors)
         part.versions = [self.versions[i] for i in index]
         part.published = [self.published[i] for i in index]
@@ -143,10 +157,12 @@ class Stack:
     def member(self, i: int) -> dict[str, Any]:
         """state[p] of the i-th weight: views of the stacked tensors; other values are shared by the whole stack."""
         out = {k: v[i] if self._is_stacked(v) else v for k, v in self.state.items()}
-        out |= {k: v.unflatten(0, self.batch)[i] for k, v in self.section.tensors.items()}
+        ours = {k: v.unflatten(0, self.batch)[i] for k, v in self.section.tensors.items()}
         if self.master is not None:
-            out["master"] = self.master[i]
-        return out | {"moves": self.moves}
+            ours["master"] = self.master[i]
+        if self.shards is not None:
+            ours = {k: self.shards.single(v) for k, v in ours.items()}
+        return out | ours | {"moves": self.moves}
 
     def _is_stacked(self, value: Any) -> bool:
         return torch.is_tensor(value) and value.dim() == self.H.dim() and len(value) == len(self.params)
@@ -156,9 +172,9 @@ class Stack:
         if self._bound is not None and all(self._bound.get(k) is v for k, v in self.state.items()):
             return
         if only_if_any and not self.state:  # nothing to show before the first step
-            self.published = [state.get(p) for p in self.params]
+            self.published = [state.get(p) for p in self.owners]
         else:
-            self.published = [state[p] for p in self.params]
+            self.published = [state[p] for p in self.owners]
         self._show()
 
     def _show(self) -> None:
@@ -174,10 +190,10 @@ class Stack:
 
     def is_published(self, state: Any) -> bool:
         """Whether the optimizer's state of the members is still what was put there, and the weights of one kind."""
-        p = self.params[0]
+        p = self.owners[0]
         return (
             (p.dtype, p.device) == self.where
-            and all(map(operator.is_, map(state.get, self.params), self.published))
+            and all(map(operator.is_, map(state.get, self.owners), self.published))
             and self._identities() == self._ids
         )
 
@@ -191,7 +207,11 @@ class Stack:
         from the space matters, looked at before Y is polished. In between torch's version counters tell; writes
         through `.data` escape them.
         """
-        touched = [p._version != v for p, v in zip(self.params, self.versions, strict=True)]
+        if self.shards is not None:
+            self.params = self.shards.pieces(self.owners)
+            if len(self.W) == 0:  # no matrix of theirs is on this process
+                return
+        touched = [p._version != v for p, v in zip(self.owners, self.versions, strict=True)]
         moves, cpu = int(self.moves), self.H.device.type == "cpu"
         point = self._layout(self.section.Y()) if isinstance(self.section, Transported) else self.master
         if not any(touched) and (moves % POLISH_POINT if point is None else not cpu and moves % 100):
@@ -208,13 +228,13 @@ class Stack:
         if any(touched):  # the very same values written again: a way to say "start anew" after a NaN
             mask = torch.tensor(touched, device=changed.device)
             changed |= mask if point is None else mask & ~self._finite()
-            self.versions = [p._version for p in self.params]
+            self.versions = [p._version for p in self.owners]
         if not bool(changed.any()):
             return
         index = changed.nonzero().flatten()
         some = index.tolist()
         for i in some:
-            declared = declared_space(self.params[i])
+            declared = declared_space(self.owners[i])
             if declared is not None and declared != self.space:
                 raise ValueError(
                     f"{self.names[i]} was constrained to {declared} after this optimizer took it on {self.space}; "
@@ -239,7 +259,7 @@ class Stack:
 
     def _tensors(self) -> list[Tensor]:
         """State tensors with an entry for each weight."""
-        return [v for v in self.state.values() if self._is_stacked(v)]
+        return [self._local(v) for v in self.state.values() if self._is_stacked(v)]
 
     def _finite(self) -> Tensor:
         ok = torch.ones(len(self.params), dtype=torch.bool, device=self.H.device)
@@ -249,12 +269,14 @@ class Stack:
 
     # -- Algorithm 3 ------------------------------------------------------------------------------------------------
 
+    @full_precision()
     def global_grad(self) -> Tensor:
         """B = global_rep(Lambda, rgrad(Y, G)), fused, in the layout of the shadow."""
-        grads = [dense(p.grad) for p in self.params]
+        grads = [dense(p.grad) for p in self.owners]
+        grads = grads if self.shards is None else self.shards.pieces(grads)
         G = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
         B = self.section.global_grad(self._point(), self.matrices(G.detach().to(self.H.dtype)))
-        return self._layout(B).contiguous()
+        return self._spread(self._layout(B).contiguous())
 
     def _point(self) -> Tensor:
         """Y, tall: what the section holds, or the float32 copy, or the weights (then kept for the rest of the step)."""
@@ -263,6 +285,7 @@ class Stack:
         self._Y = self.matrices(self.weights() if self.master is None else self.master)
         return self._Y
 
+    @full_precision()
     def update_section(self, warn: Warn) -> bool:
         """Lambda <- Lambda R(W), W = H, in place; then H <- 0. A step that does not move (W = 0) changes no bit."""
         W, space, n = self.W, self.space, self.n
@@ -273,8 +296,9 @@ class Stack:
         large, limit = 0.5 * math.sqrt(n), min(4 * math.sqrt(n), space.max_velocity)
         peak, long = 0.0, None
         if W.device.type == "cpu":  # a look is free here
-            peak = float(length.max())
+            peak = float(length.max()) if len(W) else 0.0
             if peak == 0:
+                self.moves += len(W) == 0  # as on the processes that have a matrix
                 return False
             if not peak <= limit:
                 long = self._take_out(warn, length, limit)
@@ -284,7 +308,7 @@ class Stack:
         vectors = []
         if isinstance(self.section, Implicit):
             self.section.look = W.device.type == "cpu" or int(self.moves) % 100 == 0
-            vectors = [self.matrices(self.state[key]) for key in self.vectors & set(self.state)]
+            vectors = [self.matrices(self._local(self.state[key])) for key in self.vectors & set(self.state)]
         moved = (length > 0).to(W.dtype)[:, None, None]
         self.section.move(Y, W, retraction, vectors, moved)
         self.moves += 1
@@ -335,14 +359,19 @@ class Stack:
             torch._foreach_copy_(self.params, self._points)
         elif self._Y.untyped_storage().data_ptr() != self.params[0].untyped_storage().data_ptr():
             torch._foreach_copy_(self.params, list(self._layout(self._Y).unbind(0)))
-        self.versions = [p._version for p in self.params]
+        if self.shards is not None:
+            self.shards.write(self.owners, self.params)
+        self.versions = [p._version for p in self.owners]
 
 
 def check_on_space(params: list[Tensor], space: Space, names: list[str]) -> None:
     """Raise for the first of some weights of one kind that is not on its space."""
     if params[0].is_meta:
         return
-    Y = torch.stack([p.detach() for p in params])
+    shards = shards_of(params[0], space)
+    Y = torch.stack([p.detach() for p in params] if shards is None else shards.pieces(params))
+    if Y.numel() == 0:
+        return
     distance = _distances(space, Y)
     bad = ~(distance <= tolerance(space, Y))
     if bool(bad.any()):

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ..linalg import COMPUTE_DTYPE, add_product, eye_like, frobenius
+from ..linalg import COMPUTE_DTYPE, add_product, eye_like, frobenius, full_precision
 from ..retraction import Retraction, by_name
 
 
@@ -106,6 +106,7 @@ class Space(ABC):
 
     # -- points -----------------------------------------------------------------------------------------------------
 
+    @full_precision()
     def distance(self, Y: Tensor) -> Tensor:
         """Distance from the space, ||Y* Y - I||_F: (..., N, n) -> (...)."""
         M = self.matrix(Y)

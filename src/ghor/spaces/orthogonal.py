@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from ..linalg import eye_like, symmetric_function
+from ..linalg import eye_like, full_precision, symmetric_function
 from .base import Space, compute
 
 
@@ -27,6 +27,7 @@ class Orthogonal(Space):
         M = self._orient(M * signs.unsqueeze(-2), eye_like(M))
         return self.unmatrix(M, shape).to(X.dtype).contiguous()
 
+    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The nearest point, the orthogonal polar factor of X; X must have full rank."""
         self.check_shape(X.shape)

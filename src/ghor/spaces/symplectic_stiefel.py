@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ..linalg import eye_like, frobenius
+from ..linalg import eye_like, frobenius, full_precision
 from .base import Space, compute
 
 
@@ -59,6 +59,7 @@ class SymplecticStiefel(Space):
         U = torch.cat([torch.cat([Q.real, -Q.imag], -1), torch.cat([Q.imag, Q.real], -1)], -2)
         return self.unmatrix(U, shape).to(X.dtype).contiguous()
 
+    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """X (X+ X)^(-1/2), by Newton's iteration for the root; X must be near the space."""
         self.check_shape(X.shape)
@@ -72,7 +73,8 @@ class SymplecticStiefel(Space):
         for _ in range(2):
             U = U @ (3 * I - self.star(U) @ U) / 2
         off = frobenius(self.star(U) @ U - I)
-        if not bool((off <= 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)).all()):
+        rounding = 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)
+        if not bool((off <= rounding.clamp_max(1)).all()):  # beyond 1 the digits do not tell
             raise ValueError(
                 f"the matrix is {float(self.distance(X).max()):.1e} off {self}, too far to tell the point meant; "
                 f"initialise it first, for example with {self}.random{tuple(X.shape)}"

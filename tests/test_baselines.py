@@ -1,0 +1,308 @@
+"""What the paper compares with: scalar-moment Adam."""
+
+import copy
+import io
+
+import pytest
+import torch
+from table import MANIFOLD_CASES, name, point, randn
+
+import ghor
+from ghor.baselines import ScalarMomentAdam
+
+ST = ghor.Stiefel()
+ORTHOGONAL = [(s, shape) for s, shape in MANIFOLD_CASES if s != ghor.SymplecticStiefel()]
+ORTHOGONAL += [(ghor.Stiefel(flatten=3), (6, 2, 2, 3)), (ghor.Stiefel(flatten=2), (12, 2, 2))]
+SYMPLECTIC = [(s, shape) for s, shape in MANIFOLD_CASES if s == ghor.SymplecticStiefel()]
+norms = pytest.mark.parametrize("norm", ["canonical", "frobenius"])
+sections = pytest.mark.parametrize("section", ["transported", "implicit"])
+over = lambda cases: pytest.mark.parametrize(("space", "shape"), cases, ids=name)  # noqa: E731
+
+
+def parameter(Y):
+    return torch.nn.Parameter(Y.clone())
+
+
+def dense_step(Lambda, n, G, cache, t, lr, betas, eps, norm, retraction, grassmann):
+    """One step with N x N matrices throughout, from the formulas of the paper; returns Lambda (M, N, N) and cache."""
+    Y, I = Lambda[..., :n], torch.eye(Lambda.shape[-1], dtype=Lambda.dtype)
+    Delta = G - Y @ Y.mT @ G if grassmann else G - Y @ G.mT @ Y
+    P = I - Y @ Y.mT / 2
+    Omega = P @ Delta @ Y.mT - Y @ Delta.mT @ P
+    B = Lambda.mT @ Omega @ Lambda
+    square = B.square().sum((-2, -1)) / 2 if norm == "canonical" else B[..., :n].square().sum((-2, -1))
+    m, v = betas[0] * cache[0] + (1 - betas[0]) * B, betas[1] * cache[1] + (1 - betas[1]) * square
+    root = torch.sqrt(v / (1 - betas[1] ** t)) + eps
+    W = -lr * (m / (1 - betas[0] ** t)) / root[:, None, None]
+    if retraction == "cayley":
+        R = torch.linalg.solve(I - W / 2, I + W / 2)
+    else:  # exp by eigenvalues: torch.matrix_exp is good to 1e-12 only
+        w, V = torch.linalg.eigh(1j * (W - W.mT) / 2)
+        R = ((V * torch.exp(-1j * w).unsqueeze(-2)) @ V.mH).real
+    return Lambda @ R, (m, v)
+
+
+@pytest.mark.parametrize(
+    ("section", "norm"), [("transported", "canonical"), ("transported", "frobenius"), ("implicit", "canonical")]
+)
+@over(ORTHOGONAL)
+def test_it_is_the_dense_algorithm(space, shape, section, norm, gen):
+    """50 steps of random gradients, a section of QR's: the rule sees norms only, so every completion is as good."""
+    retraction = "geodesic" if len(shape) % 2 else "cayley"
+    options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "norm": norm, "retraction": retraction}
+    Y = parameter(point(space, shape, gen))
+    opt = ScalarMomentAdam([Y], space=space, section=section, **options)
+    N, n = space.size(shape)
+    tall = space.matrix(Y.detach()).reshape(-1, N, n)
+    Lambda = torch.cat([tall, torch.linalg.qr(tall, mode="complete")[0][..., n:]], -1)
+    cache = 0.0, 0.0
+    for t in range(1, 51):
+        Y.grad = randn(shape, gen) * (1 + t % 3)
+        opt.step()
+        G = space.matrix(Y.grad).reshape(-1, N, n)
+        Lambda, cache = dense_step(Lambda, n, G, cache, t, **options, grassmann=space == ghor.Grassmann())
+    # steps of length 0.05 sqrt(2n) or so; rounding of either side grows to some 100 eps
+    torch.testing.assert_close(space.matrix(Y.detach()).reshape(-1, N, n), Lambda[..., :n], rtol=0, atol=1e-12)
+    torch.testing.assert_close(opt.state[Y]["exp_avg_sq"].flatten(), cache[1], rtol=1e-11, atol=0)
+
+
+@norms
+@over(SYMPLECTIC)
+def test_on_symplectic_stiefel(space, shape, norm, gen):
+    """The same with the space's own section and coordinates, and the Cayley transform of the full 2N x 2N matrix."""
+    Y = parameter(point(space, shape, gen))
+    opt = ScalarMomentAdam([Y], space=space, norm=norm, lr=0.01)
+    n = space.matrix(Y).shape[-1]
+    Lambda = space.section(Y.detach()).clone()
+    I = torch.eye(Lambda.shape[-1], dtype=torch.float64)
+    m = v = 0.0
+    for t in range(1, 51):
+        Y.grad = randn(shape, gen)
+        B = Lambda.mT @ space.matrix(Y.grad)
+        B[..., :n, :] -= space.star(B[..., :n, :])
+        opt.step()
+        weight = torch.full(B.shape[-2:], 1.0, dtype=torch.float64)
+        weight[:n] = 0.5 if norm == "canonical" else 1.0
+        m = 0.9 * m + 0.1 * B
+        v = 0.999 * v + 0.001 * (weight * B * B).sum((-2, -1), keepdim=True)
+        W = space.algebra(-0.01 * m / (1 - 0.9**t) / (torch.sqrt(v / (1 - 0.999**t)) + 1e-8))
+        Lambda = Lambda @ torch.linalg.solve(I - W / 2, I + W / 2)
+    torch.testing.assert_close(space.matrix(Y.detach()), Lambda[..., :n], rtol=0, atol=1e-12)
+
+
+@sections
+def test_euclidean_weights_are_torchs_adam_to_the_bit(section, gen):
+    start = [randn(s, gen, torch.float32) for s in [(5, 3), (4,), (), (2, 3, 4)]]
+    ours, theirs = ([parameter(x) for x in start] for _ in range(2))
+    Y = parameter(ST.random(6, 2, generator=gen))
+    options = {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6}
+    opt = ScalarMomentAdam([{"params": ours}, {"params": [Y], "space": ST}], section=section, **options)
+    ref = torch.optim.Adam(theirs, **options)
+    for step in range(50):
+        for i, (p, q) in enumerate(zip(ours, theirs, strict=True)):
+            p.grad = randn(tuple(p.shape), gen, torch.float32) if (step + i) % 5 else None
+            q.grad = None if p.grad is None else p.grad.clone()
+        Y.grad = randn((6, 2), gen, torch.float32)
+        opt.step()
+        ref.step()
+    for p, q in zip(ours, theirs, strict=True):
+        assert torch.equal(p, q)
+        assert all(torch.equal(opt.state[p][key], value) for key, value in ref.state[q].items())
+    assert ST.distance(Y.detach().double()) < 2e-6
+
+
+@norms
+@sections
+@pytest.mark.parametrize(("space", "shape"), [(ST, (7, 3)), (ST, (2, 6)), (ghor.Sphere(), (4, 5))], ids=name)
+def test_a_stack_is_its_weights_one_by_one(space, shape, section, norm, gen):
+    """Also where one has no gradient at times. Gradients differ in size by 1e4: a norm over the stack would show."""
+    start = [space.random(*shape, generator=gen, dtype=torch.float64) for _ in range(5)]
+    stacked, alone = ([parameter(Y) for Y in start] for _ in range(2))
+    opt = ScalarMomentAdam(stacked, space=space, section=section, norm=norm, lr=0.01)
+    ones = [ScalarMomentAdam([p], space=space, section=section, norm=norm, lr=0.01) for p in alone]
+    for step in range(30):
+        for i, (p, q) in enumerate(zip(stacked, alone, strict=True)):
+            p.grad = None if i == 1 and step in (7, 8) else 10.0 ** (i - 2) * randn(shape, gen)
+            q.grad = None if p.grad is None else p.grad.clone()
+        opt.step()
+        for one in ones:
+            one.step()
+    for p, q, one in zip(stacked, alone, ones, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-13)
+        torch.testing.assert_close(opt.state[p]["exp_avg_sq"], one.state[q]["exp_avg_sq"], rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+def test_it_does_not_see_the_gauge(retraction, gen):
+    """A norm is the same in every frame: both sections give one run, which Adam's do not."""
+    start = ST.random(3, 12, 4, generator=gen, dtype=torch.float64)
+    gradients = [randn((3, 12, 4), gen) for _ in range(60)]
+    ends = {}
+    for section in ("transported", "implicit"):
+        for cls in (ScalarMomentAdam, ghor.optim.Adam):
+            Y = parameter(start)
+            opt = cls([Y], space=ST, section=section, retraction=retraction, lr=0.05)
+            for Y.grad in gradients:
+                opt.step()
+            ends[section, cls] = Y.detach()
+    a, b = (ends[section, ScalarMomentAdam] for section in ("transported", "implicit"))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert (ends["transported", ghor.optim.Adam] - ends["implicit", ghor.optim.Adam]).abs().max() > 1e-3
+
+
+@norms
+@sections
+def test_on_one_coordinate_it_is_adam(norm, section, gen):
+    """g^hor of St(1, 2) has one entry, and its norm is its size: the two Adams are one algorithm there."""
+    start = ST.random(2, 1, generator=gen, dtype=torch.float64)
+    Y, Z = parameter(start), parameter(start)
+    a = ScalarMomentAdam([Y], space=ST, norm=norm, section=section, lr=0.02)
+    b = ghor.optim.Adam([Z], space=ST, section=section, lr=0.02)
+    for _ in range(200):
+        Y.grad = randn((2, 1), gen)
+        Z.grad = Y.grad.clone()
+        a.step()
+        b.step()
+        torch.testing.assert_close(Y, Z, rtol=0, atol=1e-13)
+
+
+def test_on_so2_the_norms_differ_by_the_root_of_2(gen):
+    """g^hor of SO(2) has one entry, written twice: half of the squares is Adam's, all of them twice that."""
+    space = ghor.SpecialOrthogonal()
+    start = space.random(2, 2, generator=gen, dtype=torch.float64)
+    runs = {}
+    for key, cls, options in (
+        ("adam", ghor.optim.Adam, {"lr": 0.02}),
+        ("canonical", ScalarMomentAdam, {"lr": 0.02}),
+        ("frobenius", ScalarMomentAdam, {"lr": 0.02 * 2**0.5, "eps": 1e-8 * 2**0.5, "norm": "frobenius"}),
+    ):
+        Y = parameter(start)
+        opt = cls([Y], space=space, **options)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(100):
+            Y.grad = randn((2, 2), generator)
+            opt.step()
+        runs[key] = Y.detach()
+    torch.testing.assert_close(runs["canonical"], runs["adam"], rtol=0, atol=1e-13)
+    torch.testing.assert_close(runs["frobenius"], runs["adam"], rtol=0, atol=1e-13)
+
+
+@sections
+def test_it_descends_and_stays(section, gen):
+    target = ST.random(3, 49, 7, generator=gen)
+    Y = parameter(ST.random(3, 49, 7, generator=gen))
+    opt = ScalarMomentAdam([Y], space=ST, lr=0.05, section=section)
+    losses = []
+    for _ in range(200):
+        opt.zero_grad()
+        loss = ((Y - target) ** 2).sum()
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 1e-2 * losses[0]
+    assert ST.distance(Y.detach().double()).max() < 3e-6
+
+
+class Net(torch.nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        gen = torch.Generator().manual_seed(0)
+        self.a, self.b, self.wide = (
+            torch.nn.Parameter(ST.random(*s, generator=gen, dtype=dtype)) for s in ((7, 3), (7, 3), (2, 6))
+        )
+        self.unit = torch.nn.Parameter(ghor.Sphere().random(4, 5, generator=gen, dtype=dtype))
+        self.kernel = torch.nn.Parameter(randn((4, 2, 3, 3), gen, dtype))
+        self.bias = torch.nn.Parameter(randn((4,), gen, dtype))
+        for n, space in {
+            "a": ST,
+            "b": ST,
+            "wide": ST,
+            "unit": ghor.Sphere(),
+            "kernel": ghor.Stiefel(flatten=3),
+        }.items():
+            ghor.constrain(self, n, space)
+
+
+def train(net, opt, steps, seed):
+    gen = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for p in net.parameters():
+            p.grad = randn(tuple(p.shape), gen, p.dtype)
+        opt.step()
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@norms
+@sections
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=name)
+def test_resume_is_exact(section, norm, dtype):
+    """Through a file read with weights_only, and by deepcopy; the norm is in the checkpoint."""
+    net = Net(dtype)
+    opt = ScalarMomentAdam(net, lr=0.01, section=section, norm=norm)
+    train(net, opt, 7, 1)
+    buffer = io.BytesIO()
+    torch.save([net.state_dict(), opt.state_dict()], buffer)
+    buffer.seek(0)
+    weights, state = torch.load(buffer, weights_only=True)
+    twin = Net(dtype)
+    twin.load_state_dict(weights)
+    other = ScalarMomentAdam(twin, lr=1.0, section=section)
+    other.load_state_dict(state)
+    third, fourth = copy.deepcopy((net, opt))
+    for n, o in ((net, opt), (twin, other), (third, fourth)):
+        train(n, o, 7, 2)
+    for n, o in ((twin, other), (third, fourth)):
+        same(dict(net.named_parameters()), dict(n.named_parameters()))
+        same(opt.state_dict()["state"], o.state_dict()["state"])
+
+
+def test_state_is_one_number_a_matrix(gen):
+    """Beside Adam's first moment, the section and two counters; in the layout of the weight, with ones."""
+    net = Net(torch.float32)
+    opt = ScalarMomentAdam(net, lr=0.01)
+    train(net, opt, 2, 1)
+    shapes = {n: tuple(opt.state[p]["exp_avg_sq"].shape) for n, p in net.named_parameters()}
+    assert shapes == {"a": (1, 1), "b": (1, 1), "wide": (1, 1), "unit": (4, 1), "kernel": (1, 1, 1, 1), "bias": (4,)}
+    assert set(opt.state[net.a]) == {"step", "exp_avg", "exp_avg_sq", "section", "moves"}
+    for section, frame in (("transported", 49 * 49), ("implicit", 7 * 7)):
+        Y = [parameter(ST.random(49, 7, generator=gen)) for _ in range(3)]
+        opt = ScalarMomentAdam(Y, space=ST, section=section)
+        for p in Y:
+            p.grad = randn((49, 7), gen, torch.float32)
+        opt.step()
+        numbers = sum(v.numel() for p in Y for v in opt.state[p].values() if v.dim() > 0)
+        assert numbers == 3 * (49 * 7 + 1 + frame)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"norm": "spectral"}, ValueError, "unknown norm 'spectral' in group 0; there are .'canonical', 'frobenius'."),
+        ({"amsgrad": True}, TypeError, "ScalarMomentAdam has no option 'amsgrad'"),
+        ({"lr": -1.0}, ValueError, "Invalid learning rate"),
+        ({"betas": (0.9, 1.0)}, ValueError, "Invalid beta parameter at index 1"),
+        ({"section": "none"}, ValueError, "unknown section"),
+    ],
+    ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
+)
+def test_what_it_does_not_know_it_refuses(options, error, words, gen):
+    with pytest.raises(error, match=words):
+        ScalarMomentAdam([parameter(ST.random(5, 2, generator=gen))], **{"space": ST} | options)
+
+
+def test_groups_have_norms_of_their_own_and_other_states_are_refused(gen):
+    Y, Z = (parameter(ST.random(5, 2, generator=gen)) for _ in range(2))
+    opt = ScalarMomentAdam([{"params": [Y], "norm": "frobenius"}], space=ST)
+    opt.add_param_group({"params": [Z]})
+    assert [g["norm"] for g in opt.param_groups] == ["frobenius", "canonical"]
+    Y.grad = Z.grad = randn((5, 2), gen, torch.float32)
+    opt.step()
+    adam = ghor.optim.Adam([{"params": [Y]}, {"params": [Z]}], space=ST)
+    adam.step()
+    before = copy.deepcopy(opt.state_dict())
+    with pytest.raises(ValueError, match="not a state of ScalarMomentAdam: its group 0 has no 'norm'"):
+        opt.load_state_dict(adam.state_dict())
+    same(opt.state_dict()["state"], before["state"])
