@@ -26,7 +26,7 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError as error:
-    sys.exit(f"the demo needs {error.name}: pip install 'ghor[lab]', or run `make demo`")
+    sys.exit(f"this example needs {error.name}: pip install 'ghor[lab]'")
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -125,7 +125,9 @@ def draw(runs: dict[str, Run], out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("out/demo.png"), help="the picture (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/procrustes.png"), help="the picture (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=1500, help="steps of each optimizer (default: %(default)s)")
     parser.add_argument("--problems", type=int, default=8, help="problems in the batch (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default: %(default)s)")
@@ -133,7 +135,7 @@ def main() -> None:
     if args.steps < 1 or args.problems < 1:
         parser.error("--steps and --problems must be at least 1")
     if args.out.is_dir():
-        parser.error(f"--out {args.out} is a folder; name a file, for example {args.out / 'demo.png'}")
+        parser.error(f"--out {args.out} is a folder; name a file, for example {args.out / 'procrustes.png'}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # such small matrices gain nothing from more, and lose much on a busy machine
 
