@@ -68,19 +68,20 @@ def parametrized_step(
 # ---------------------------------------------------------------------------------------------------- the machine
 
 
-def machine(step_bytes: int) -> dict[str, Any]:
+def copy_gbs(entries: int, repeats: int) -> float:
+    """The rate of a copy, which reads and writes every entry."""
+    x = torch.rand(entries)
+    y = torch.empty_like(x)
+    return 2 * 4 * entries / min(seconds(lambda: y.copy_(x)) for _ in range(repeats)) / 1e9
+
+
+def machine(step_bytes: int | None = None) -> dict[str, Any]:
     """What it ran on, and how fast that is: the best of several, since these rates make a lower bound.
 
     `step_bytes` are what a step reads and writes: copying as much may stay in the caches.
     """
     A, B, C = (torch.rand(2048, 2048) for _ in range(3))
-    large, small = torch.rand(1 << 26), torch.rand(step_bytes // 8)  # 256 MiB; as much as a step reads
-    large_to, small_to = torch.empty_like(large), torch.empty_like(small)
-    best = {
-        "matmul": min(seconds(lambda: torch.mm(A, B, out=C)) for _ in range(8)),
-        "large": min(seconds(lambda: large_to.copy_(large)) for _ in range(8)),
-        "small": min(seconds(lambda: small_to.copy_(small)) for _ in range(200)),
-    }
+    product = min(seconds(lambda: torch.mm(A, B, out=C)) for _ in range(8))
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
     return {
@@ -92,20 +93,20 @@ def machine(step_bytes: int) -> dict[str, Any]:
         "busy": 0.3 * (os.cpu_count() or 1) < LOAD,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "matmul_gflops": 2 * 2048**3 / best["matmul"] / 1e9,
-        "copy_gbs": 2 * 4 * large.numel() / best["large"] / 1e9,  # a copy reads and writes
-        "copy_small_gbs": 2 * 4 * small.numel() / best["small"] / 1e9,
+        "matmul_gflops": 2 * 2048**3 / product / 1e9,
+        "copy_gbs": copy_gbs(1 << 26, 8),  # 256 MiB
+        **({} if step_bytes is None else {"copy_small_gbs": copy_gbs(step_bytes // 8, 200)}),
     }
 
 
 def machine_lines(record: dict[str, Any]) -> list[str]:
     """The machine, its rates and the commit of a record, in words."""
     m = record["machine"]
+    small = f", {m['copy_small_gbs']:.1f} GB/s (as much as a step moves)" if "copy_small_gbs" in m else ""
     return [
         f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
         f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
-        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB), "
-        f"{m['copy_small_gbs']:.1f} GB/s (as much as a step moves)",
+        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB){small}",
         *(["The machine was busy with something else when this began: not to be quoted."] if m["busy"] else []),
     ]
 

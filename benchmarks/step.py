@@ -13,93 +13,49 @@ follows at once and is the time that is compared ("again").
 from __future__ import annotations
 
 import argparse
-import gc
-import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import Weight, commit, machine, machine_lines, parametrized_step, quartiles, seconds, write_json
+from common import Weight, commit, machine, machine_lines, parametrized_step, quartiles, write_json
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-COUNT, N, n = 336, 49, 7  # the transformer of the paper: 336 weights on St(7,49)
-LR = 1e-3
-LAYOUTS = (SEPARATE, STACKED) = ("336 tensors", "one stacked")
+from ghor.lab import bench
+from ghor.lab.bench import COUNT, LAYOUTS, LR, SEPARATE, STACKED, Contender, N, distance, measure, n, points, split
 
 GHOR, GHOR_FUSED = "ghor Adam, Cayley", "ghor Adam, Cayley, fused"
 TORCH, TORCH_FUSED = "torch Adam, foreach", "torch Adam, fused"
 GEOOPT = "geoopt RiemannianAdam, canonical"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """`step()` does one whole step; `weights()` are the matrices it has arrived at, in either layout."""
-
-    name: str
-    layout: str
-    step: Callable[[], object]
-    weights: Callable[[], Sequence[Tensor]]
-    parametrized: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} | {self.layout}"
-
-
 # ---------------------------------------------------------------------------------------------------- contenders
-
-
-def split(X: Tensor, layout: str) -> list[Tensor]:
-    """(336, 49, 7) -> 336 tensors of (49, 7), or the one tensor; always copies."""
-    return [x.clone() for x in (X.unbind() if layout == SEPARATE else [X])]
-
-
-def leaves(Y: Tensor, G: Tensor, layout: str, make: Callable[[Tensor], Tensor] = nn.Parameter) -> list[Tensor]:
-    """Parameters with their gradients already in place."""
-    params = [make(y) for y in split(Y, layout)]
-    for p, g in zip(params, split(G, layout), strict=True):
-        p.grad = g
-    return params
 
 
 def ghor_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
     """The subject: no special arguments but the retraction and torch's own `fused`."""
-    ghor: Any = import_module("ghor")
     for retraction in ("cayley", "geodesic"):
         for fused in (False, True):
             for layout in LAYOUTS:
-                params = leaves(Y, G, layout)
-                options: dict[str, Any] = {"fused": True} if fused else {}
-                opt = ghor.optim.Adam(params, space=ghor.Stiefel(), retraction=retraction, lr=LR, **options)
-                name = f"ghor Adam, {retraction.replace('cayley', 'Cayley')}{', fused' if fused else ''}"
-                yield Contender(name, layout, opt.step, partial(list, params))
+                yield bench.ghor_adam(Y, G, layout, retraction, fused)
 
 
 def torch_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
     """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the manifold."""
-    choices: tuple[tuple[str, dict[str, Any]], ...] = ((TORCH, {"foreach": True}), (TORCH_FUSED, {"fused": True}))
-    for name, options in choices:
+    for implementation in ("foreach", "fused"):
         for layout in LAYOUTS:
-            params = leaves(Y, G, layout)
-            yield Contender(name, layout, torch.optim.Adam(params, lr=LR, **options).step, partial(list, params))
+            yield bench.torch_adam(Y, G, layout, implementation)
 
 
 def geoopt_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
-    """geoopt as its documentation has it; `stabilize` stays at its default (never), which is also its fastest."""
-    geoopt: Any = import_module("geoopt")
+    """geoopt as its documentation has it."""
     for metric in ("canonical", "Euclidean"):
-        manifold = geoopt.Stiefel(canonical=metric == "canonical")
         for layout in LAYOUTS:
-            params = leaves(Y, G, layout, partial(geoopt.ManifoldParameter, manifold=manifold))
-            opt = geoopt.optim.RiemannianAdam(params, lr=LR)
-            yield Contender(f"geoopt RiemannianAdam, {metric}", layout, opt.step, partial(list, params))
+            yield bench.geoopt_adam(Y, G, layout, metric)
 
 
 def parametrized(name: str, layout: str, modules: list[nn.Module], G: Tensor) -> Contender:
@@ -138,9 +94,7 @@ PEERS: tuple[Callable[[Tensor, Tensor], Iterable[Contender]], ...] = (
 
 def contenders(only: str) -> tuple[list[Contender], list[str]]:
     """The contenders whose label matches `only`, all from the same weights, and a sentence on each that is missing."""
-    generator = torch.Generator().manual_seed(0)
-    Y = torch.linalg.qr(torch.randn(COUNT, N, n, dtype=torch.float64, generator=generator)).Q.float().contiguous()
-    G = torch.randn(COUNT, N, n, generator=generator)
+    Y, G = bench.problem()
     found: list[Contender] = []
     skipped: list[str] = []
     for peer in PEERS:
@@ -149,39 +103,6 @@ def contenders(only: str) -> tuple[list[Contender], list[str]]:
         except ImportError as error:
             skipped.append(f"{peer.__name__} was skipped: {error}. Peers come with `pip install ghor[bench]`.")
     return found, skipped
-
-
-# ---------------------------------------------------------------------------------------------------- measuring
-
-
-def measure(entries: list[Contender], repeats: int, warmup: int) -> dict[str, dict[str, list[float]]]:
-    """label -> {"first": ms per round, "again": ms per round}, in interleaved rounds without garbage collection."""
-    times: dict[str, dict[str, list[float]]] = {c.label: {"first": [], "again": []} for c in entries}
-    order = random.Random(0)
-    gc.collect()
-    gc.disable()
-    try:
-        for round_ in range(warmup + repeats):
-            shuffled = order.sample(entries, len(entries))
-            for c in sorted(shuffled, key=lambda c: c.parametrized):  # the slow ones last: the others stay neighbours
-                for which in ("first", "again"):
-                    ms = 1e3 * seconds(c.step)
-                    if round_ >= warmup:
-                        times[c.label][which].append(ms)
-    finally:
-        gc.enable()
-    return times
-
-
-@torch.no_grad()
-def points(c: Contender) -> Tensor:
-    """The weights of a contender as one float64 tensor (336, 49, 7), whatever the layout."""
-    return torch.stack([w.as_subclass(Tensor) for w in c.weights()]).double().reshape(COUNT, N, n)
-
-
-def distance(Y: Tensor) -> float:
-    """max ||Y^T Y - I||_F over the weights."""
-    return float(torch.linalg.matrix_norm(Y.mT @ Y - torch.eye(n, dtype=Y.dtype)).max())
 
 
 def moved(Y: Tensor, Z: Tensor) -> float:

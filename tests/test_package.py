@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[1]
 
 # The core is what the design calls so: everything but the layers and the experiments.
 CORE = [
-    m.name for m in pkgutil.walk_packages(ghor.__path__, "ghor.") if not re.match(r"ghor\.(nn|lab|baselines)\b", m.name)
+    m.name
+    for m in pkgutil.walk_packages(ghor.__path__, "ghor.")
+    if not re.match(r"ghor\.(nn|lab|baselines|__main__)\b", m.name)
 ]
 
 

@@ -54,8 +54,9 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = str(path)
-        error.filename2 = None
+        if error.errno is not None:
+            error.filename = str(path)
+            error.filename2 = None
         raise
 
 

@@ -1,1 +1,17 @@
-"""Experiments: their data, configurations, training, records and reports. Needs the extra `ghor[lab]`."""
+"""Experiments: their data, configurations, training, records, reports and command line. Needs the extra `ghor[lab]`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The command `ghor`."""
+    try:
+        from .cli import app
+
+        app()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"", "ghor", *sys.stdlib_module_names}:
+            raise
+        sys.exit(f"the command line needs {error.name}: pip install 'ghor[lab]'")

@@ -62,7 +62,7 @@ class Config:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
-    compile: bool = True  # the attention as compiled C, where it can be had
+    compile: bool = True  # attention and gradient layers as compiled C, where it can be had
     flush_subnormals: bool = True  # to zero: gradients that vanish through 16 blocks are 8 times slower otherwise
     network: dict[str, Any] = field(default_factory=dict)
 

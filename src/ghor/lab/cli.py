@@ -1,0 +1,419 @@
+"""The command line: `ghor run`, `report`, `data`, `check`, `bench`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .. import __version__
+from . import checkpoint, execute
+from . import data as datasets
+from .config import EXPERIMENTS, OPTIMIZERS, READINGS, Config
+from .progress import progress
+from .record import Damaged, read
+from .tasks import TASKS, drift, off_spaces
+from .train import Busy, forget
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Experiment = StrEnum("Experiment", {name: name for name in EXPERIMENTS})  # type: ignore[misc]
+OptimizerName = StrEnum("OptimizerName", {name: name for name in OPTIMIZERS})  # type: ignore[misc]
+Reading = StrEnum("Reading", {name.replace(" ", "-"): name.replace(" ", "-") for name in READINGS})  # type: ignore[misc]
+
+
+class Executor(StrEnum):
+    """Where runs are done."""
+
+    local = "local"
+    ray = "ray"
+
+
+WHAT, HOW, WHERE = "What to train", "How", "Where, and how many at a time"
+
+
+def option(
+    text: str, metavar: str | None, panel: str | None = None, default: str | None = None, names: tuple[str, ...] = ()
+) -> Any:
+    """An option and what the help says of it; `default` is in words, where the value does not speak for itself."""
+    return typer.Option(
+        *names, help=text, metavar=metavar, show_default=True if default is None else default, rich_help_panel=panel
+    )
+
+
+def version(value: bool) -> None:
+    """--version."""
+    if value:
+        print(f"ghor {__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the versions of ghor and torch.")
+    ] = False,
+) -> None:
+    """Optimizers on homogeneous spaces: the paper's experiments, from one command to tables and figures.
+
+    \b
+    ghor run pendulum           train, or go on where it was stopped
+    ghor check runs/pendulum    are all files whole, all weights on their space?
+    ghor report runs/pendulum   tables and figures beside the paper's
+    """
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        Experiment, typer.Argument(metavar="EXPERIMENT", help="One of pendulum, mnist, fashion-mnist.")
+    ],
+    optimizer: Annotated[
+        list[OptimizerName] | None,
+        option(
+            f"One of {', '.join(OPTIMIZERS)} (not for the pendulum). May be repeated.",
+            "NAME",
+            WHAT,
+            "all of the paper's",
+            names=("--optimizer", "-o"),
+        ),
+    ] = None,
+    seeds: Annotated[str | None, option("Such as 0-9 or 0,3,5.", "LIST", WHAT, "pendulum 0-9, others 0")] = None,
+    epochs: Annotated[
+        int | None,
+        option(
+            "A finished run is made longer by a larger number. The paper has 1000 and 500.",
+            "N",
+            WHAT,
+            "pendulum 1000, others 25",
+        ),
+    ] = None,
+    reading: Annotated[
+        list[Reading] | None,
+        option(
+            "Learning rates of the pendulum. as-run: 1e-3 for geometric-adam and 1e-2 for the others, with which the "
+            "numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, equal-1e-2: the two "
+            "Adams with the same one. May be repeated.",
+            "NAME",
+            WHAT,
+            "as-run",
+        ),
+    ] = None,
+    lr: Annotated[float | None, option("Learning rate of all.", "X", WHAT, "see --reading, others 1e-3")] = None,
+    batch_size: Annotated[int | None, option("Samples a step.", "N", WHAT, "pendulum 256, others 2048")] = None,
+    label: Annotated[
+        str | None, option("What is special about these runs, for their names and tables.", "TEXT", WHAT)
+    ] = None,
+    retraction: Annotated[str, option("cayley or geodesic.", "NAME", HOW)] = "cayley",
+    section: Annotated[str, option("auto, transported or implicit.", "NAME", HOW)] = "auto",
+    norm: Annotated[str, option("Of scalar-moment-adam: canonical or frobenius.", "NAME", HOW)] = "canonical",
+    dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
+    device: Annotated[str, option("A device of torch.", "NAME", HOW)] = "cpu",
+    threads: Annotated[
+        int | None,
+        option(
+            "Threads of each run. They decide the rounding: another number is another run.",
+            "N",
+            HOW,
+            "pendulum 1, others cores / jobs",
+        ),
+    ] = None,
+    compiled: Annotated[
+        bool,
+        option(
+            "Layers as compiled C where there is a compiler, or by torch alone.",
+            None,
+            HOW,
+            names=("--compile/--no-compile",),
+        ),
+    ] = True,
+    setting: Annotated[
+        list[str] | None,
+        option("Change the network: blocks=4. May be repeated.", "NAME=VALUE", HOW, names=("--set",)),
+    ] = None,
+    data: Annotated[Path | None, option("Where the data files are.", "FOLDER", WHERE, "GHOR_DATA")] = None,
+    out: Annotated[Path | None, option("Where records and checkpoints go.", "FOLDER", WHERE, "runs/EXPERIMENT")] = None,
+    restart: Annotated[
+        bool,
+        option("Remove the records and checkpoints of these runs and begin anew.", None, WHERE, names=("--restart",)),
+    ] = False,
+    jobs: Annotated[int, option("Runs at a time.", "N", WHERE, names=("--jobs", "-j"))] = 1,
+    executor: Annotated[
+        Executor, option("local: on this machine; ray: on a Ray cluster.", "NAME", WHERE)
+    ] = Executor.local,
+    address: Annotated[
+        str | None, option("Of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine")
+    ] = None,
+) -> None:
+    """Train: every optimizer with every seed, one record a run. The same command goes on where it was stopped.
+
+    Ctrl-C, a kill or a full disk costs the epoch under way and nothing else.
+
+    \b
+    ghor run pendulum                    the paper's table: 4 optimizers, 10 seeds
+    ghor run pendulum --epochs 60 -j 2   a first look, two runs at a time
+    ghor run mnist --seeds 0-1           5 optimizers, 2 seeds, 25 epochs
+    ghor run mnist --seeds 0-1 --epochs 100      the same runs, made longer
+    ghor run mnist -o geometric-adam --set blocks=4 --label small
+
+    Under torchrun the processes share every batch of the transformer:
+
+    \b
+    torchrun --nproc-per-node 2 --no-python ghor run mnist
+    """
+    console = Console(stderr=True)
+    pendulum = experiment == "pendulum"
+    with told(console, "Finished epochs are safe: when this is put right, the same command goes on from there."):
+        if jobs < 1:
+            raise ValueError(f"--jobs must be at least 1, got {jobs}")
+        if reading and (not pendulum or lr is not None):
+            raise ValueError("--reading names learning rates of the pendulum: not with --lr or another experiment")
+        if executor == "local" and address is not None:
+            raise ValueError("--address is for --executor ray")
+        cores = (os.cpu_count() or 1) // (jobs * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        common: dict[str, Any] = {
+            "experiment": str(experiment),
+            "epochs": epochs if epochs is not None else 1000 if pendulum else 25,
+            "batch_size": batch_size if batch_size is not None else 256 if pendulum else 2048,
+            "retraction": retraction,
+            "section": section,
+            "norm": norm,
+            "dtype": dtype,
+            "device": device,
+            "compile": compiled,
+            "threads": threads if threads is not None else 1 if pendulum else max(1, cores),
+            "network": dict(assigned(text) for text in setting or ()),
+        }
+        numbers = parse_seeds(seeds if seeds is not None else "0-9" if pendulum else "0")
+        names = list(dict.fromkeys(map(str, optimizer or (OPTIMIZERS[:4] if pendulum else OPTIMIZERS))))
+        configs: list[Config] = []
+        if pendulum and lr is None:
+            for name in [str(r).replace("-", " ", 1) for r in reading] if reading else ["as run"]:
+                for o in names:
+                    if o in READINGS[name]:
+                        rate = READINGS[name][o]
+                        configs.append(Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **common))
+                    elif optimizer:
+                        raise ValueError(f"the reading {name!r} has no {o}, it is of {', '.join(READINGS[name])}")
+        else:
+            rate = lr if lr is not None else 1e-3
+            for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
+                configs += [Config(optimizer=o, seeds=some, lr=rate, label=label, **common) for o in names]
+        folder = out if out is not None else Path("runs") / str(experiment)
+        with execute.ranks() as (rank, world):
+            if world > 1 and (jobs > 1 or executor == "ray"):
+                raise ValueError("torchrun's processes do one run together: not with --jobs or --executor ray")
+            if restart and rank == 0:
+                for config in configs:
+                    forget(config, folder)
+            with progress(console, configs, rank) as show:
+                if executor == "ray":
+                    left = execute.on_ray(configs, folder, data, show, jobs, address)
+                elif jobs > 1:
+                    left = execute.in_processes(configs, folder, data, show, jobs)
+                else:
+                    left = execute.one_by_one(configs, folder, data, show, rank, world)
+    if rank == 0:
+        for line in left:
+            console.print(f"left: {line}", markup=False, highlight=False, soft_wrap=True)
+        last = f"records: {folder}   next: ghor report {folder}"
+        console.print(last, markup=False, highlight=False, soft_wrap=True)
+    if left:
+        raise typer.Exit(1)
+
+
+def assigned(text: str) -> tuple[str, Any]:
+    """blocks=4 -> ("blocks", 4)."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(f"--set takes NAME=VALUE, got {text!r}")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            pass
+    return name, value
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """0-9 or 0,3,5, or both."""
+    seeds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            some = range(int(first), int(last or first) + 1)
+            if not 0 < len(some) <= 10_000:
+                raise ValueError
+            seeds += some
+        if len(set(seeds)) < len(seeds):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"--seeds takes 0-9 or 0,3,5, each number once, got {text!r}") from None
+    return tuple(seeds)
+
+
+@contextmanager
+def told(console: Console, comfort: str = "") -> Iterator[None]:
+    """What a person can do something about is a message; exit code 2 for a bad command, 1 for a failure."""
+
+    def say(error: object) -> None:
+        console.print(f"error: {error}", markup=False, highlight=False, style="red", soft_wrap=True)
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("stopped. The same command goes on from the last finished epoch.", highlight=False)
+        raise typer.Exit(130) from None
+    except (Busy, Damaged) as error:
+        say(error)
+        raise typer.Exit(1) from None
+    except ValueError as error:
+        say(error)
+        raise typer.Exit(2) from None
+    except OSError as error:
+        say(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
+        if comfort:
+            console.print(comfort, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+# -- report, data, check, bench ----------------------------------------------------------------------------------------
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")],
+    out: Annotated[Path | None, option("Where to write it.", "FOLDER", default="report/ in the first folder")] = None,
+) -> None:
+    """Tables, figures and one page from records, with the paper's numbers beside. Trains nothing.
+
+    \b
+    ghor report runs/pendulum
+    ghor report runs/pendulum runs/mnist runs/fashion-mnist --out report
+    """
+    from .report import report as make
+
+    with told(Console(stderr=True)):
+        make(folders, out, console=Console())
+
+
+@app.command()
+def data(
+    name: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="mnist, fashion-mnist.", show_default="both")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        option("Where to look first, and to keep them.", "FOLDER", default="GHOR_DATA", names=("--data",)),
+    ] = None,
+) -> None:
+    """Find or fetch the data sets and check every file against its SHA-256.
+
+    ghor run does the same when it needs them.
+    """
+    with told(Console(stderr=True)):
+        for each in name or list(datasets.DATASETS):
+            images = datasets.load(each, folder)
+            counts = len(images.train_labels), len(images.test_labels)
+            print(f"{each}: {counts[0]} training and {counts[1]} test images, checked")
+
+
+@app.command()
+def check(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help="Folders of runs, or single records and checkpoints.")
+    ],
+) -> None:
+    """Check records and checkpoints: every line and file as it was written, every weight on its space.
+
+    Exit code 1 if something is wrong.
+    """
+    runs: set[Path] = set()
+    with told(Console(stderr=True)):
+        for path in paths:
+            if not path.exists():
+                raise FileNotFoundError(2, "no such file or folder", str(path))
+            found = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in (".jsonl", ".ckpt")]
+            runs |= {p.with_suffix(".jsonl") for p in found if p.suffix in (".jsonl", ".ckpt")}
+        if not runs:
+            raise ValueError(f"no records in {', '.join(map(str, paths))}; ghor run makes them")
+    table = Table("run", "epochs", "record", "checkpoint", "off the space")
+    wrong: list[str] = []
+    for path in sorted(runs):
+        row, errors = look(path)
+        table.add_row(path.stem, *row)
+        wrong += errors
+    Console().print(table)
+    console = Console(stderr=True)
+    for line in wrong:
+        console.print(f"error: {line}", markup=False, highlight=False, style="red", soft_wrap=True)
+    if wrong:
+        raise typer.Exit(1)
+
+
+def look(path: Path) -> tuple[list[str], list[str]]:
+    """Epochs, record, checkpoint and distance of a run, in words, and what is wrong with it."""
+    epochs = record = state = off = "-"
+    wrong: list[str] = []
+    run = values = None
+    try:
+        run = read(path) if path.exists() else None
+        record = "missing" if run is None else "ok"
+    except (Damaged, OSError) as error:
+        record, wrong = "damaged", [str(error)]
+    saved = path.with_suffix(".ckpt")
+    try:
+        values = checkpoint.load(saved) if saved.exists() else None
+        state = "-" if values is None else f"ok, epoch {values['epoch']}"
+    except (Damaged, OSError) as error:
+        state, wrong = "damaged", [*wrong, str(error)]
+    if run is not None:
+        epochs = f"{len(run.epochs)} of {run.epochs_asked}"
+        if run.size < path.stat().st_size:
+            record = "ok, last line half written"
+    if run is not None and values is not None:
+        config = replace(Config.from_dict(run.header["config"]), device="cpu", compile=False)
+        model = TASKS[config.experiment].network(config)
+        model.load_state_dict(values["model"])
+        distances = drift(model, 1)
+        off = f"{distances[0]:.1e}" if distances else "-"
+        wrong += [f"{saved}: {line}" for line in off_spaces(model)]
+        if len(run.epochs) not in (values["epoch"], values["epoch"] - 1):
+            wrong.append(f"{path} has {len(run.epochs)} epochs, its checkpoint is of epoch {values['epoch']}")
+    elif record == "missing":
+        wrong.append(f"{path} is missing, its checkpoint is there")
+    return [epochs, record, state, off], wrong
+
+
+@app.command()
+def bench(
+    rounds: Annotated[int, option("Interleaved rounds of every optimizer.", "N")] = 20,
+    threads: Annotated[int | None, option("Of torch.", "N", default="all cores")] = None,
+) -> None:
+    """Time one step on the 336 weights of the paper's transformer, beside torch and geoopt."""
+    from .bench import bench as measure
+
+    with told(Console(stderr=True)):
+        measure(Console(), rounds=rounds, threads=threads or os.cpu_count() or 1)
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,164 @@
+"""Many runs: one after another, in several processes, on a Ray cluster, or as one rank of torchrun.
+
+A run that cannot be done now, because another process has it in hand or a file of it is damaged, is left, and why is
+returned; any other error ends them all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .config import Config
+from .record import Damaged, read
+from .train import Busy, Report, train
+
+Show = Callable[[Config, int, dict[str, Any]], None]
+POLL = 0.5  # seconds between looks at the records of runs in other processes
+
+
+@contextmanager
+def ranks() -> Iterator[tuple[int, int]]:
+    """Rank and world size under torchrun, with its process group; (0, 1) otherwise."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield 0, 1
+        return
+    torch.distributed.init_process_group("gloo")
+    try:
+        yield torch.distributed.get_rank(), world
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def one_by_one(
+    configs: Sequence[Config], folder: Path, data: Path | None, show: Show, rank: int = 0, world: int = 1
+) -> list[str]:
+    """In this process."""
+    left = []
+    for config in configs:
+
+        def report(epoch: int, line: dict[str, Any], config: Config = config) -> None:
+            show(config, epoch, line)
+
+        error = attempt(config, folder, data, report, rank, world)
+        left += [str(error)] if error else []
+    return left
+
+
+def attempt(
+    config: Config, folder: Path, data: Path | None, report: Report | None = None, rank: int = 0, world: int = 1
+) -> Busy | Damaged | None:
+    """One run; why it was left, if it was."""
+    try:
+        train(config, folder, data=data, report=report, rank=rank, world=world)
+    except (Busy, Damaged) as error:
+        return error
+    return None
+
+
+# -- in other processes ------------------------------------------------------------------------------------------------
+
+
+def in_processes(configs: Sequence[Config], folder: Path, data: Path | None, show: Show, jobs: int) -> list[str]:
+    """In `jobs` processes of this machine, each with the configuration's threads."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=follow_parent) as pool:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes inherit it: Ctrl-C is for this one
+        futures = [pool.submit(work, config.to_dict(), folder, data) for config in configs]
+        signal.signal(signal.SIGINT, before)
+        try:
+            return watch(configs, folder, show, futures)
+        except BaseException as error:
+            for process in list(pool._processes.values()):
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, BrokenProcessPool):
+                raise OSError("a process that trained was killed: for want of memory, or by somebody") from None
+            raise
+
+
+def follow_parent() -> None:
+    """In a process of a pool: when the parent is gone, end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)  # as safe as any other kill: the run goes on from its last checkpoint
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def on_ray(
+    configs: Sequence[Config], folder: Path, data: Path | None, show: Show, jobs: int, address: str | None
+) -> list[str]:
+    """As tasks of a Ray cluster; `folder` must be the same for all of its machines.
+
+    A task whose worker dies is started again elsewhere and goes on from its last checkpoint.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ValueError("--executor ray needs Ray: pip install 'ghor[ray]'") from None
+    if address is None:
+        ray.init(num_cpus=jobs, include_dashboard=False, log_to_driver=False)
+    else:
+        ray.init(address=address, log_to_driver=False)
+    try:
+        task = ray.remote(max_retries=20)(work)
+        refs = [
+            task.options(num_cpus=config.threads if address else 1, name=config.name).remote(
+                config.to_dict(), folder.absolute(), data and data.absolute()
+            )
+            for config in configs
+        ]
+        return watch(configs, folder, show, [ref.future() for ref in refs])
+    finally:
+        ray.shutdown()
+
+
+def work(values: dict[str, Any], folder: Path, data: Path | None) -> Exception | None:
+    """One run in another process; errors for people come back as values, without the stack of that process."""
+    try:
+        return attempt(Config.from_dict(values), folder, data)
+    except (ValueError, OSError) as error:
+        return error
+
+
+def watch(
+    configs: Sequence[Config], folder: Path, show: Show, futures: Sequence[Future[Exception | None]]
+) -> list[str]:
+    """Show the records as they grow until all runs are done; the first error is raised."""
+    sizes: dict[Path, int] = {}
+    while True:
+        done = [future for future in futures if future.done()]
+        for config in configs:
+            path = folder / f"{config.name}.jsonl"
+            size = path.stat().st_size if path.exists() else 0
+            if size == sizes.get(path, 0):
+                continue
+            sizes[path] = size
+            try:
+                run = read(path)
+            except Damaged:
+                continue  # the run itself says so
+            if run is not None and run.epochs:
+                show(config, len(run.epochs), run.epochs[-1])
+        results = [future.result() for future in done]
+        for error in results:
+            if error is not None and not isinstance(error, Busy | Damaged):
+                raise error
+        if len(done) == len(futures):
+            return [str(error) for error in results if error is not None]
+        time.sleep(POLL)

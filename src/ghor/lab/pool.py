@@ -1,0 +1,181 @@
+"""Runs of one configuration, pooled over their seeds: what a row of a table and a line of a figure stand for."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import READINGS
+from .record import Run
+
+Array = NDArray[np.float64]
+Spread = tuple[float, float | None]
+
+# the paper's names, in the paper's order; other optimizers and experiments follow under the names they have
+OPTIMIZERS = {
+    "geometric-adam": "Geometric Adam",
+    "scalar-moment-adam": "Scalar-moment Adam",
+    "momentum": "Riemannian momentum",
+    "gradient": "Riemannian gradient",
+    "standard-adam": "Standard Adam",
+}
+EXPERIMENTS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "pendulum": "Pendulum"}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Runs that differ in their seeds only and got equally far; `variant` tells them from others of the same name."""
+
+    config: dict[str, Any]
+    runs: tuple[Run, ...]
+    epochs: int
+    asked: int
+    variant: str = field(default="", compare=False)
+
+    @property
+    def experiment(self) -> str:
+        """Its name in the records."""
+        return str(self.config["experiment"])
+
+    @property
+    def optimizer(self) -> str:
+        """Its name in the records."""
+        return str(self.config["optimizer"])
+
+    @property
+    def label(self) -> str | None:
+        """Which reading of the learning rates, or whatever the runs were labelled with."""
+        return None if self.config.get("label") is None else str(self.config["label"])
+
+    @property
+    def seeds(self) -> list[int]:
+        """All of them, in the order of the columns of `series`."""
+        return [seed for run in self.runs for seed in run.header["config"]["seeds"]]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the runs have the epochs they were asked for."""
+        return self.epochs >= self.asked
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The last line of a kind of the first run that has one."""
+        return next((line for run in self.runs if (line := run.last(kind)) is not None), None)
+
+    def title(self, label: bool = True) -> str:
+        """The optimizer as the paper calls it, the label, and what else is special."""
+        parts = [name(OPTIMIZERS, self.optimizer), self.label if label else None, self.variant]
+        return ", ".join(part for part in parts if part)
+
+    def series(self, *keys: str) -> Array | None:
+        """A quantity recorded per seed, (epochs, seeds), nan where it was no number; None where it is not recorded."""
+        columns = []
+        for run in self.runs:
+            rows = [_at(epoch, keys) for epoch in run.epochs]
+            if not rows or any(row is None for row in rows):
+                return None
+            columns.append(np.array(rows, dtype=np.float64))
+        return np.concatenate(columns, 1)
+
+    def numbers(self, *keys: str) -> Array:
+        """A quantity recorded once an epoch, of all epochs of all runs that have it, (count,)."""
+        values = [_at(epoch, keys) for run in self.runs for epoch in run.epochs]
+        return np.array([value for value in values if value is not None], dtype=np.float64)
+
+
+def _at(values: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        values = None if values is None else values.get(key)
+    return values
+
+
+def name(names: dict[str, str], key: str) -> str:
+    """The name that a person reads; the key itself where there is none."""
+    return names.get(key, key)
+
+
+def place(order: Iterable[str], key: str | None) -> tuple[int, str]:
+    """A sorting key: what is in `order` in that order, then the rest by the alphabet; None is first."""
+    known = list(order)
+    if key is None:
+        return -1, ""
+    return (known.index(key), "") if key in known else (len(known), key)
+
+
+def spread(values: Array) -> Spread:
+    """Mean and sample standard deviation; None for the latter where there is one value."""
+    if not np.isfinite(values).all():
+        return float("nan"), None
+    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+def best(losses: Array) -> Array:
+    """The smallest value of each seed over the epochs, what is not finite left out: (epochs, seeds) -> (seeds,)."""
+    smallest = np.where(np.isfinite(losses), losses, np.inf).min(0)
+    return np.where(np.isfinite(smallest), smallest, np.nan)
+
+
+def deviations(a: Spread, b: Spread) -> float | None:
+    """How far two means are apart, in combined standard deviations: (a - b) / sqrt(s_a^2 + s_b^2)."""
+    if a[1] is None or b[1] is None or a[1] == b[1] == 0:
+        return None
+    return (a[0] - b[0]) / float(np.hypot(a[1], b[1]))
+
+
+def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
+    """Pools in the paper's order, and what had to be left out, in words. Of a seed run twice the newer run counts."""
+    kinds: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
+    warnings = []
+    for run in sorted(runs, key=lambda run: str(run.header.get("started")), reverse=True):
+        config, epochs = run.header["config"], len(run.epochs)
+        if not epochs:
+            warnings.append(f"{run.path} has no whole epoch yet: left out of tables and figures")
+            continue
+        for epoch in run.epochs:
+            if len(epoch["loss"]) != len(config["seeds"]):
+                counts = f"{len(epoch['loss'])} losses for {len(config['seeds'])} seeds"
+                raise ValueError(f"{run.path}: epoch {epoch['epoch']} has {counts}; the file is no record of ghor run")
+        flat = {**config, **config.get("network", {})}
+        key = json.dumps({k: v for k, v in flat.items() if k not in ("seeds", "epochs", "network")})
+        same = kinds[key, epochs, run.epochs_asked]
+        twice = [(seed, other) for other in same for seed in config["seeds"] if seed in other.header["config"]["seeds"]]
+        if twice:
+            seed, other = twice[0]
+            warnings.append(f"{run.path} is left out: {other.path} has the same configuration and seed {seed}")
+        else:
+            same.append(run)
+    pools = []
+    for (key, epochs, asked), same in kinds.items():
+        same.sort(key=lambda run: list(run.header["config"]["seeds"]))
+        pools.append(Pool(json.loads(key), tuple(same), epochs, asked))
+    pools = [_told_apart(p, pools) for p in pools]
+    for p in pools:
+        last = [loss for run in p.runs for loss in run.epochs[-1]["loss"]]
+        bad = [seed for seed, loss in zip(p.seeds, last, strict=True) if loss is None]
+        if bad:
+            what = f"the final loss of {'seed' if len(bad) == 1 else 'seeds'} {', '.join(map(str, bad))} is not finite"
+            warnings.append(f"{name(EXPERIMENTS, p.experiment)}, {p.title()}: {what}")
+    return sorted(pools, key=_order), sorted(warnings)
+
+
+def _told_apart(p: Pool, pools: Sequence[Pool]) -> Pool:
+    """With the settings, beside optimizer and label, in which it differs from another pool of that name."""
+    others = [q for q in pools if (q.experiment, q.optimizer, q.label) == (p.experiment, p.optimizer, p.label)]
+    keys = [key for key in p.config if any(q.config.get(key) != p.config[key] for q in others)]
+    return replace(p, variant=", ".join(f"{key} {p.config[key]}" for key in keys))
+
+
+def _order(p: Pool) -> tuple[Any, ...]:
+    return (
+        place(EXPERIMENTS, p.experiment),
+        place(OPTIMIZERS, p.optimizer),
+        place(READINGS, p.label),
+        p.variant,
+        -p.epochs,
+        -p.asked,
+    )

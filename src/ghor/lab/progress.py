@@ -1,0 +1,118 @@
+"""How far the runs are: bars in a terminal, lines elsewhere; loss and time left, of each run and of all of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from .config import Config
+from .execute import Show
+
+EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+
+
+class Pace:
+    """How far all runs are, and how long the rest takes at the pace of this call."""
+
+    def __init__(self, configs: list[Config]) -> None:
+        self.began = time.monotonic()
+        self.first: dict[str, int] = {}  # epochs that were there before this call
+        self.last: dict[str, int] = {}
+        self.total = sum(config.epochs for config in configs)
+
+    def see(self, config: Config, epoch: int) -> bool:
+        """Note the epoch; whether it is new."""
+        new = self.last.get(config.name) != epoch
+        self.first.setdefault(config.name, epoch - 1 if epoch < config.epochs else epoch)
+        self.last[config.name] = epoch
+        return new
+
+    @property
+    def done(self) -> int:
+        return sum(self.last.values())
+
+    def left(self) -> str:
+        fresh, rest = self.done - sum(self.first.values()), self.total - self.done
+        return clock((time.monotonic() - self.began) / fresh * rest) if fresh and rest else ""
+
+
+def clock(seconds: float) -> str:
+    """0:00:59."""
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02} left"
+
+
+def runs(configs: list[Config]) -> str:
+    """1 run, 2 runs."""
+    return f"{len(configs)} run{'' if len(configs) == 1 else 's'}"
+
+
+def found(line: dict[str, Any]) -> str:
+    """Loss and accuracy of an epoch; a loss that is no number is null in a record."""
+    loss = sum(math.nan if x is None else x for x in line["loss"]) / len(line["loss"])
+    accuracy = f", {line['test_accuracy'][0]:.2f} %" if "test_accuracy" in line else ""
+    return f"loss {loss:.4f}{accuracy}"
+
+
+@contextmanager
+def progress(console: Console, configs: list[Config], rank: int) -> Iterator[Show]:
+    """A bar for every run under way and one for all of them; lines now and then where there is no terminal."""
+    pace = Pace(configs)
+    if rank > 0:
+        yield lambda config, epoch, line: None
+    elif console.is_terminal:
+        yield from bars(console, configs, pace)
+    else:
+        yield from lines(console, configs, pace)
+
+
+def bars(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
+    """For a terminal. A run that is finished becomes a line above."""
+    columns = TextColumn("{task.description}"), BarColumn(14), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+    several = len({config.label for config in configs}) > 1
+    with Progress(*columns, console=console) as shown:
+        everything = shown.add_task(runs(configs), total=pace.total, note="")
+        tasks: dict[str, Any] = {}
+
+        def show(config: Config, epoch: int, line: dict[str, Any]) -> None:
+            if not pace.see(config, epoch):
+                return
+            first, last = config.seeds[0], config.seeds[-1]
+            name = f"{config.optimizer} {first if first == last else f'{first}-{last}'}"
+            name += f", {config.label}" if several else ""
+            if epoch >= config.epochs:
+                text = f"{name}: {epoch} epochs, {found(line)}"
+                shown.console.print(text, markup=False, highlight=False, soft_wrap=True)
+                if config.name in tasks:
+                    shown.remove_task(tasks.pop(config.name))
+            else:
+                if config.name not in tasks:
+                    tasks[config.name] = shown.add_task(name, total=config.epochs, note="")
+                left = clock(line["seconds"] * (config.epochs - epoch))
+                shown.update(tasks[config.name], completed=epoch, note=f"{found(line)}, {left}")
+            shown.update(everything, completed=pace.done, note=pace.left())
+
+        yield show
+
+
+def lines(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
+    """For a file or a pipe: a line for every finished run, and one now and then."""
+    written = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(config: Config, epoch: int, line: dict[str, Any]) -> None:
+        nonlocal written
+        if pace.see(config, epoch) and (time.monotonic() - written > EVERY or epoch >= config.epochs):
+            written = time.monotonic()
+            everything = ", ".join(filter(None, [f"{pace.done} of {pace.total} epochs", pace.left()]))
+            say(f"{config.name}: epoch {epoch} of {config.epochs}, {found(line)}; all: {everything}")
+
+    say(f"{runs(configs)}, {pace.total} epochs")
+    yield show

@@ -1,0 +1,153 @@
+"""`ghor report`: tables, figures and one page from the records of runs, with the paper's numbers beside.
+
+Nothing is trained. Into the folder `out` go report.html, which needs no other file and no network, report.md,
+tables/*.csv and figures/*.svg. Every file is written under another name first and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from rich.console import Console
+
+from ..files import store
+from . import tables
+from .pool import pool
+from .record import Run, read
+from .sections import Section, sections
+from .table import markdown
+
+WIDE = 140  # columns of tables that go to a file or a pipe, where nothing is cut off
+TITLE = "ghor: experiments beside the paper"
+INTRO = (
+    "Runs of ghor beside the numbers in Brantner, Generalizing Adam To Manifolds For Efficiently Training "
+    "Transformers. Ours are mean ± sample standard deviation over seeds, and so are the paper's (10 seeds, 500 epochs "
+    "for the transformer, 1000 for the pendulum, on an NVIDIA GeForce RTX 4090).",
+    "Tables and figures are drawn from the records of the runs and from nothing else.",
+)
+
+
+def report(folders: Sequence[Path], out: Path | None = None, *, console: Console) -> Path:
+    """Tables, figures and the page report.html of all records under the folders; returns the page's path.
+
+    `out` is <first folder>/report by default.
+    """
+    if not folders:
+        raise ValueError("no folder of records was given")
+    out = Path(folders[0]) / "report" if out is None else Path(out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; name a folder for the report")
+    runs, warnings = read_all(folders)
+    pools, left_out = pool(runs)
+    warnings += left_out
+    facts, found = about(runs), sections(runs, pools)
+    parts = [part for section in found for part in section.parts]
+    for part in parts:
+        if part.table:
+            store(part.table.csv().encode(), out / "tables" / f"{part.table.name}.csv")
+        for figure in part.figures:
+            store(figure.svg.encode(), out / "figures" / f"{figure.name}.svg")
+    store(as_markdown(facts, warnings, found).encode(), out / "report.md")
+    page = out / "report.html"
+    store(as_html(facts, warnings, found).encode(), page)
+
+    width = console.width
+    if not console.is_terminal:
+        console.width = max(width, WIDE)
+    try:
+        for part in parts:
+            if part.table and not part.quiet:
+                console.print(part.table.rich(console.width), "")
+    finally:
+        console.width = width
+    console.print(facts, markup=False, highlight=False)
+    for line in warnings:
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report: {page.resolve()}", soft_wrap=True, markup=False, highlight=False)
+    return page
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs under the folders, each file once, and the files that could not be read, in words."""
+    runs: dict[Path, Run] = {}
+    warnings = []
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder; `ghor run` makes one and says which")
+        found = sorted(folder.rglob("*.jsonl"))
+        for path in found:
+            if path.resolve() in runs:
+                continue
+            try:
+                run = read(path)
+            except OSError as error:
+                warnings.append(f"{path} cannot be read and is left out: {error.strerror}")
+                continue
+            if run is None:
+                warnings.append(f"{path} has no whole line yet and is left out")
+            else:
+                runs[path.resolve()] = run
+        if not any(path.resolve() in runs for path in found):
+            raise ValueError(
+                f"{folder} has no records (*.jsonl){''.join(f'; {line}' for line in warnings)}; "
+                "`ghor run pendulum`, `ghor run mnist` and `ghor run fashion-mnist` make some"
+            )
+    return list(runs.values()), warnings
+
+
+def about(runs: Sequence[Run]) -> str:
+    """When, where and with what the runs were made, in a sentence."""
+    lines = [line for run in runs for line in (run.header, *run.epochs[-1:])]
+    times = [time for line in lines if (time := line.get("started") or line.get("time"))]
+    seeds = {seed for run in runs for seed in run.header["config"]["seeds"]}
+
+    def each(key: str) -> str:
+        return "; ".join(dict.fromkeys(value for run in runs for value in tables.history(run, key))) or "unknown"
+
+    return (
+        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, seeds {tables.numbers(sorted(seeds))}, "
+        f"recorded from {tables.minute(min(times, default=None))} to {tables.minute(max(times, default=None))}. "
+        f"Commit {each('commit')}, ghor {each('ghor')}, torch {each('torch')}, Python {each('python')}. "
+        f"{each('machine')}."
+    )
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def as_html(facts: str, warnings: Sequence[str], sections: Sequence[Section]) -> str:
+    """The page; whatever is put into it is escaped, but for the figures, which hold no text."""
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    template = environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
+    return template.render(
+        title=TITLE,
+        intro=INTRO,
+        facts=facts,
+        warnings=warnings,
+        sections=sections,
+        markup=Markup,
+        base64=lambda text: base64.b64encode(text.encode()).decode(),
+    )
+
+
+def as_markdown(facts: str, warnings: Sequence[str], sections: Sequence[Section]) -> str:
+    """The same words and tables, with links to the figures' files."""
+    blocks = [f"# {markdown(TITLE)}", *map(markdown, INTRO), markdown(facts)]
+    if warnings:
+        blocks.append("\n".join(f"- {markdown(line)}" for line in warnings))
+    for section in sections:
+        blocks.append(f"## {markdown(section.title)}")
+        for part in section.parts:
+            blocks += map(markdown, part.text)
+            if part.table:
+                blocks += [f"**{markdown(part.table.caption)}**", part.table.markdown().strip()]
+            for figure in part.figures:
+                blocks += [f"![{markdown(figure.alt)}](figures/{figure.name}.svg)", markdown(figure.caption)]
+    return "\n\n".join(blocks) + "\n"

@@ -1,0 +1,203 @@
+"""What stands under which heading of a report, and the words: what is compared, and what differs from the paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import figures, paper, sphere, tables
+from .config import READINGS
+from .figures import Figure
+from .pool import EXPERIMENTS, Pool, name, place
+from .record import Run
+from .table import Table
+
+
+@dataclass(frozen=True)
+class Part:
+    """Words, then the table they are about, then figures."""
+
+    text: Sequence[str] = ()
+    table: Table | None = None
+    figures: Sequence[Figure] = ()
+    folded: bool = False
+    quiet: bool = False  # not for the terminal
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what is under it."""
+
+    title: str
+    parts: Sequence[Part]
+
+    @property
+    def id(self) -> str:
+        """For links inside the page."""
+        return "section-" + re.sub(r"\W+", "-", self.title.lower()).strip("-")
+
+
+def sections(runs: Sequence[Run], pools: Sequence[Pool]) -> list[Section]:
+    """All that there are records for, in the paper's order."""
+    found: list[Section] = []
+    for experiment in dict.fromkeys(p.experiment for p in pools):
+        same = [p for p in pools if p.experiment == experiment]
+        parts = pendulum(same) if experiment == "pendulum" else transformer(experiment, same, first=not found)
+        found.append(Section(name(EXPERIMENTS, experiment), parts))
+    return [*found, *costs(pools), drawing(), provenance(runs, pools)]
+
+
+def present(drawn: Iterable[Figure | None]) -> list[Figure]:
+    """Those that there was something to draw for."""
+    return [figure for figure in drawn if figure is not None]
+
+
+# -- the vision transformer --------------------------------------------------------------------------------------------
+
+TRANSFORMER = (
+    "336 attention projections are on St(7, 49), or unconstrained for standard Adam. The loss is "
+    "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction); final is that of the last "
+    "epoch, best the smallest of all epochs. Drift is the largest ‖YᵀY - I‖ over the weights after the last epoch, "
+    "given from the smallest to the largest seed.",
+    "Adam is chaotic here: its first step is the sign of gradients that have nearly vanished through 16 blocks, so one "
+    "rounding error changes the run. Results are distributions over seeds, and a single run can lie far from their "
+    "mean.",
+)
+OTHER_EPOCHS = (
+    "The paper's rows are after {} epochs, over 10 seeds. Rows with another number of epochs do not compare like with "
+    "like: they say how far these runs have come, not which is better."
+)
+EQUAL_EPOCHS = (
+    "At equal epochs: the paper has no numbers before epoch 500, but its authors published one run per configuration "
+    "(none for scalar-moment Adam). Both rows are at the same epoch, the last one that their table and our runs have; "
+    "where a quantity is missing there, a second pair of rows has it. One run is set against a distribution."
+)
+
+
+def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Part]:
+    """Outcomes, and for MNIST the comparison at equal epochs. What holds for both data sets is said once."""
+    title, asked = name(EXPERIMENTS, experiment), paper.EPOCHS.get(experiment)
+    text = [f"The paper's vision transformer on {title}{'.' if first else ', as above.'}"]
+    text += TRANSFORMER if first else ()
+    if asked and any(p.epochs != asked for p in pools):
+        text.append(OTHER_EPOCHS.format(asked))
+    parts = [Part(text, tables.outcomes(experiment, pools))]
+    if experiment == "mnist" and (table := tables.equal_epochs(pools)):
+        parts.append(Part([EQUAL_EPOCHS], table))
+    quantities = {"loss": figures.LOSS, "accuracy": figures.ACCURACY, "drift": figures.DRIFT}
+    drawn = [figures.curves(f"{experiment}-{key}", f"{title}: {q.words}", q, pools) for key, q in quantities.items()]
+    return [*parts, Part(figures=present(drawn))]
+
+
+# -- the pendulum ------------------------------------------------------------------------------------------------------
+
+PENDULUM = (
+    "A symplectic autoencoder reduces the lifted pendulum, R⁴ to R² and back. The error is "
+    "‖z - decoder(encoder(z))‖ / ‖z‖ over a batch, mean over the epoch, which is also the training loss; the paper "
+    "calls its loss a sum of squares, and its numbers are of the size of this relative error. Difference to the paper: "
+    "(ours - paper) / √(s₁² + s₂²), in combined standard deviations, for runs with the paper's number of epochs and "
+    "more than one seed.",
+    "Learning rates: the paper states 1e-4 for all four (reading “as stated”). A public version of the authors' "
+    "trainer does not hand that number to the optimizer, so that the defaults of its library apply: 1e-3 for geometric "
+    "Adam, 1e-2 for the other three (“as run”). “equal 1e-3” and “equal 1e-2” give both Adams the same rate.",
+    "On St(1, 2) an element of g^hor has one entry, so scalar-moment Adam and geometric Adam are the same algorithm "
+    "there up to a constant factor. A difference between these two rows cannot come from the second moment.",
+)
+TIME = (
+    "Wall-clock time of training. The paper trains one seed at a time on an NVIDIA GeForce RTX 4090; here all seeds of "
+    "a run are trained at once. The paper's column is its minutes for one run, times our seeds, times our epochs "
+    f"/ {paper.EPOCHS['pendulum']}: with 10 seeds and 1000 epochs 618 minutes for its four configurations."
+)
+STRUCTURE = (
+    "Encoder and decoder are symplectic by construction as long as the PSD weights are on St(1, 2). Largest distances "
+    "over all epochs and seeds, the Jacobian M taken at sample points; what is left is rounding."
+)
+SAMPLE = "What the autoencoder does with a few trajectories of the data, as recorded at the end of a run."
+
+
+def pendulum(pools: Sequence[Pool]) -> list[Part]:
+    """Outcomes by reading, time, structure, and what the autoencoder does with the sample."""
+    labels = sorted({p.label for p in pools}, key=lambda label: place(READINGS, label))
+    by_label = {label: [p for p in pools if p.label == label] for label in labels}
+    errors = []
+    for i, (label, same) in enumerate(by_label.items()):
+        title = f"Pendulum{f', “{label}”' if label else ''}: reconstruction error"
+        errors.append(figures.curves(f"pendulum-error-{slug(label, i)}", title, figures.ERROR, same))
+    parts = [
+        Part(PENDULUM, tables.pendulum_outcomes(pools), present(errors)),
+        Part([TIME], tables.pendulum_time(pools)),
+    ]
+    if table := tables.pendulum_structure(pools):
+        distances = {"encoder": figures.ENCODER, "decoder": figures.DECODER}
+        first = by_label[labels[0]]
+        kept = [figures.curves(f"pendulum-{key}", f"Pendulum: {q.words}", q, first) for key, q in distances.items()]
+        parts.append(Part([STRUCTURE], table, present(kept)))
+    samples = next((found for same in by_label.values() if (found := _samples(same))), None)
+    if samples:
+        shown, sample = samples[0]
+        drawn = [figures.phase_space(sample), figures.reconstruction(sample, shown.title()), figures.latent(samples)]
+        parts.append(Part([SAMPLE], figures=drawn))
+    return parts
+
+
+def _samples(pools: Sequence[Pool]) -> list[tuple[Pool, dict[str, Any]]]:
+    """One for each optimizer; of several pools the first that has one."""
+    found: dict[str, tuple[Pool, dict[str, Any]]] = {}
+    for p in pools:
+        sample = p.last("sample")
+        if sample is not None:
+            found.setdefault(p.optimizer, (p, sample))
+    return list(found.values())
+
+
+def slug(label: str | None, i: int) -> str:
+    """A label as part of a file name; numbered if it is a free one, since two may differ in signs only."""
+    text = re.sub(r"[^a-z0-9]+", "-", (label or "no label").lower()).strip("-")
+    return text if label is None or label in READINGS else f"{i}-{text}"
+
+
+# -- what all experiments have -----------------------------------------------------------------------------------------
+
+COST = (
+    "A step by its parts: AD is forward and backward, direction the way from the gradient to the velocity in g^hor, "
+    "retraction the move of the weights, other what is left of the training loop (in the paper's rows also the "
+    "evaluation of the test accuracy). Geometric share = (direction + retraction) / (AD + direction + retraction). "
+    "Medians over epochs; the memory is the largest.",
+    "The paper's rows are from one NVIDIA GeForce RTX 4090 and its memory is that of the device; ours are from the "
+    "machines under Runs and the memory is that of the whole process. They differ in the machine first of all. "
+    "Where seeds are trained at once, a step is a step of all of them.",
+)
+STATE = (
+    "Numbers kept by the optimizer between steps. The paper counts an element of g^hor of St(7, 49) as 21 + 294 = 315 "
+    "entries and stores a section for every parameter, also for those of vector spaces. ghor stores the element in the "
+    "shape of the weight, 343 entries, and a section for weights on manifolds only; it is counted on the tensors of an "
+    "optimizer after its first step."
+)
+DRAWN = "Drawn, not measured: how the tensors that an optimizer keeps move with the weight."
+RUNS = "The records that this page was made from. “20 of 25 epochs” marks a run that is not finished."
+
+
+def costs(pools: Sequence[Pool]) -> list[Section]:
+    """Time and memory."""
+    order = dict.fromkeys(p.experiment for p in pools)
+    found = [tables.cost(experiment, [p for p in pools if p.experiment == experiment]) for experiment in order]
+    timed = [table for table in found if table]
+    parts = [Part(() if i else COST, table) for i, table in enumerate(timed)]
+    if table := tables.state(pools):
+        parts.append(Part([STATE], table))
+    return [Section("Cost", parts)] if parts else []
+
+
+def drawing() -> Section:
+    """The paper's sphere."""
+    return Section("Parallel transport", [Part([DRAWN], figures=[sphere.transport()])])
+
+
+def provenance(runs: Sequence[Run], pools: Sequence[Pool]) -> Section:
+    """Where the numbers come from."""
+    parts = [Part([RUNS], tables.provenance(runs), quiet=True)]
+    if pools:
+        parts.append(Part(table=tables.settings(pools), folded=True, quiet=True))
+    return Section("Runs", parts)

@@ -1,0 +1,325 @@
+"""The paper's tables made from records, the paper's rows among ours; numbers only, the words are in report.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from . import paper
+from .config import READINGS
+from .pool import EXPERIMENTS, OPTIMIZERS, Pool, best, deviations, name, place, spread
+from .record import Run
+from .table import Column, Row, Table
+
+QUANTITIES = ("loss", "test_accuracy", "drift")
+
+CONFIGURATION = Column("configuration", "configuration")
+SOURCE = Column("source", "source")
+EPOCHS = Column("epochs", "epochs", "epochs")
+SEEDS = Column("seeds", "seeds", "number", "d")
+NO_LABEL = "no label"
+AT_ONCE = Column("seeds_at_once", "seeds at once")
+
+
+def by_optimizer(pools: Sequence[Pool]) -> Iterator[tuple[str, list[Pool]]]:
+    """Pools of one experiment, optimizer by optimizer."""
+    for optimizer, same in groupby(pools, lambda p: p.optimizer):
+        yield optimizer, list(same)
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
+    """Final and best loss, accuracy and drift: the paper's outcome tables of the vision transformer."""
+    rows = []
+    for optimizer, same in by_optimizer(pools):
+        reported = paper.OUTCOMES.get(experiment, {}).get(optimizer)
+        if reported:
+            numbers = (reported.final, reported.best, reported.accuracy, reported.drift)
+            asked = (paper.EPOCHS[experiment], None)
+            rows.append(Row((OPTIMIZERS[optimizer], "paper", asked, paper.SEEDS, *numbers), paper=True))
+        for p in same:
+            losses, accuracy, drift = (p.series(key) for key in QUANTITIES)
+            numbers_of_ours = (
+                None if losses is None else spread(losses[-1]),
+                None if losses is None else spread(best(losses)),
+                None if accuracy is None else spread(accuracy[-1]),
+                None if drift is None else (float(drift[-1].min()), float(drift[-1].max())),
+            )
+            rows.append(Row((p.title(), "ghor", (p.epochs, p.asked), len(p.seeds), *numbers_of_ours)))
+    columns = (
+        *(CONFIGURATION, SOURCE, EPOCHS, SEEDS),
+        Column("final_loss", "final loss", "spread", ".3f"),
+        Column("best_loss", "best loss", "spread", ".3f"),
+        Column("test_accuracy", "test accuracy (%)", "spread", ".2f"),
+        Column("drift", "drift ‖YᵀY - I‖", "range", ".1e"),
+    )
+    return Table(f"{experiment}-outcomes", f"{name(EXPERIMENTS, experiment)}: outcomes", columns, rows)
+
+
+def equal_epochs(pools: Sequence[Pool]) -> Table | None:
+    """MNIST at the last epochs that the authors' tables and our runs both have, the authors' single run first."""
+    rows = []
+    for p in pools:
+        ours = {key: p.series(key) for key in QUANTITIES}
+        theirs = {
+            key: dict(zip(curve.epochs, curve.values[p.optimizer], strict=True))
+            for key, curve in paper.AUTHORS.items()
+            if p.optimizer in curve.values and ours[key] is not None
+        }
+        last = {max((epoch for epoch in values if epoch <= p.epochs), default=0) for values in theirs.values()} - {0}
+        for epoch in sorted(last, reverse=True):
+            values = [theirs.get(key, {}).get(epoch) for key in QUANTITIES]
+            rows.append(
+                Row(
+                    (p.title(), "authors, one run", epoch, 1, *(v if v is None else (v, None) for v in values)),
+                    paper=True,
+                )
+            )
+            means = [
+                None if x is None or v is None else spread(x[epoch - 1])
+                for x, v in zip(ours.values(), values, strict=True)
+            ]
+            rows.append(Row((p.title(), "ghor", epoch, len(p.seeds), *means)))
+    columns = (
+        *(CONFIGURATION, SOURCE, Column("epoch", "at epoch", "number", "d"), SEEDS),
+        Column("loss", "training loss", "spread", ".3f"),
+        Column("test_accuracy", "test accuracy (%)", "spread", ".2f"),
+        Column("drift", "drift ‖YᵀY - I‖", "spread", ".1e"),
+    )
+    return Table("mnist-equal-epochs", "MNIST: at equal epochs", columns, rows) if rows else None
+
+
+def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
+    """Final and best error by configuration and reading, and the difference to the paper in standard deviations."""
+    rows = []
+    asked = paper.EPOCHS["pendulum"]
+    for optimizer, same in by_optimizer(pools):
+        reported = paper.OUTCOMES["pendulum"].get(optimizer)
+        if reported:
+            cells = (1e-4, (asked, None), paper.SEEDS, reported.final, reported.best, None, None)
+            rows.append(Row((OPTIMIZERS[optimizer], "paper", *cells), paper=True))
+        for p in same:
+            errors = p.series("loss")
+            if errors is None:
+                continue
+            final, lowest = spread(errors[-1]), spread(best(errors))
+            comparable = reported is not None and p.epochs == asked
+            differences = (
+                deviations(final, reported.final) if reported and comparable else None,
+                deviations(lowest, reported.best) if reported and comparable else None,
+            )
+            source = f"ghor, {p.label}" if p.label else "ghor"
+            cells_of_ours = (p.config.get("lr"), (p.epochs, p.asked), len(p.seeds), final, lowest, *differences)
+            rows.append(Row((p.title(label=False), source, *cells_of_ours)))
+    columns = (
+        *(CONFIGURATION, SOURCE, Column("lr", "learning rate", "number", ".0e"), EPOCHS, SEEDS),
+        Column("final_error", "final error", "spread", ".3f"),
+        Column("best_error", "best error", "spread", ".3f"),
+        Column("final_difference", "final - paper (s.d.)", "number", "+.2f"),
+        Column("best_difference", "best - paper (s.d.)", "number", "+.2f"),
+    )
+    return Table("pendulum-outcomes", "Pendulum: outcomes", columns, rows)
+
+
+def pendulum_time(pools: Sequence[Pool]) -> Table:
+    """Wall-clock minutes of all seeds of a configuration; the paper's for as many seeds and epochs, one after another.
+
+    A reading that has one pool of each of the paper's configurations gets a total.
+    """
+    rows = []
+    for label in sorted({p.label for p in pools}, key=lambda label: place(READINGS, label)):
+        same = [p for p in pools if p.label == label]
+        minutes = [float(p.numbers("seconds").sum()) / 60 for p in same]
+        theirs = [_paper_minutes(p) for p in same]
+        for p, mine, paper_minutes in zip(same, minutes, theirs, strict=True):
+            ratio = paper_minutes / mine if paper_minutes and mine else None
+            cells = ((p.epochs, p.asked), len(p.seeds), mine, paper_minutes, ratio)
+            rows.append(Row((label or NO_LABEL, p.title(label=False), *cells)))
+        total, reported = math.fsum(minutes), math.fsum(m for m in theirs if m)
+        if [p.optimizer for p in same] == list(paper.OUTCOMES["pendulum"]) and total:
+            rows.append(Row((label or NO_LABEL, "all four", None, None, total, reported, reported / total)))
+    columns = (
+        *(Column("reading", "reading"), CONFIGURATION, EPOCHS, SEEDS),
+        Column("minutes", "all seeds at once (min)", "number", ".1f"),
+        Column("paper_minutes", "paper, one after another (min)", "number", ".1f"),
+        Column("ratio", "paper / ghor", "number", ".1f"),
+    )
+    return Table("pendulum-time", "Pendulum: wall-clock time", columns, rows)
+
+
+def _paper_minutes(p: Pool) -> float | None:
+    reported = paper.OUTCOMES["pendulum"].get(p.optimizer)
+    if reported is None or reported.minutes is None:
+        return None
+    return reported.minutes[0] * len(p.seeds) * p.epochs / paper.EPOCHS["pendulum"]
+
+
+def pendulum_structure(pools: Sequence[Pool]) -> Table | None:
+    """How far weights are from St(1, 2), encoder and decoder from symplectic, at worst over epochs and seeds."""
+    rows = []
+    for p in pools:
+        worst = [p.series("drift"), p.series("symplecticity", "encoder"), p.series("symplecticity", "decoder")]
+        if any(values is not None for values in worst):
+            cells = [None if values is None else float(values.max()) for values in worst]
+            rows.append(Row((p.title(), (p.epochs, p.asked), len(p.seeds), *cells)))
+    columns = (
+        *(CONFIGURATION, EPOCHS, SEEDS),
+        Column("drift", "drift ‖ΦᵀΦ - I‖", "number", ".1e"),
+        Column("encoder", "encoder ‖M J Mᵀ - J‖", "number", ".1e"),
+        Column("decoder", "decoder ‖Mᵀ J M - J‖", "number", ".1e"),
+    )
+    return Table("pendulum-structure", "Pendulum: what training keeps", columns, rows) if rows else None
+
+
+# -- cost --------------------------------------------------------------------------------------------------------------
+
+
+def cost(experiment: str, pools: Sequence[Pool]) -> Table | None:
+    """Milliseconds a step by its parts, seconds an epoch, memory: medians over epochs, the memory's maximum."""
+    rows = []
+    for optimizer, same in by_optimizer(pools):
+        theirs = paper.COSTS.get(experiment, {}).get(optimizer)
+        timed = [(p, [p.numbers("ms", part) for part in ("ad", "direction", "retraction", "other")]) for p in same]
+        timed = [(p, parts) for p, parts in timed if all(len(part) for part in parts)]
+        if theirs and timed:
+            times = (theirs.ad, theirs.direction, theirs.retraction, theirs.other, theirs.share)
+            head = (OPTIMIZERS[optimizer], "paper", (paper.EPOCHS[experiment], None), "1")
+            rows.append(Row((*head, *times, theirs.seconds, theirs.peak), paper=True))
+        for p, parts in timed:
+            ad, direction, retraction, other = (float(np.median(part)) for part in parts)
+            share = 100 * (direction + retraction) / (ad + direction + retraction)
+            seconds, peak = p.numbers("seconds"), p.numbers("peak_mib")
+            median = float(np.median(seconds)) if len(seconds) else None
+            largest = float(peak.max()) / 1024 if len(peak) else None
+            times = (ad, direction, retraction, other, share)
+            head_of_ours = (p.title(), "ghor", (p.epochs, p.asked), _at_once(p))
+            rows.append(Row((*head_of_ours, *times, median, largest)))
+    columns = (
+        *(CONFIGURATION, SOURCE, EPOCHS, AT_ONCE),
+        Column("ad_ms", "AD (ms)", "number", ".1f"),
+        Column("direction_ms", "direction (ms)", "number", ".2f"),
+        Column("retraction_ms", "retraction (ms)", "number", ".2f"),
+        Column("other_ms", "other (ms)", "number", ".1f"),
+        Column("geometric_share_percent", "geometric share (%)", "number", ".1f"),
+        Column("seconds_per_epoch", "s / epoch", "number", ".2f"),
+        Column("peak_gib", "peak memory (GiB)", "number", ".2f"),
+    )
+    title = f"{name(EXPERIMENTS, experiment)}: cost of a step"
+    return Table(f"{experiment}-cost", title, columns, rows) if rows else None
+
+
+def _at_once(p: Pool) -> str:
+    return ", ".join(str(count) for count in sorted({len(run.header["config"]["seeds"]) for run in p.runs}))
+
+
+def state(pools: Sequence[Pool]) -> Table | None:
+    """Entries of the optimizer state: what the paper counts, counted here on the tensors of a real optimizer."""
+    rows: list[Row] = []
+    seen = set()
+    transformer = {"mnist", "fashion-mnist"}
+    for p in sorted(pools, key=lambda p: p.experiment not in transformer):  # stable: the order is kept otherwise
+        counted = p.runs[0].header.get("state")
+        network = "vision transformer" if p.experiment in transformer else "symplectic autoencoder"
+        key = network, p.title(label=False), json.dumps(counted, sort_keys=True)
+        if counted is None or key in seen:
+            continue
+        theirs = paper.STATES.get(p.optimizer) if p.experiment in transformer else None
+        if theirs and (network, p.optimizer) not in seen:
+            numbers = (theirs.per_weight, theirs.total, theirs.mib)
+            rows.append(Row((network, OPTIMIZERS[p.optimizer], "paper", "1", *numbers), paper=True))
+        seen |= {key, (network, p.optimizer)}
+        ours = (counted.get("entries_per_manifold_weight"), counted.get("total_entries"), counted.get("mib"))
+        rows.append(Row((network, p.title(label=False), "ghor", _at_once(p), *ours)))
+    columns = (
+        *(Column("network", "network"), CONFIGURATION, SOURCE, AT_ONCE),
+        Column("entries_per_manifold_weight", "entries per manifold weight", "number", ",.0f"),
+        Column("total_entries", "total entries", "number", ",.0f"),
+        Column("mib", "MiB", "number", ".2f"),
+    )
+    return Table("state", "Optimizer state", columns, rows) if rows else None
+
+
+# -- where the numbers come from ---------------------------------------------------------------------------------------
+
+
+def provenance(runs: Sequence[Run]) -> Table:
+    """One row a run: what, when, where, and with which versions."""
+    rows = []
+    for run in runs:
+        header, config = run.header, run.header["config"]
+        last = run.epochs[-1].get("time") if run.epochs else None
+        cells: tuple[Any, ...] = (
+            run.path.name,
+            name(EXPERIMENTS, config["experiment"]),
+            ", ".join(part for part in (name(OPTIMIZERS, config["optimizer"]), config.get("label")) if part),
+            numbers(config["seeds"]),
+            (len(run.epochs), run.epochs_asked),
+            *(", then ".join(history(run, key)) for key in ("commit", "ghor", "torch", "python", "machine")),
+            config.get("device"),
+            config.get("threads"),
+            *(minute(time) for time in (header.get("started"), last)),
+        )
+        rows.append(Row(cells))
+    columns = (
+        *(Column("file", "file"), Column("experiment", "experiment"), CONFIGURATION, Column("seeds", "seeds"), EPOCHS),
+        *(Column("commit", "commit"), Column("ghor", "ghor"), Column("torch", "torch"), Column("python", "Python")),
+        *(Column("machine", "machine"), Column("device", "device"), Column("threads", "threads", "number", "d")),
+        *(Column("started", "started"), Column("last", "last epoch")),
+    )
+    return Table("runs", "Runs", columns, rows)
+
+
+def settings(pools: Sequence[Pool]) -> Table:
+    """Every field of the configurations: one row a field and value, with the configurations that have it."""
+    rows = []
+    for experiment, of_one in groupby(pools, lambda p: p.experiment):
+        same = list(of_one)
+        for key in dict.fromkeys(
+            key for p in same for key in p.config if key not in ("experiment", "optimizer", "label")
+        ):
+            values: dict[str, list[str]] = {}
+            for p in same:
+                values.setdefault(json.dumps(p.config.get(key)), []).append(p.title())
+            for value, titles in values.items():
+                who = "all" if len(values) == 1 else "; ".join(dict.fromkeys(titles))
+                rows.append(Row((name(EXPERIMENTS, experiment), key, value, who)))
+    columns = (
+        *(Column("experiment", "experiment"), Column("setting", "setting")),
+        *(Column("value", "value"), Column("configurations", "configurations")),
+    )
+    return Table("settings", "Settings", columns, rows)
+
+
+def numbers(values: Sequence[int]) -> str:
+    """0 1 2 3 7 -> "0-3, 7"."""
+    parts: list[list[int]] = []
+    for value in sorted(values):
+        if parts and value == parts[-1][-1] + 1:
+            parts[-1].append(value)
+        else:
+            parts.append([value])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def history(run: Run, key: str) -> list[str]:
+    """What the header says, and each value that it had when the run was taken up again, in words."""
+    found = [line[key] for line in (run.header, *run.others) if line.get(key)]
+    return list(dict.fromkeys(machine(value) if key == "machine" else str(value) for value in found))
+
+
+def machine(found: dict[str, Any]) -> str:
+    """The machine in words."""
+    words = {"processor": "{}", "cores": "{} cores", "memory_gib": "{:.0f} GiB", "system": "{}"}
+    return ", ".join(text.format(found[key]) for key, text in words.items() if found.get(key))
+
+
+def minute(time: str | None) -> str | None:
+    """2026-11-15T23:30:00+00:00 -> 2026-11-15 23:30."""
+    return time[:16].replace("T", " ") if time else None
