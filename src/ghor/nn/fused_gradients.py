@@ -46,7 +46,7 @@ def missing(d: int) -> str | None:
 def unavailable(x: Tensor, *others: Tensor) -> str | None:
     """Why `kicks` does not take these (None: it does). x is a half of z, (copies, d, points)."""
     for t in (x, *others):
-        if t.device.type != "cpu" or t.dtype != torch.float32:
+        if not t.is_cpu or t.dtype is not torch.float32:
             return f"it is for float32 on the CPU, not {str(t.dtype).removeprefix('torch.')} on {t.device.type}"
     if x.shape[1] > LARGEST:
         return f"it is for halves of at most {LARGEST} dimensions, not {x.shape[1]}"

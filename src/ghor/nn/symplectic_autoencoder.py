@@ -204,9 +204,9 @@ class Chain(PhaseSpaceMap):
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         for run in self.runs():
             if self.fused and isinstance(run[0], Gradient) and not torch.compiler.is_compiling():
-                why = compiled.unavailable(q, p, *run[0].stacked())
+                parameters = [w for layer in run for w in (layer.weight, layer.scale, layer.bias)]
+                why = compiled.unavailable(q, p, *parameters)
                 if why is None:
-                    parameters = [w for layer in run for w in (layer.weight, layer.scale, layer.bias)]
                     if isinstance(run[0], GradientQ):
                         q, p = compiled.kicks(q, p, parameters)
                     else:
