@@ -29,8 +29,10 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-9s %s\n", $$1, $$2 }'
 	@echo "  variables: PYTHON (interpreter for .venv), JOBS (test processes), ARGS (passed on)"
 
-demo: .venv/.installed-lab  ## run five optimizers on a Procrustes problem and draw it
-	@$(PY) examples/demo.py $(ARGS)
+demo: .venv/.installed-lab  ## the pendulum comparison, shortened: four optimizers, 10 seeds, and its report
+	@cores=$$($(PY) -c 'import os; print(min(4, os.cpu_count() or 1))') && \
+	$(PY) -m ghor run pendulum --epochs 60 --jobs $$cores --out runs/demo $(ARGS) && \
+	$(PY) -m ghor report runs/demo
 
 # one thread a process: the processes already fill the cores
 test: .venv/.installed-dev  ## run the tests
