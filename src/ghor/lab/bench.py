@@ -163,7 +163,7 @@ def bench(console: Console, rounds: int = 20, threads: int = 1) -> dict[str, Any
     lines = [
         "drift: largest distance of a weight to the manifold, ||Y^T Y - I||, after all steps. torch's Adam knows "
         "nothing of it.",
-        f"{where['processor']}, {where['cores']} cores, {threads} threads, torch {record['torch']}; medians of "
+        f"{where['processor']}, {where['cores']} cores, threads: {threads}, torch {record['torch']}; medians of "
         f"{rounds} interleaved rounds.",
         *record["missing"],
         *(["The machine was busy with something else when this began: times may be far off."] if others else []),

@@ -1,0 +1,306 @@
+"""What a training step of the paper's two networks consists of, and how far it is from the machine's limit.
+
+    python benchmarks/training.py                              # 2 threads, 12 rounds after 2 of warm-up; two minutes
+    python benchmarks/training.py --rounds 1 --warmup 1        # is everything alive? (not for quoting)
+    python benchmarks/training.py --json training.json
+
+The transformer at batch 2048, on random images: forward and backward with the attention as compiled C and by the plain
+formula, and the step of each optimizer of the comparison, split into direction (gradient to velocity) and retraction.
+The pendulum's autoencoder: ten networks at once at batch 256, one thread, on random points. All contenders take turns
+within a round, in shuffled order. Subnormal numbers are flushed to zero, as in training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import commit, machine, machine_lines, quartiles, write_json
+from rich.console import Console
+from rich.progress import Progress
+
+from ghor.lab import paper
+from ghor.lab.config import OPTIMIZERS, Config
+from ghor.lab.table import Column, Row, Table
+from ghor.lab.tasks import CLASSES, Autoencoder, Classification
+from ghor.lab.train import Stopwatch, optimizer_of
+
+BATCH, TOKENS, DIM, BLOCKS = 2048, 16, 49, 16
+POINTS, SEEDS, STEPS = 256, 10, 10  # STEPS: of a visit
+BAR, BAR_GFLOPS, BAR_GBS = 0.5, 200.0, 10.0  # seconds, on a machine of these rates
+COMPILED, PLAIN = "geometric-adam", "geometric-adam, plain formula"
+PARTS = ("ad", "direction", "retraction")
+
+
+# ---------------------------------------------------------------------------------------------------- contenders
+
+
+class Contender:
+    """A task with its optimizer; `step()` adds the milliseconds of one training step to `ms`."""
+
+    def __init__(self, name: str, task: Any, batch: Any, threads: int, steps: int) -> None:
+        self.name, self.task, self.batch, self.threads, self.steps = name, task, batch, threads, steps
+        self.opt = optimizer_of(task.config, task.model)
+        self.watch = Stopwatch()
+        self.ms: dict[str, list[float]] = {part: [] for part in PARTS}
+
+    def visit(self) -> None:
+        """`steps` steps, of which the mean counts."""
+        torch.set_num_threads(self.threads)
+        total = dict.fromkeys(PARTS, 0.0)
+        for _ in range(self.steps):
+            for part, ms in zip(PARTS, self.step(), strict=True):
+                total[part] += ms
+        for part in PARTS:
+            self.ms[part].append(total[part] / self.steps)
+
+    def step(self) -> tuple[float, float, float]:
+        """ms of automatic differentiation, direction, retraction."""
+        self.watch.retraction = 0.0
+        with self.watch.running():
+            t0 = time.perf_counter()
+            self.opt.zero_grad()
+            self.task.loss(self.batch)[0].backward()
+            t1 = time.perf_counter()
+            self.opt.step()
+            t2 = time.perf_counter()
+        retraction = self.watch.retraction
+        return 1e3 * (t1 - t0), 1e3 * (t2 - t1 - retraction), 1e3 * retraction
+
+    def compiled(self) -> bool:
+        """Whether compiled C is really in use: where it cannot be had, a warning has said why."""
+        asked = [module.fused for module in self.task.model.modules() if hasattr(module, "fused")]
+        return bool(asked) and all(asked)
+
+    def summary(self) -> dict[str, Any]:
+        rounds = list(zip(*self.ms.values(), strict=True))
+        return {
+            "name": self.name,
+            "compiled": self.compiled(),
+            **{part: quartiles(values) for part, values in self.ms.items()},
+            "share_percent": quartiles([100 * (d + r) / (ad + d + r) for ad, d, r in rounds]),
+            "rounds_ms": self.ms,
+        }
+
+
+class Images(Classification):
+    """The task without its data set: nothing is fetched, and times do not depend on the pixels."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.rank, self.world = config, 0, 1
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.model = self.predict = self.network(config)
+
+
+class Points(Autoencoder):
+    """The same for the pendulum."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.model = self.predict = self.network(config)
+
+
+def transformers(threads: int) -> Iterator[Contender]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(BATCH, 28, 28, generator=generator)
+    labels = torch.randint(CLASSES, (BATCH,), generator=generator)
+    for name in OPTIMIZERS:
+        for c in (True, False) if name == COMPILED else (True,):
+            config = Config("mnist", name, (0,), 1, 1e-3, BATCH, threads=threads, compile=c)
+            yield Contender(name if c else PLAIN, Images(config), (images, labels), threads, steps=1)
+
+
+def autoencoders() -> Iterator[Contender]:
+    z = torch.randn(SEEDS, 4, POINTS, generator=torch.Generator().manual_seed(1))
+    for name in OPTIMIZERS[:-1]:  # without standard-adam
+        for c in (True, False) if name == COMPILED else (True,):
+            config = Config("pendulum", name, tuple(range(SEEDS)), 1, 1e-3, POINTS, compile=c)
+            yield Contender(name if c else PLAIN, Points(config), z, 1, steps=STEPS)
+
+
+def measure(contenders: list[Contender], rounds: int, warmup: int, tell: Callable[[], object]) -> None:
+    """Interleaved rounds without garbage collection; `tell` is called after each visit."""
+    order = random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for round_ in range(warmup + rounds):
+            for c in order.sample(contenders, len(contenders)):
+                c.visit()
+                tell()
+            if round_ == warmup - 1:
+                for c in contenders:
+                    c.ms = {part: [] for part in PARTS}
+    finally:
+        gc.enable()
+
+
+# ---------------------------------------------------------------------------------------------------- the limit
+
+
+def flops() -> dict[str, float]:
+    """Products of one forward and backward pass of the transformer, a multiply-add counted as two.
+
+    Backward is twice forward: a product for the gradient of either factor.
+    """
+    columns = BATCH * TOKENS
+    forward = {
+        "projections": BLOCKS * 2 * (3 * DIM) * DIM * columns,
+        "feed_forward": BLOCKS * 2 * DIM * DIM * columns,
+        "attention": BLOCKS * 2 * (2 * TOKENS) * DIM * columns,  # scores, and values
+        "head": 2 * CLASSES * DIM * BATCH,
+    }
+    return {part: 3.0 * count for part, count in forward.items()}
+
+
+def limits(rates: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The time of the products alone at the measured rate, and the bar, scaled to this machine in two ways."""
+    products, copies = BAR_GFLOPS / rates["matmul_gflops"], BAR_GBS / rates["copy_gbs"]
+    total = sum(flops().values())
+    floor = total / rates["matmul_gflops"] / 1e9
+    bars = {"max": BAR * max(products, copies), "mean": BAR * (products + copies) / 2}
+    return {
+        "seconds": seconds,
+        "flops": flops(),
+        "floor_seconds": floor,
+        "over_floor": seconds / floor,
+        "slower_products": products,
+        "slower_copies": copies,
+        "bar_seconds": bars,
+        "met": {how: seconds <= bar for how, bar in bars.items()},
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the record
+
+
+def make_record(console: Console, threads: int, rounds: int, warmup: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # as in training
+    before = machine()
+    parts = {"transformer": list(transformers(threads)), "pendulum": list(autoencoders())}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        for what, contenders in parts.items():
+            task = bar.add_task(what, total=len(contenders) * (warmup + rounds))
+            measure(contenders, rounds, warmup, partial(bar.advance, task))
+    torch.set_num_threads(threads)
+    after = machine()
+    rates = {key: max(before[key], after[key]) for key in ("matmul_gflops", "copy_gbs")}
+    rows = {what: [c.summary() for c in contenders] for what, contenders in parts.items()}
+    ad = {row["name"]: row["rounds_ms"]["ad"] for row in rows["transformer"]}
+    return {
+        "benchmark": "training",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": before | rates,
+        "rates": [{key: m[key] for key in rates} for m in (before, after)],
+        "settings": {
+            "batch": BATCH,
+            "points": POINTS,
+            "seeds": SEEDS,
+            "threads": threads,
+            "rounds": rounds,
+            "warmup": warmup,
+            "flush_subnormals": True,
+        },
+        **rows,
+        "compiled_over_plain": quartiles([a / b for a, b in zip(ad[COMPILED], ad[PLAIN], strict=True)]),
+        "limits": limits(rates, quartiles(ad[COMPILED])[1] / 1e3),
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- the report
+
+
+def table(record: dict[str, Any], what: str) -> Table:
+    """Medians; the paper's share beside ours."""
+    s = record["settings"]
+    title = {
+        "transformer": f"Transformer, batch {s['batch']}, {s['threads']} threads: ms a step",
+        "pendulum": f"Pendulum, {s['seeds']} networks at once, batch {s['points']}, 1 thread: ms a step",
+    }[what]
+    columns = (
+        Column("configuration", "configuration"),
+        Column("ad", "AD", "number", ".1f"),
+        Column("direction", "direction", "number", ".2f"),
+        Column("retraction", "retraction", "number", ".2f"),
+        Column("share", "geometric share (%)", "number", ".2f"),
+        Column("paper", "paper (%)", "number", ".1f"),
+    )
+    theirs = paper.COSTS["mnist"] if what == "transformer" else {}
+    rows = []
+    for row in record[what]:
+        numbers = [row[key][1] for key in (*PARTS, "share_percent")]
+        reported = theirs.get(row["name"])
+        rows.append(Row((row["name"], *numbers, reported and reported.share)))
+    return Table(f"training-{what}", title, columns, rows)
+
+
+def report(record: dict[str, Any]) -> list[str]:
+    """The rest of the record in words; measures nothing."""
+    low, s = record["limits"], record["settings"]
+    count = sum(low["flops"].values())
+    faster = sorted(1 / ratio for ratio in record["compiled_over_plain"])
+    verdict = {True: "met", False: "NOT MET"}
+    minutes = paper.OUTCOMES["pendulum"][COMPILED].minutes[0]
+    theirs = minutes * 60e3 / (39 * paper.EPOCHS["pendulum"])  # 39 steps an epoch
+    lines = [
+        f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are flushed to "
+        "zero, as in training. Geometric share: (direction + retraction) / (AD + direction + retraction).",
+        f"Forward + backward with compiled attention is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) times as "
+        "fast as with the plain formula.",
+        f"Its {count / 1e9:.1f} GFlop of products ({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; "
+        f"backward counted as twice forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 product. "
+        f"Measured: {low['seconds']:.3f} s, {low['over_floor']:.1f} times that.",
+    ]
+    if s["batch"] == 2048:
+        lines.append(
+            f"Bar: {BAR:g} s where a product reaches {BAR_GFLOPS:.0f} GFlop/s and a copy {BAR_GBS:.0f} GB/s (read and "
+            f"written). This machine is {low['slower_products']:.2f} times slower in products, "
+            f"{low['slower_copies']:.2f} times in copies. Bar times the larger: {low['bar_seconds']['max']:.3f} s, "
+            f"{verdict[low['met']['max']]}; times their mean: {low['bar_seconds']['mean']:.3f} s, "
+            f"{verdict[low['met']['mean']]}."
+        )
+    lines.append(f"Pendulum in the paper: {theirs:.1f} ms a step of geometric Adam, one network, everything included.")
+    for what in ("transformer", "pendulum"):
+        missing = [row["name"] for row in record[what] if not row["compiled"] and row["name"] != PLAIN]
+        if missing:
+            lines.append(f"Compiled C could not be had; by the plain formula: {what} {', '.join(missing)}.")
+    for key, unit in (("matmul_gflops", "GFlop/s"), ("copy_gbs", "GB/s")):
+        values = [rates[key] for rates in record["rates"]]
+        if max(values) > 1.2 * min(values):
+            lines.append(
+                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be quoted."
+            )
+    return [*lines, *machine_lines(record)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2, help="of torch, for the transformer (default: 2)")
+    parser.add_argument("--rounds", type=int, default=12, help="timed rounds (default: 12)")
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before those (default: 2)")
+    parser.add_argument("--json", "--out", type=Path, metavar="PATH", help="write the whole record, raw times included")
+    args = parser.parse_args()
+    if min(args.threads, args.rounds, args.warmup) < 1:
+        parser.error("--threads, --rounds and --warmup must be at least 1")
+    console = Console()
+    record = make_record(Console(stderr=True), args.threads, args.rounds, args.warmup)
+    for what in ("transformer", "pendulum"):
+        console.print(table(record, what).rich(console.width), "")
+    for line in report(record):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if args.json:
+        write_json(record, args.json)
+
+
+if __name__ == "__main__":
+    main()
