@@ -1,10 +1,8 @@
 """The command `ghor` as a person meets it."""
 
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from runs import MNIST, PENDULUM, facts, forks, make_mnist, the_record, undisturbed
@@ -77,28 +75,6 @@ def test_a_terminal_has_bars_and_a_pipe_has_lines(tmp_path):
     text = forks().run(*TWO, "--out", tmp_path / "b")
     assert re.search(r"epoch 2 of 2, loss \d\.\d+; all: 2 of 2 epochs", text)
     assert f"next: ghor report {tmp_path / 'b'}" in text
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path):
-    child = forks().start(*PENDULUM, "--epochs", "5000", "--out", tmp_path)
-    while not list(tmp_path.glob("*.ckpt")):
-        time.sleep(0.05)
-    child.kill(signal.SIGINT)
-    done = child.wait()
-    assert done.code == 130, done.text
-    assert "The same command goes on" in done.text
-    assert "Traceback" not in done.text
-
-
-def test_jobs_give_the_same_records(tmp_path):
-    """Two processes; what each writes is what one process writes."""
-    argv = (*PENDULUM, "--epochs", "2", "-o", "gradient")
-    forks().run(*argv, "--out", tmp_path / "one")
-    command = [sys.executable, "-m", "ghor", *argv, "--jobs", "2", "--out", str(tmp_path / "two")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    for one in (tmp_path / "one").glob("*.jsonl"):
-        assert facts(one, "commit") == facts(tmp_path / "two" / one.name, "commit")
 
 
 def test_torchrun_is_one_process(tmp_path):

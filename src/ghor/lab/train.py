@@ -200,7 +200,12 @@ def train(
     check_device(config.device)
     path = folder / f"{config.name}.jsonl"
     with in_hand(path, rank, world):
-        _train(config, path, data, report, rank, world)
+        before = torch.get_num_threads()
+        try:
+            _train(config, path, data, report, rank, world)
+        finally:  # as torch has them
+            torch.set_num_threads(before)
+            torch.set_flush_denormal(False)
     return path
 
 
