@@ -331,11 +331,14 @@ def test_the_same_weight_in_two_groups(space, shape, gen):
 def test_differentiable(cls, gen):
     Y = nn.Parameter(point(ghor.Stiefel(), (5, 2), gen))
     Optimizer = getattr(ghor.optim, cls)
-    refused(
-        {"params": [Y], "space": ghor.Stiefel(), "differentiable": True}, ValueError, "group", "differentiable=True"
-    )
-    with pytest.raises(ValueError, match="differentiable=True"):
-        Optimizer([Y], space=ghor.Stiefel(), differentiable=True)
+    opt, before = Optimizer([Y], space=ghor.Stiefel(), differentiable=True), Y.detach().clone()
+    Y.grad = torch.ones_like(Y)
+    with pytest.raises(RuntimeError, match=r"parameter 0 of group 0 is on Stiefel\(\): differentiable=True does not"):
+        opt.step()
+    assert torch.equal(Y, before)
+    opt.param_groups[0]["differentiable"] = False
+    opt.step()
+    assert not torch.equal(Y, before)
     Optimizer([nn.Parameter(torch.zeros(2))], space=ghor.Euclidean(), differentiable=True)  # torch's own business
 
 

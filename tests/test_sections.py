@@ -59,7 +59,7 @@ def test_the_closed_form_is_a_section(start, gen):
     assert (ST.section_matrix(Y, R) - Lambda).abs().max() < 5e-15
     assert (ST.section(Y) - Lambda).abs().max() < 5e-15
     G = randn((N, n), gen)
-    H = Implicit(ST, n, R[None]).global_grad(Y[None], G[None])[0]
+    H = Implicit(ST, n, R[None]).global_grad(Y[None], G[None], torch.empty_like(G[None]))[0]
     expected = Lambda.mT @ G
     expected[:n] -= expected[:n].mT.clone()
     assert (H - expected).abs().max() < 1e-14

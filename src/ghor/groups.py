@@ -40,9 +40,9 @@ def check_options(group: dict[str, Any], gi: int) -> None:
         raise TypeError(f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}")
 
 
-def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any]) -> None:
+def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], new: bool = True) -> None:
     """Find the spaces of a group's parameters and check everything about them; leaves `group["space"]` as a space, or a
-    tuple of one for each parameter."""
+    tuple of one for each parameter. In a `new` group no weight on a manifold may be frozen; later that is a pause."""
     for key in group:
         close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
         if close and key not in GROUP_KEYS and key not in defaults:
@@ -63,15 +63,13 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any]) -> Non
         check_parameter(p, space, name)
         if isinstance(space, Euclidean):
             continue
-        if not p.requires_grad:
+        if new and not p.requires_grad:
             raise ValueError(
                 f"{name} of shape {tuple(p.shape)} is on {space} and does not require gradients; call requires_grad_() "
                 "on it or leave it out (ghor.param_groups(model) leaves frozen weights out)"
             )
         if id(p) in seen:
             raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; give it once")
-        if group.get("differentiable"):
-            raise ValueError(f"{name} is on {space}: differentiable=True does not go through the step of such a weight")
         seen.add(id(p))
         place = 0 if p.is_meta or placing(p) is not None else p.data_ptr()
         if place in places:

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable
+from contextlib import ContextDecorator, ExitStack
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Half precision has no LAPACK and too few digits for a group element: everything is computed in float32 there.
 COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
+class full_precision(ContextDecorator):
     """A context, or decorator, without autocast: a product rounded to bfloat16 is 2e-3 off the group."""
-    with ExitStack() as off:
-        for device in ("cpu", "cuda", "mps", "xpu"):
-            if torch.is_autocast_enabled(device):
-                off.enter_context(torch.autocast(device, enabled=False))
-        yield
+
+    devices = ("cpu", "cuda", "mps", "xpu")
+
+    def __call__(self, function: F) -> F:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not any(map(torch.is_autocast_enabled, self.devices)):  # a context costs more than this look
+                return function(*args, **kwargs)
+            with full_precision():
+                return function(*args, **kwargs)
+
+        return cast(F, call)
+
+    def __enter__(self) -> None:
+        self.off = ExitStack()
+        for device in filter(torch.is_autocast_enabled, self.devices):
+            self.off.enter_context(torch.autocast(device, enabled=False))
+
+    def __exit__(self, *error: object) -> None:
+        self.off.close()
 
 
 def frobenius(X: Tensor) -> Tensor:
@@ -48,16 +65,24 @@ def phi(X: Tensor) -> Tensor:
     with torch.no_grad():
         norm = torch.linalg.matrix_norm(X, ord=1, keepdim=True)
         s = torch.ceil(torch.log2(2 * norm.clamp_min(0.25))).clamp_min(0).nan_to_num(0, 0, 0)
-        # A look at s is free on the CPU. Elsewhere it would wait for the device: the optimizer keeps ||W|| <= 32 there.
-        halvings = int(s.max()) if X.device.type == "cpu" and X.numel() > 0 else 12
     Y = X * torch.exp2(-s)
     terms = 9 if X.dtype == torch.float32 else 15  # (1/2)^terms / (terms + 1)! < eps
     out = I.expand_as(X)
     for k in range(terms, 1, -1):
         out = I + (Y @ out) / k
     W = out * torch.exp2(-s)
-    for j in range(halvings):
-        W = torch.where(j < s, 2 * W + W @ X @ W, W)
+
+    def double(j: int | Tensor, W: Tensor) -> Tensor:
+        return torch.where(j < s, 2 * W + W @ X @ W, W)
+
+    if torch.compiler.is_compiling() and not X.requires_grad:
+        top = s.amax()
+        start = torch.zeros((), dtype=torch.int64, device=X.device)
+        _, W = torch.while_loop(lambda j, _: j < top, lambda j, W: (j + 1, double(j, W)), (start, W))
+        return W
+    # A look at s is free on the CPU. Elsewhere it would wait for the device: the optimizer keeps ||W|| <= 32 there.
+    for j in range(int(s.max()) if X.device.type == "cpu" and X.numel() > 0 else 12):
+        W = double(j, W)
     return W
 
 

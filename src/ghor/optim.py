@@ -135,9 +135,9 @@ class _PaperAdam(Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
-        t = float(state["step"])
+        t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
         for cache, beta, value in zip((state["m"], state["v"]), group["betas"], (g, g * g), strict=True):
-            cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value, alpha=(1 - beta) / (1 - beta**t))
+            cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))
         p.addcdiv_(state["m"], (state["v"] + group["delta"]).sqrt(), value=-group["lr"])
 
 

@@ -21,14 +21,17 @@ from __future__ import annotations
 import copyreg
 import inspect
 import operator
+import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from .declare import spaces as declared_spaces
@@ -113,39 +116,51 @@ class Lifted(Optimizer):
         if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
             with torch.no_grad(), full_precision():  # Adagrad has state from the start: sections belong to it
                 self._restack()
-        self._flush(3)
+        self._flush()
 
     def _prepare(self) -> None:
         """What is made anew whenever groups or state come from outside."""
         self._stacks: list[Stack] | None = None
         self._seen: list[dict[str, Any]] = []
+        self._stateless = False
         self._warned: set[str] = getattr(self, "_warned", set())
         self._pending: list[str] = getattr(self, "_pending", [])
 
     # -- the step: Algorithm 3 ------------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; a closure is called once, with gradients enabled, and its value returned."""
+        """One step; a closure is called once, with gradients enabled, and its value returned.
+
+        torch.compile makes one graph of `_algorithm_3`; what comes before and after it looks at numbers, in Python.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        stacks = self._stacks_with_gradients()
+        rule, stacks, grads = self._before()
+        lengths = None
         try:
-            for s in stacks:
-                s.H.grad = s.global_grad()
-            with self._shadows_for_weights(stacks):
-                bare_step(self.Base)(self)
-            for s in stacks:
-                if s.update_section(self._warn):
-                    s.apply_section()
-        except BaseException:
-            for s in stacks:
-                s.H.zero_()
-            raise
-        self._flush(5)
+            lengths = self._algorithm_3(rule, stacks, grads)
+        finally:
+            self._after(stacks, lengths)
         return loss
+
+    def _algorithm_3(self, rule: Callable[..., Any], stacks: list[Stack], grads: list[Tensor]) -> list[Tensor]:
+        """All that moves; returns the lengths of the velocities."""
+        points = [s.point() for s in stacks]  # Y
+        for s, Y, B in zip(stacks, points, grads, strict=True):
+            s.global_grad(Y, B)  # rgrad and global_rep in one
+        self._velocities(rule, stacks)
+        lengths = [s.update_section(Y) for s, Y in zip(stacks, points, strict=True)]
+        for s, Y, length in zip(stacks, points, lengths, strict=True):
+            s.apply_section(Y, length)
+        return lengths
+
+    def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
+        """cache <- update(cache, B), W <- velocity(cache), by Base's step, which finds shadows in place of weights."""
+        rule(self)
 
     @full_precision()
     def _stacks_with_gradients(self) -> list[Stack]:
@@ -166,6 +181,11 @@ class Lifted(Optimizer):
                 self._stacks += parts
                 moving.append(parts[0])
         for s in moving:
+            if s.group.get("differentiable"):
+                raise RuntimeError(
+                    f"{s.names[0]} is on {s.space}: differentiable=True does not go through the step of such a weight; "
+                    "set it to False in its group"
+                )
             s.notice_changes(self._warn)
         if getattr(self, "found_inf", None) is None:  # else the scaler's step, which skips what is not finite itself
             for gi, group in enumerate(self.param_groups):
@@ -177,22 +197,60 @@ class Lifted(Optimizer):
                         )
         return moving
 
-    @contextmanager
-    def _shadows_for_weights(self, stacks: list[Stack]) -> Iterator[None]:
-        """Base sees Euclidean weights and the shadows of the stacks, with the stacks' state."""
-        weights = [group["params"] for group in self.param_groups]
+    @_disable_dynamo
+    def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
+        """Base's rule, the stacks that move, room for their gradients.
+
+        From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows of stacks.
+        """
+        stacks = self._stacks_with_gradients()
+        rule = bare_step(self.Base, self.defaults.get("differentiable", False))
+        inside: defaultdict[Any, Any] = defaultdict(dict, ((s.H, s.state) for s in stacks))
+        for p in chain(*self._euclidean, self._loose):
+            if p in self.state:
+                inside[p] = self.state[p]
+        grads = [torch.empty_like(s.H) for s in stacks]
+        self._outside = [group["params"] for group in self.param_groups], self.state
+        self.state = inside
+        for s, B in zip(stacks, grads, strict=True):
+            s.H.grad = B
         for gi, group in enumerate(self.param_groups):
             group["params"] = self._euclidean[gi] + [s.H for s in stacks if s.gi == gi]
+        self._stateless = not all(s.state for s in stacks)
+        return rule, stacks, grads
+
+    @_disable_dynamo
+    def _after(self, stacks: list[Stack], lengths: list[Tensor] | None) -> None:
+        """Weights in their places again; then what is left to do for the numbers' sake. No lengths: the step failed."""
+        inside = self.state
+        weights, self.state = self.__dict__.pop("_outside")
+        for group, params in zip(self.param_groups, weights, strict=True):
+            group["params"] = params
         for s in stacks:
-            self.state[s.H] = s.state
+            s.state, s.H.grad = inside.pop(s.H), None
+        self.state.update(inside)
+        self._loose = [key for key in inside if not isinstance(key, Tensor)]
         try:
-            yield
+            for s, length in zip(stacks, lengths or (), strict=lengths is not None):
+                s.look_after(length, self._warn)
         finally:
-            for group, params in zip(self.param_groups, weights, strict=True):
-                group["params"] = params
             for s in stacks:
-                s.state, s.H.grad = self.state.pop(s.H), None
+                s.H.zero_()
                 s.publish(self.state)
+        if lengths is not None:
+            self._flush()
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        """What torch's optimizers make and list the state of a group with.
+
+        torch.compile calls it while it traces, and takes the state that it finds after the first call for all there
+        will be: so the first call makes that of every group.
+        """
+        if self._stateless:
+            self._stateless = False
+            for other in self.param_groups:
+                super()._init_group(other, *([] for _ in lists))  # type: ignore[misc]
+        return super()._init_group(group, *lists)  # type: ignore[misc]
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
@@ -221,7 +279,7 @@ class Lifted(Optimizer):
             self._warn_decay(decay, f"the weights of group {gi}, on {group['space']}")
         self._stacks = None
         if self._built:
-            self._flush(3)
+            self._flush()
 
     def _name_the_twice_given(self, group: dict[str, Any], error: ValueError) -> ValueError:
         """torch's message, and which parameter it is about."""
@@ -269,10 +327,11 @@ class Lifted(Optimizer):
         """Stacks from groups and state: weights of one group, space, shape, dtype, device and step count are one."""
         before = {id(p): s for seen in self._seen for p, s in zip(seen["params"], spaces_of(seen), strict=True)}
         self._euclidean: list[list[Tensor]] = []
+        self._loose = [key for key in self.state if not isinstance(key, Tensor)]  # state of no weight: Base's own
         kinds: dict[Any, list[tuple[Tensor, str]]] = defaultdict(list)
         for gi, group in enumerate(self.param_groups):
             if gi >= len(self._seen) or self._seen[gi]["space"] is not group["space"]:
-                check_group(group, gi, self.defaults)
+                check_group(group, gi, self.defaults, new=False)
             euclidean = []
             for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
                 name = name_of(group, gi, i)
@@ -312,7 +371,7 @@ class Lifted(Optimizer):
         """As torch's, of plain data: spaces in words, sections row by row (broadcasts look at memory, not strides)."""
         out = super().state_dict()
         for key, entries in out["state"].items():
-            if "section" in entries:
+            if isinstance(entries, dict) and "section" in entries:  # a hook may have added what it likes
                 out["state"][key] = {**entries, "section": entries["section"].contiguous()}
         for group, saved in zip(self.param_groups, out["param_groups"], strict=True):
             space = group["space"]
@@ -340,11 +399,11 @@ class Lifted(Optimizer):
         finally:
             handle.remove()
             self.__dict__.pop("_loading", None)
-        self._flush(3)
+        self._flush()
 
     def __getstate__(self) -> dict[str, Any]:
         """torch's three entries and what the base keeps on itself beside them; not hooks, and not what is made anew."""
-        made = ("_stacks", "_seen", "_pending", "_euclidean")
+        made = ("_stacks", "_seen", "_pending", "_euclidean", "_loose", "_stateless")
         rest = {k: v for k, v in self.__dict__.items() if k not in made and not k.startswith("_optimizer_")}
         return {**rest, **super().__getstate__()}
 
@@ -376,9 +435,9 @@ class Lifted(Optimizer):
                 if isinstance(space, Euclidean) or not values:
                     continue
                 if "moves" in values:
-                    self.state[p] = {
-                        k: v.to(p.device) if torch.is_tensor(v) and v.dim() > 0 else v for k, v in values.items()
-                    }
+                    for k, v in values.items():  # numbers as torch made them: a step count is a tensor now
+                        theirs = self.state[p][k]
+                        self.state[p][k] = v.to(theirs.device) if torch.is_tensor(v) else theirs
                 elif any(torch.is_tensor(v) and v.dim() > 0 and bool(v.any()) for v in values.values()):
                     del self.state[p]
                     fresh += 1
@@ -402,10 +461,14 @@ class Lifted(Optimizer):
     def _warn_decay(self, decay: float, where: str) -> None:
         self._warn("decay", f"weight_decay={decay} has no effect on {where}: they do not decay (paper, section 4.1)")
 
-    def _flush(self, stacklevel: int) -> None:
+    def _flush(self) -> None:
         pending, self._pending = self._pending, []
-        for message in pending:
-            warnings.warn(message, stacklevel=stacklevel)
+        if pending:  # said of the first caller outside torch and this package
+            level, frame = 1, sys._getframe()
+            while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "ghor"):
+                level, frame = level + 1, frame.f_back
+            for message in pending:
+                warnings.warn(message, stacklevel=level)
 
 
 def _unpickle(Base: type[Optimizer], stack: bool) -> Lifted:

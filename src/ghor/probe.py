@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _use_grad_for_differentiable
 
 STEPS = 40
 
@@ -38,10 +39,19 @@ _reasons: dict[str, str | None] = {}
 _parities: dict[str, dict[str, str]] = {}
 
 
-def bare_step(Base: type[Optimizer]) -> Callable[..., Any]:
-    """Base.step without the hooks that torch puts around it: they fire around the lifted step, and only there."""
-    step = Base.step
-    return step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
+def bare_step(Base: type[Optimizer], differentiable: bool = True) -> Callable[..., Any]:
+    """Base.step without the hooks that torch puts around it: they fire around the lifted step, and only there.
+
+    Where the step is not `differentiable`, also without the wrapper by which torch's own steps turn gradients off: it
+    breaks a compiled graph in two, on purpose, and the lifted step has turned them off already.
+    """
+    step: Any = Base.step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step.__wrapped__ if not differentiable and getattr(step, "__code__", None) is _NO_GRAD else step
+
+
+_NO_GRAD = _use_grad_for_differentiable(lambda: None).__code__
 
 
 def given_options(Base: type[Optimizer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

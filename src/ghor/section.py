@@ -62,11 +62,15 @@ class Transported:
         """The point, a view."""
         return self.Lambda[..., : self.n]
 
-    def global_grad(self, Y: Tensor, G: Tensor) -> Tensor:
+    def global_grad(self, Y: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """[skew(Y^T G); Q^T G]."""
-        H = (G.mT @ self.Lambda).mT if G.mT.is_contiguous() else self.Lambda.mT @ G  # in memory as G is
-        H[..., : self.n, :] = self.space.skew(H[..., : self.n, :])
-        return H
+        if out.mT.is_contiguous():  # as it lies in memory
+            out.mT.baddbmm_(G.mT, self.Lambda, beta=0)
+        else:
+            out.baddbmm_(self.Lambda.mT, G, beta=0)
+        A = out[..., : self.n, :]
+        A.copy_(self.space.skew(A))
+        return out
 
     def move(self, Y: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor) -> None:
         """Lambda <- Lambda R(W), in place."""
@@ -77,6 +81,10 @@ class Transported:
         L = self.Lambda[index].double()
         self.space.move_section(L, W, retraction, out=L)
         self.Lambda[index] = self.space.restore(L, self.n).to(self.Lambda.dtype)
+
+    def is_due(self, age: int) -> bool:
+        """Whether something is to be polished at this age."""
+        return age % POLISH_POINT == 0 or age % self.period == 0
 
     def polish(self, Y: Tensor, age: int, moved: Tensor, now: bool) -> None:
         """Back to the group where rounding has left it; `moved` (P, 1, 1) is 0 for those that may not change."""
@@ -115,15 +123,15 @@ class Implicit:
     def Y(self) -> None:
         """Not stored."""
 
-    def global_grad(self, Y: Tensor, G: Tensor) -> Tensor:
+    def global_grad(self, Y: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """[skew(Y^T G); Q^T G], Q^T G = G2 - Z2 (I + Z1)^-1 (Z^T G + G1)."""
         n, R = self.n, self.R
         YG = Y.mT @ G
         K = _inverse(Y[..., :n, :], R)
-        H = torch.empty_like(G)
-        H[..., :n, :] = self.space.skew(YG)
-        torch.baddbmm(G[..., n:, :], Y[..., n:, :], R.mT @ (K @ (R @ YG + G[..., :n, :])), alpha=-1, out=H[..., n:, :])
-        return H
+        out[..., :n, :].copy_(self.space.skew(YG))
+        lower = out[..., n:, :].copy_(G[..., n:, :])
+        add_product(lower, Y[..., n:, :], R.mT @ (K @ (R @ YG + G[..., :n, :])), -1)
+        return out
 
     def move(self, Y: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor) -> None:
         """Y <- Lambda R(W) E in place, and the `vectors` (P, N, n) to the frame at the new Y.
@@ -162,11 +170,10 @@ class Implicit:
         if not self.look:
             return self.R, K
         worn = ~(torch.linalg.vector_norm(K, dim=(-2, -1)) <= 4 * math.sqrt(self.n))
-        if not bool(worn.any()):
-            return self.R, K
-        R = self.R.clone()
-        R[worn] = polar(Y1[worn])
-        return R, _inverse(Y1, R)
+        if torch.compiler.is_compiling():
+            anchors: tuple[Tensor, Tensor] = torch.cond(worn.any(), _renewed, _as_they_are, (Y1, self.R, K, worn))
+            return anchors
+        return _renewed(Y1, self.R, K, worn) if bool(worn.any()) else (self.R, K)
 
     def long_move(self, Y: Tensor, index: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor]) -> None:
         """The same for some of the stack and a step of any length: in float64, and back to the space at once."""
@@ -177,6 +184,10 @@ class Implicit:
         self.R[index] = part.R.to(self.R.dtype)
         for X, x in zip(vectors, moved, strict=True):
             X[index] = x.to(X.dtype)
+
+    def is_due(self, age: int) -> bool:
+        """Whether Y is to be polished at this age."""
+        return age % POLISH_POINT == 0
 
     def polish(self, Y: Tensor, age: int, moved: Tensor, now: bool) -> None:
         """Y back to the space, O(N n^2)."""
@@ -200,6 +211,15 @@ def polar(X: Tensor) -> Tensor:
     """The orthogonal polar factor of square X, any one where X is singular."""
     U, _, Vh = torch.linalg.svd(X)
     return U @ Vh
+
+
+def _renewed(Y1: Tensor, R: Tensor, K: Tensor, worn: Tensor) -> tuple[Tensor, Tensor]:
+    R = torch.where(worn[:, None, None], polar(Y1), R)
+    return R, _inverse(Y1, R)
+
+
+def _as_they_are(Y1: Tensor, R: Tensor, K: Tensor, worn: Tensor) -> tuple[Tensor, Tensor]:
+    return R.clone(), K.clone()
 
 
 def _inverse(Y1: Tensor, R: Tensor) -> Tensor:

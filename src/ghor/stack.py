@@ -53,10 +53,15 @@ class Stack:
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half, self.where = dtype != params[0].dtype, (params[0].dtype, params[0].device)
         H = torch.zeros((len(params), *self.shape), dtype=dtype, device=params[0].device)
-        self.H, self.W = self._spread(H), self.matrices(H)
+        self.H = self._spread(H)
+        # Longest velocities, in units of a root-mean-square singular value: from `large` on rounding is repaired at
+        # once, beyond `limit` a step is taken in float64.
+        self.large, self.limit = 0.5 * math.sqrt(self.n), min(4 * math.sqrt(self.n), space.max_velocity)
         self.batch = (len(params), *space.matrix(H).shape[1:-2])
         self.state = {key: self._gather(key, states) for key in states[0] if key not in STATE_KEYS}
-        self.moves = states[0]["moves"].clone() if "moves" in states[0] else torch.zeros((), dtype=torch.int64)
+        self.moves = torch.zeros((), dtype=torch.int64)
+        if "moves" in states[0]:
+            self.moves.copy_(states[0]["moves"])
         self.master: Tensor | None = None
         self.section = self._section(states)
         self.published: list[Any] = []
@@ -209,7 +214,7 @@ class Stack:
         """
         if self.shards is not None:
             self.params = self.shards.pieces(self.owners)
-            if len(self.W) == 0:  # no matrix of theirs is on this process
+            if self.params[0].numel() == 0:  # no matrix of theirs is on this process
                 return
         touched = [p._version != v for p, v in zip(self.owners, self.versions, strict=True)]
         moves, cpu = int(self.moves), self.H.device.type == "cpu"
@@ -242,7 +247,7 @@ class Stack:
                 )
         check_on_space([self.params[i] for i in some], self.space, [self.names[i] for i in some])
         exact = self._exact(Y[index])
-        rows = changed.repeat_interleave(len(self.W) // len(self.params)).nonzero().flatten()
+        rows = changed.repeat_interleave(math.prod(self.batch[1:])).nonzero().flatten()
         self.section.rebuild(rows, exact)
         if self.master is not None:
             self.matrices(self.master)[rows] = exact
@@ -267,69 +272,94 @@ class Stack:
             ok &= torch.isfinite(value).flatten(1).all(1)
         return ok
 
-    # -- Algorithm 3 ------------------------------------------------------------------------------------------------
+    # -- Algorithm 3: without a look at numbers, for torch.compile ---------------------------------------------------
+
+    def point(self) -> Tensor:
+        """Y, tall: what the section holds, or the float32 copy, or the weights."""
+        if isinstance(self.section, Transported):
+            return self.section.Y()
+        return self.matrices(self.weights() if self.master is None else self.master)
 
     @full_precision()
-    def global_grad(self) -> Tensor:
-        """B = global_rep(Lambda, rgrad(Y, G)), fused, in the layout of the shadow."""
+    def global_grad(self, Y: Tensor, B: Tensor) -> None:
+        """B <- global_rep(Lambda, rgrad(Y, G)), fused, in the layout of the shadow."""
         grads = [dense(p.grad) for p in self.owners]
         grads = grads if self.shards is None else self.shards.pieces(grads)
         G = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
-        B = self.section.global_grad(self._point(), self.matrices(G.detach().to(self.H.dtype)))
-        return self._spread(self._layout(B).contiguous())
-
-    def _point(self) -> Tensor:
-        """Y, tall: what the section holds, or the float32 copy, or the weights (then kept for the rest of the step)."""
-        if isinstance(self.section, Transported):
-            return self.section.Y()
-        self._Y = self.matrices(self.weights() if self.master is None else self.master)
-        return self._Y
+        self.section.global_grad(Y, self.matrices(G.detach().to(self.H.dtype)), self.matrices(self._local(B)))
 
     @full_precision()
-    def update_section(self, warn: Warn) -> bool:
-        """Lambda <- Lambda R(W), W = H, in place; then H <- 0. A step that does not move (W = 0) changes no bit."""
-        W, space, n = self.W, self.space, self.n
-        retraction = by_name(self.group["retraction"])
-        length = torch.linalg.vector_norm(W, dim=(-2, -1))
-        # In units of a root-mean-square singular value: from 1/2 on rounding is repaired at once, beyond 4 a step is
-        # taken in float64.
-        large, limit = 0.5 * math.sqrt(n), min(4 * math.sqrt(n), space.max_velocity)
-        peak, long = 0.0, None
-        if W.device.type == "cpu":  # a look is free here
-            peak = float(length.max()) if len(W) else 0.0
-            if peak == 0:
-                self.moves += len(W) == 0  # as on the processes that have a matrix
-                return False
-            if not peak <= limit:
-                long = self._take_out(warn, length, limit)
-        else:  # not even NaN is looked at: such velocities become 0, long ones as long as float32 can take
-            W.mul_((limit / length).clamp_max(1)[:, None, None]).nan_to_num_(0, 0, 0)
-        Y = self.section.Y() if isinstance(self.section, Transported) else self._Y
-        vectors = []
-        if isinstance(self.section, Implicit):
-            self.section.look = W.device.type == "cpu" or int(self.moves) % 100 == 0
-            vectors = [self.matrices(self._local(self.state[key])) for key in self.vectors & set(self.state)]
-        moved = (length > 0).to(W.dtype)[:, None, None]
-        self.section.move(Y, W, retraction, vectors, moved)
-        self.moves += 1
-        at_once = not peak <= large and bool(((length > large) & (length <= limit)).any())
-        self.section.polish(Y, int(self.moves), moved, at_once)
-        if long is not None:
-            self.section.long_move(Y, *long, retraction, vectors)
-        self.H.zero_()
-        return True
+    def update_section(self, Y: Tensor) -> Tensor:
+        """Lambda <- Lambda R(W), W = H, in place; returns the lengths of W. Where W = 0 no bit changes.
 
-    def _take_out(self, warn: Warn, length: Tensor, limit: float) -> tuple[Tensor, Tensor] | None:
-        """Take velocities that are long or not finite out of W; return the long ones, in float64, for later."""
-        W, n, longest = self.W, self.n, self.space.max_velocity
+        A velocity that is longer than `limit` or not finite waits for `look_after`, where a look is free. Elsewhere it
+        is made as long as float32 can take, or 0.
+        """
+        W = self.matrices(self._local(self.H))
+        length = torch.linalg.vector_norm(W, dim=(-2, -1))
+        moved = (length > 0)[:, None, None]
+        if W.device.type != "cpu":
+            W = (W * (self.limit / length).clamp_max(1)[:, None, None]).nan_to_num(0, 0, 0)
+        elif torch.compiler.is_compiling() or (len(length) and not float(length.max()) <= self.limit):
+            moved = moved & (length <= self.limit)[:, None, None]
+            W = torch.where(moved, W, 0)
+        self.section.move(Y, W, by_name(self.group["retraction"]), self._turning(), moved)
+        return length
+
+    def apply_section(self, Y: Tensor, length: Tensor) -> None:
+        """Y <- Lambda E, into the weights; of half precision ones those that moved, the others are rounded already."""
+        compiling = torch.compiler.is_compiling()
+        if self.half:
+            moved = (length > 0).view(len(self.params), math.prod(self.batch[1:])).any(1)
+            moved = moved.view(-1, *[1] * len(self.shape))
+            points = torch.where(moved, self._layout(Y).to(self.where[0]), self.weights())
+            torch._foreach_copy_(self.params, list(points.unbind(0)))
+        elif isinstance(self.section, Transported):
+            torch._foreach_copy_(self.params, list(self._layout(Y).unbind(0)) if compiling else self._points)
+        elif compiling or Y.untyped_storage().data_ptr() != self.params[0].untyped_storage().data_ptr():
+            torch._foreach_copy_(self.params, list(self._layout(Y).unbind(0)))
+        if self.shards is not None:
+            self.shards.write(self.owners, self.params)
+
+    def _turning(self) -> list[Tensor]:
+        """State that an implicit section takes along, tall."""
+        keys = sorted(self.vectors & set(self.state)) if isinstance(self.section, Implicit) else []
+        return [self.matrices(self._local(self.state[key])) for key in keys]
+
+    # -- what takes a look -------------------------------------------------------------------------------------------
+
+    @full_precision()
+    def look_after(self, length: Tensor, warn: Warn) -> None:
+        """What `update_section` left, in float64; rounding, at times and at once after long steps."""
+        cpu = length.device.type == "cpu"
+        peak = float(length.max()) if cpu and len(length) else 0.0  # a look is free on the CPU, and nowhere else
+        moved = peak != 0 or not cpu
+        self.moves += moved or len(length) == 0  # the latter as on the processes that have a matrix
+        if moved and len(length):
+            age = int(self.moves)
+            long = None if peak <= self.limit else self._take_out(length, warn)
+            at_once = not peak <= self.large and bool(((length > self.large) & (length <= self.limit)).any())
+            if at_once or long is not None or self.section.is_due(age):
+                Y = self.point()
+                self.section.polish(Y, age, (length > 0).to(Y.dtype)[:, None, None], at_once)
+                if long is not None:
+                    self.section.long_move(Y, *long, by_name(self.group["retraction"]), self._turning())
+                self.apply_section(Y, length)
+            if isinstance(self.section, Implicit):
+                self.section.look = cpu or age % 100 == 0
+        self.versions = [p._version for p in self.owners]
+
+    def _take_out(self, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | None:
+        """Of velocities that are long or not finite, the rows and values of those to be taken, in float64."""
+        W, n, longest = self.matrices(self._local(self.H)), self.n, self.space.max_velocity
+        left = ~(length <= self.limit)
         if bool(torch.isnan(W).any()):  # 0/0 where A is 0 by its structure, as Adam has it with eps = 0, is 0
             empty = self.space.skew(torch.arange(n * n, dtype=W.dtype, device=W.device).view(n, n)) == 0
             W[..., :n, :].masked_fill_(empty, 0)
             length.copy_(torch.linalg.vector_norm(W, dim=(-2, -1)))
         finite = torch.isfinite(W).flatten(1).all(1)
-        per_weight = len(W) // len(self.params)
+        per_weight = math.prod(self.batch[1:])
         if not bool(finite.all()):
-            W[~finite] = 0
             length[~finite] = 0
             name = self.names[int((~finite).nonzero()[0]) // per_weight]
             warn(
@@ -337,11 +367,10 @@ class Stack:
                 f"the velocity of {name} is not finite (a NaN or infinite gradient?): the weight stays where it is, "
                 "its moments are lost. Load a state dict, or constrain the weight again: they then start from zero",
             )
-        index = (finite & ~(length <= limit)).nonzero().flatten()
+        index = (finite & left & (length > 0)).nonzero().flatten()
         if len(index) == 0:
             return None
         V = W[index].double()
-        W[index] = 0
         largest = V.abs().amax((-2, -1), keepdim=True)
         norm = largest * torch.linalg.vector_norm(V / largest, dim=(-2, -1), keepdim=True)
         if bool((norm > longest).any()):
@@ -352,16 +381,6 @@ class Stack:
                 "learning rate meant?",
             )
         return index, V * (longest / norm).clamp_max(1)
-
-    def apply_section(self) -> None:
-        """Y <- Lambda E, into the weights."""
-        if isinstance(self.section, Transported):
-            torch._foreach_copy_(self.params, self._points)
-        elif self._Y.untyped_storage().data_ptr() != self.params[0].untyped_storage().data_ptr():
-            torch._foreach_copy_(self.params, list(self._layout(self._Y).unbind(0)))
-        if self.shards is not None:
-            self.shards.write(self.owners, self.params)
-        self.versions = [p._version for p in self.owners]
 
 
 def check_on_space(params: list[Tensor], space: Space, names: list[str]) -> None:

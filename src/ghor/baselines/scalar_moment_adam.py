@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,16 +71,15 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
             _check(group["norm"], gi)
         super().load_state_dict(state_dict)
 
-    @contextmanager
-    def _shadows_for_weights(self, stacks: list[Stack]) -> Iterator[None]:
-        """Base sees Euclidean weights only. The velocities of the others are written here."""
-        with super()._shadows_for_weights([]):
-            yield
+    def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
+        """By Base those of Euclidean weights: without gradients it passes the shadows by."""
+        grads = [s.H.grad for s in stacks]
         for s in stacks:
-            assert s.H.grad is not None
-            _update(s.H, s.H.grad, s.state, s.space, s.group)
             s.H.grad = None
-            s.publish(self.state)
+        super()._velocities(rule, stacks)
+        for s, g in zip(stacks, grads, strict=True):
+            assert g is not None
+            _update(s.H, g, s.state, s.space, s.group)
 
 
 def _check(norm: object, gi: int) -> None:

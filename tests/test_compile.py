@@ -1,0 +1,290 @@
+"""torch.compile of the step and of a whole training step: as many graphs and breaks as torch's own optimizer has.
+
+torch's steps break the graph once, on purpose, before the graph of the step itself; and so does the lifted one. The
+numbers are those of the eager run up to rounding, whatever happens: what needs a look at numbers is done after the
+graph. torch counts steps in the default dtype, and works with those tensors when it compiles: float64 here, or torch's
+own Adam would differ by 1e-6 from its eager self.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import ghor
+
+# what torch's compiler says of its own imports, and of a loss that a closure returns
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+FLAT, STIEFEL = ghor.Euclidean(), ghor.Stiefel()
+# One graph a class: implementations that have their own, and state of every kind
+OPTIONS = {"SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9, "centered": True}, "Adam": {"amsgrad": True}}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.set_default_dtype(torch.float64)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    """Two weights of one kind and one by its rows, on a space, and a Euclidean one."""
+
+    def __init__(self, space=STIEFEL, dtype=torch.float64, shape=(6, 2)):
+        super().__init__()
+        gen = torch.Generator().manual_seed(0)
+        for name, size in {"a": shape, "b": shape, "wide": (shape[1], shape[0])}.items():
+            self.register_parameter(name, nn.Parameter(space.random(*size, generator=gen).to(dtype)))
+        self.bias = nn.Parameter(torch.zeros(shape[0], dtype=dtype))
+        self.x, self.y = (torch.randn(8, shape[0], generator=gen).to(dtype) for _ in range(2))
+        self.spaces = [space] * 3 + [FLAT]
+
+    def loss(self):
+        return (self.x @ (self.a + self.b) @ self.wide + self.bias - self.y).square().sum()
+
+
+def lifted(cls, net, **kwargs):
+    return getattr(ghor.optim, cls)([{"params": list(net.parameters()), "space": net.spaces}], lr=1e-2, **kwargs)
+
+
+def runner(net, opt, compiled, backend="eager", whole=False):
+    """A function that makes one training step."""
+    step = torch.compile(opt.step, backend=backend) if compiled and not whole else opt.step
+
+    def train():
+        opt.zero_grad()
+        net.loss().backward()
+        step()
+
+    return torch.compile(train, backend=backend) if compiled and whole else train
+
+
+def count():
+    """Graphs and breaks so far."""
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+def values(net):
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def difference(net, twin):
+    return max(float((a - b).detach().abs().max()) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+
+
+def off(net):
+    return max(float(s.distance(p.detach()).max()) for p, s in zip(net.parameters(), net.spaces, strict=True))
+
+
+def compare(make, steps=12, **how):
+    """Compiled and eager, from the same start: how far apart, how far off, and the counts."""
+    nets = []
+    for compiled in (False, True):
+        net = Net()
+        train = runner(net, make(net), compiled, **how)
+        for _ in range(steps):
+            train()
+        nets.append(net)
+    return difference(*nets), off(nets[1]), count()
+
+
+def torchs(cls, steps=12, **how):
+    """The counts of torch's own class."""
+    torch._dynamo.reset()
+    counters.clear()
+    net = Net()
+    train = runner(net, getattr(ghor.optim, cls).Base(net.parameters(), lr=1e-2, **OPTIONS.get(cls, {})), True, **how)
+    for _ in range(steps):
+        train()
+    return count()
+
+
+REST = [c for c in ghor.optim.__all__ if c != "Adam"]
+
+# Few eps a step, over 12 steps, and the moments' quotients are near 1
+CLOSE = 1e-13
+
+
+@pytest.mark.parametrize("cls", ghor.optim.__all__)
+def test_step(cls):
+    apart, distance, counts = compare(lambda net: lifted(cls, net, **OPTIONS.get(cls, {})))
+    assert apart <= CLOSE
+    assert distance <= 1e-14
+    # PaperAdam's own class is not torch's and has no break; it makes its state in the graph, hence a second one
+    assert counts == ((2, 1) if cls == "PaperAdam" else torchs(cls))
+
+
+@pytest.mark.parametrize("cls", ["Adam"] + [pytest.param(c, marks=pytest.mark.slow) for c in REST])
+def test_whole_training_step(cls):
+    apart, distance, counts = compare(lambda net: lifted(cls, net, **OPTIONS.get(cls, {})), whole=True)
+    assert apart <= CLOSE
+    assert distance <= 1e-14
+    assert counts == ((3, 4) if cls == "PaperAdam" else torchs(cls, whole=True))
+
+
+@pytest.mark.parametrize(
+    ("section", "retraction"),
+    [
+        ("transported", "cayley"),
+        ("implicit", "geodesic"),
+        pytest.param("transported", "geodesic", marks=pytest.mark.slow),
+        pytest.param("implicit", "cayley", marks=pytest.mark.slow),
+    ],
+)
+def test_sections_and_retractions(section, retraction):
+    """In one graph also where rules branch on numbers, through aot_autograd's functional form."""
+    make = lambda net: lifted("Adam", net, section=section, retraction=retraction)  # noqa: E731
+    apart, distance, counts = compare(make, backend="aot_eager")
+    assert apart <= CLOSE
+    assert distance <= 1e-14
+    assert counts == (1, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+def test_inductor(section):
+    apart, distance, counts = compare(lambda net: lifted("Adam", net, section=section), backend="inductor")
+    assert apart <= CLOSE
+    assert distance <= 1e-14
+    assert counts == (1, 1)
+
+
+@pytest.mark.parametrize("space", [ghor.Grassmann(), ghor.Sphere(), ghor.SymplecticStiefel()], ids=str)
+def test_other_spaces(space):
+    nets = []
+    for compiled in (False, True):
+        net = Net(space)
+        train = runner(net, lifted("SGD", net, momentum=0.9), compiled)
+        for _ in range(6):
+            train()
+        nets.append(net)
+    assert difference(*nets) <= CLOSE
+    assert off(nets[1]) <= 1e-13
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+def test_numbers_that_need_a_look(section):
+    """Velocities from 1e-3 to 1e9, NaN, zero, and a weight written outside, in float32, over 300 steps and one graph.
+
+    The weights stay on the space and go where the eager ones go: 1e-4 apart is what float32 leaves after the long ones.
+    """
+    nets, said = [Net(dtype=torch.float32), Net(dtype=torch.float32)], [[], []]
+    gen = torch.Generator().manual_seed(1)
+    grads = [[torch.randn(p.shape, generator=gen).float() for p in nets[0].parameters()] for _ in range(300)]
+    for compiled, net in enumerate(nets):
+        opt = lifted("SGD", net, section=section)
+        step = torch.compile(opt.step, backend="eager") if compiled else opt.step
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            for k, some in enumerate(grads):
+                for p, g in zip(net.parameters(), some, strict=True):
+                    p.grad = g * (0.0 if k % 50 == 40 else 10.0 ** (k % 11) if k % 50 == 30 else 0.1)
+                if k % 50 == 35:
+                    net.a.grad[0, 0] = float("nan")
+                before = values(net)
+                step()
+                if k % 50 == 40:
+                    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+                if k % 50 == 35:
+                    assert torch.equal(net.a, before[0])
+                    assert not torch.equal(net.b, before[1])
+                assert off(net) <= 3e-6
+                if k == 200:
+                    with torch.no_grad():
+                        net.b.copy_(STIEFEL.random(*net.b.shape, generator=torch.Generator().manual_seed(2)))
+        said[compiled] = [str(w.message)[:40] for w in caught]
+    assert difference(*nets) <= 1e-4
+    assert said[0] == said[1]
+    assert len(said[1]) == 3  # not finite, shortened, changed outside; an implicit section is rebuilt as well
+    assert count()[0] == 1
+
+
+def test_schedules_compile_no_more_often_than_torchs():
+    counts = []
+    for make in (lambda n: lifted("Adam", n), lambda n: torch.optim.Adam(n.parameters(), lr=1e-2)):
+        torch._dynamo.reset()
+        counters.clear()
+        net = Net()
+        opt = make(net)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+        train = runner(net, opt, True)
+        for _ in range(5):
+            train()
+            schedule.step()
+        counts.append(count())
+    assert counts[0] == counts[1]
+
+
+def test_missing_gradients_state_dicts_and_new_groups():
+    """A stack that splits, a state dict loaded, a group added: compiled anew where needed, and right throughout."""
+    nets = Net(), Net()
+    extra = [nn.Parameter(STIEFEL.random(6, 2, generator=torch.Generator().manual_seed(5))) for _ in nets]
+    for compiled, net in enumerate(nets):
+        opt = lifted("Adam", net)
+        step = torch.compile(opt.step, backend="eager") if compiled else opt.step
+        for k in range(12):
+            opt.zero_grad()
+            net.loss().backward()
+            if k == 3:
+                net.b.grad = None
+            if k == 6:
+                opt.load_state_dict(opt.state_dict())
+            if k == 9:
+                opt.add_param_group({"params": [extra[compiled]], "space": STIEFEL})
+            if k >= 9:
+                extra[compiled].grad = torch.ones(6, 2)
+            step()
+    assert difference(*nets) <= CLOSE
+    assert (extra[0] - extra[1]).abs().max() <= CLOSE
+    assert off(nets[1]) <= 1e-14
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+def test_half_precision(section):
+    """The point in float32 behind the weight is what the graph moves."""
+    nets = []
+    for compiled in (False, True):
+        net = Net(dtype=torch.bfloat16)
+        train = runner(net, lifted("SGD", net, section=section), compiled)
+        for _ in range(4):
+            train()
+        nets.append(net)
+    assert difference(*nets) <= 2**-7  # a rounding to the neighbour
+    assert count()[0] == 1
+
+
+def test_euclidean_weights_only():
+    nets = Net(FLAT), Net(FLAT)
+    for net, cls in zip(nets, (torch.optim.Adam, ghor.optim.Adam), strict=True):
+        opt = cls(net.parameters(), lr=1e-2, **({"space": FLAT} if cls is ghor.optim.Adam else {}))
+        train = runner(net, opt, True)
+        for _ in range(3):
+            train()
+    assert difference(*nets) == 0
+    assert count() == (2, 2)
+
+
+def test_closure():
+    net, twin = Net(), Net()
+    opt, other = lifted("Adam", net), lifted("Adam", twin)
+
+    def closure(n, o):
+        o.zero_grad()
+        loss = n.loss()
+        loss.backward()
+        return loss
+
+    step = torch.compile(opt.step, backend="eager")
+    for _ in range(3):
+        a, b = step(lambda: closure(net, opt)), other.step(lambda: closure(twin, other))
+        assert abs(float((a - b).detach())) <= 1e-10
+    assert difference(net, twin) <= CLOSE
