@@ -175,3 +175,16 @@ def test_training_scales_the_bar(training):
     assert slower["bar_seconds"] == {"max": 1.0, "mean": 0.75}
     assert slower["met"] == {"max": True, "mean": False}
     assert slower["floor_seconds"] == pytest.approx(sum(training.flops().values()) / 100e9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_contract_holds_for_torch_and_for_ghor(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("COLUMNS", "120")
+    importlib.import_module("contract").main()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in capsys.readouterr().out.splitlines()]
+    rows = [row for row in rows if len(row) >= 4]
+    assert len(rows) == 8
+    for label, torchs, flat, stiefel, *_ in rows:
+        assert torchs == flat == (stiefel or flat) == ("12 of 12" if label == "refusals" else "15 of 15")

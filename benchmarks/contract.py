@@ -1,0 +1,242 @@
+"""Adam under the contract of torch.optim: ghor's and geoopt's, each on Euclidean weights and on Stiefel.
+
+    python benchmarks/contract.py
+
+The configurations and the inputs that must be refused are those of PyTorch's own database
+(torch.testing._internal.common_optimizers), each in the implementations that torch has (forloop, foreach, fused);
+torch's own Adam is in the table too, to show that the checks hold there. A cell counts the cases that behave as torch's
+class does. tests/test_torch_database.py has these checks, and more of them, for every class of ghor.optim.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
+
+import ghor
+
+DATABASE = next(info for info in optim_db if info.optim_cls is Adam)
+IMPLEMENTATIONS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
+CONFIGURATIONS = [i.kwargs | impl for i in DATABASE.optim_inputs_func(device="cpu") for impl in IMPLEMENTATIONS]
+Make = Callable[..., Optimizer]
+
+
+class Net(nn.Module):
+    """A matrix with orthonormal columns and a vector; f(a, b) = |x a + b - y|^2."""
+
+    def __init__(self, parameter: Callable[[Tensor], nn.Parameter] = nn.Parameter) -> None:
+        super().__init__()
+        gen = torch.Generator().manual_seed(0)
+        self.a = parameter(ghor.Stiefel().random(6, 3, generator=gen))
+        self.b = nn.Parameter(torch.randn(3, generator=gen))
+        self.x, self.y = torch.randn(8, 6, generator=gen), torch.randn(8, 3, generator=gen)
+
+    def loss(self) -> Tensor:
+        return (self.x @ self.a + self.b - self.y).square().sum()
+
+    def train_for(self, opt: Optimizer, steps: int = 5) -> list[Tensor]:
+        for _ in range(steps):
+            opt.zero_grad()
+            self.loss().backward()
+            opt.step()
+        return [p.detach().clone() for p in self.parameters()]
+
+
+def same(one: list[Tensor], two: list[Tensor], tolerance: float = 0.0) -> bool:
+    return all(float((a - b).abs().max()) <= tolerance for a, b in zip(one, two, strict=True))
+
+
+def off(net: Net) -> float:
+    return float(ghor.Stiefel().distance(net.a.detach()))
+
+
+# -- the checks: one configuration each --------------------------------------------------------------------------------
+
+
+def goes_where_it_should(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
+    """Euclidean weights: torch's values to 1e-6. On Stiefel: on it to 1e-5, and up or down as asked for."""
+    one, two = net(), Net()
+    before = one.loss().item()
+    ends = one.train_for(make(one.parameters(), **kwargs), 20)
+    if flat:
+        return same(ends, two.train_for(Adam(two.parameters(), **kwargs), 20), 1e-6)
+    return off(one) <= 1e-5 and (one.loss().item() > before) is kwargs.get("maximize", False)
+
+
+def implementations_agree(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
+    """The option is taken, and gives what the loop over parameters gives."""
+    one, two = net(), net()
+    opt = make(one.parameters(), **kwargs)
+    loop = make(two.parameters(), **kwargs | {"fused": None, "foreach": False})
+    return all(opt.defaults[k] == v for k, v in kwargs.items()) and same(one.train_for(opt), two.train_for(loop), 1e-6)
+
+
+def resumes_to_the_bit(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
+    """From a state dict that went through torch.load(weights_only=True)."""
+    one, two = net(), net()
+    opt, other = (make(n.parameters(), **kwargs) for n in (one, two))
+    one.train_for(opt)
+    file = io.BytesIO()
+    torch.save((one.state_dict(), opt.state_dict()), file)
+    file.seek(0)
+    model, state = torch.load(file, weights_only=True)
+    two.load_state_dict(model)
+    other.load_state_dict(state)
+    return same(one.train_for(opt), two.train_for(other))
+
+
+def deepcopies_to_the_bit(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
+    """A copy of model and optimizer goes on alike."""
+    one = net()
+    opt = make(one.parameters(), **kwargs)
+    one.train_for(opt)
+    two, other = copy.deepcopy((one, opt))
+    return same(one.train_for(opt), two.train_for(other))
+
+
+def leaves_gradients(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
+    """A step does not write into gradients; gradients of zero do not move weights that do not decay."""
+    one = net()
+    opt = make(one.parameters(), **kwargs)
+    one.loss().backward()
+    before = [(p.grad.clone(), p.grad._version) for p in one.parameters() if p.grad is not None]
+    opt.step()
+    unwritten = all(
+        p.grad is not None and torch.equal(p.grad, g) and p.grad._version == v
+        for p, (g, v) in zip(one.parameters(), before, strict=True)
+    )
+    still = net()
+    start = [p.detach().clone() for p in still.parameters()]
+    opt = make(still.parameters(), **kwargs | {"weight_decay": 0.0})
+    for p in still.parameters():
+        p.grad = torch.zeros_like(p)
+    opt.step()
+    return unwritten and same(start, list(still.parameters()), 0.0 if flat else 1e-7)
+
+
+def tensor_rates(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
+    """A learning rate that is a tensor of 0, 1 or 2 dimensions gives what the number gives; foreach refuses it."""
+    for dims in range(3):
+        one, two = net(), net()
+        rate = kwargs | {"lr": torch.full([1] * dims, 1e-2)}
+        if kwargs.get("foreach"):
+            if outcome(lambda n=one, r=rate: make(n.parameters(), **r))[0] is not ValueError:  # type: ignore[misc]
+                return False
+            continue
+        number = two.train_for(make(two.parameters(), **kwargs | {"lr": 1e-2}))
+        if not same(one.train_for(make(one.parameters(), **rate)), number, 1e-6):
+            return False
+    return True
+
+
+def hooks_and_schedules(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
+    """Hooks fire once a step, a closure is called once, a scheduler's rates arrive."""
+    one, calls = net(), list[str]()
+    opt = make(one.parameters(), **kwargs)
+    opt.register_step_pre_hook(lambda *_: calls.append("pre"))
+    opt.register_step_post_hook(lambda *_: calls.append("post"))
+    rate = opt.param_groups[0]["lr"]
+    schedule = ExponentialLR(opt, 0.5)
+    one.train_for(opt, 2)
+    opt.step(lambda: calls.append("closure") or 1.0)  # type: ignore[func-returns-value]
+    schedule.step()
+    return calls == ["pre", "post"] * 2 + ["pre", "closure", "post"] and opt.param_groups[0]["lr"] == rate / 2
+
+
+def outcome(make: Callable[[], Any]) -> tuple[type | None, str]:
+    try:
+        make()
+    except Exception as error:
+        return type(error), str(error)
+    return None, ""
+
+
+def refusals(make: Make) -> tuple[int, int]:
+    """What torch's class refuses with the same exception and a message that begins alike; and of how many."""
+    alike = []
+    for error in DATABASE.optim_error_inputs_func("cpu", torch.float32):
+        given = error.optimizer_error_input
+        assert error.error_on is OptimizerErrorEnum.CONSTRUCTION_ERROR
+        theirs = outcome(lambda g=given: Adam(g.params, **g.kwargs))  # type: ignore[misc]
+        ours = outcome(lambda g=given: make(g.params, **g.kwargs))  # type: ignore[misc]
+        alike.append(ours[0] is theirs[0] and ours[1].startswith(theirs[1]))
+    return sum(alike), len(alike)
+
+
+CHECKS = [
+    goes_where_it_should,
+    implementations_agree,
+    resumes_to_the_bit,
+    deepcopies_to_the_bit,
+    leaves_gradients,
+    tensor_rates,
+    hooks_and_schedules,
+]
+
+
+def contenders() -> dict[str, tuple[Make, Callable[[], Net], bool]]:
+    """Name: how the optimizer is made, how the network is, and whether its weights are Euclidean."""
+    flat, stiefel = ghor.Euclidean(), (ghor.Stiefel(), ghor.Euclidean())
+    out: dict[str, tuple[Make, Callable[[], Net], bool]] = {
+        "torch": (Adam, Net, True),
+        "ghor": (lambda params, **k: ghor.optim.Adam(params, space=flat, **k), Net, True),
+        "ghor, Stiefel": (
+            lambda params, **k: ghor.optim.Adam([{"params": list(params), "space": stiefel}], **k),
+            Net,
+            False,
+        ),
+    }
+    try:
+        import geoopt
+    except ImportError:
+        print('geoopt is not installed and left out: pip install -e ".[bench]"')
+        return out
+    RiemannianAdam = geoopt.optim.RiemannianAdam
+    canonical = geoopt.CanonicalStiefel()
+    out["geoopt"] = RiemannianAdam, Net, True
+    out["geoopt, Stiefel"] = (
+        RiemannianAdam,
+        lambda: Net(lambda Y: geoopt.ManifoldParameter(Y, manifold=canonical)),
+        False,
+    )
+    return out
+
+
+def main() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    warnings.simplefilter("ignore")
+    columns = contenders()
+    table = Table("as torch's Adam does", *columns)
+    reasons: dict[str, str] = {}
+    for check in CHECKS:
+        cells = []
+        for name, (make, net, flat) in columns.items():
+            good = 0
+            for kwargs in CONFIGURATIONS:
+                try:
+                    good += check(make, net, flat, dict(kwargs))
+                except Exception as error:
+                    reasons.setdefault(f"{name}, {check.__name__}", f"{type(error).__name__}: {error}")
+            cells.append(f"{good} of {len(CONFIGURATIONS)}")
+        table.add_row(check.__name__.replace("_", " "), *cells)
+    refused = ["{} of {}".format(*refusals(make)) if flat else "" for make, _, flat in columns.values()]
+    table.add_row("refusals", *refused)
+    console = Console()
+    console.print(table)
+    for where, why in reasons.items():
+        console.print(f"{where}: {why[:110]}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
