@@ -114,7 +114,12 @@ REST = [c for c in ghor.optim.__all__ if c != "Adam"]
 CLOSE = 1e-13
 
 
-@pytest.mark.parametrize("cls", ghor.optim.__all__)
+OFTEN = ("Adam", "SGD", "RMSprop", "Adagrad", "PaperAdam")
+
+
+@pytest.mark.parametrize(
+    "cls", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in ghor.optim.__all__]
+)
 def test_step(cls):
     apart, distance, counts = compare(lambda net: lifted(cls, net, **OPTIONS.get(cls, {})))
     assert apart <= CLOSE
@@ -134,8 +139,8 @@ def test_whole_training_step(cls):
 @pytest.mark.parametrize(
     ("section", "retraction"),
     [
-        ("transported", "cayley"),
         ("implicit", "geodesic"),
+        pytest.param("transported", "cayley", marks=pytest.mark.slow),
         pytest.param("transported", "geodesic", marks=pytest.mark.slow),
         pytest.param("implicit", "cayley", marks=pytest.mark.slow),
     ],
