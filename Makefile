@@ -38,7 +38,7 @@ demo: .venv/.installed-lab  ## the pendulum comparison, shortened: four optimize
 test: .venv/.installed-dev  ## run the tests
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-test-all: .venv/.installed-dev  ## run the tests, the slow ones included
+test-all: .venv/.installed-dev .venv/.installed-ray  ## run the tests, the slow ones included
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m "" $(ARGS)
 
 lint: .venv/.installed-dev  ## check style, format and types

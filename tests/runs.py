@@ -22,6 +22,7 @@ import sys
 import tempfile
 import termios
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,7 @@ PENDULUM = (
     *("run", "pendulum", "-o", "geometric-adam", "--seeds", "0-1", "--batch-size", "5050", "--no-compile"),
     *(word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")),
 )
+BOTH = (*PENDULUM, "-o", "momentum")
 MNIST = (
     *("run", "mnist", "-o", "geometric-adam", "--batch-size", "16", "--no-compile", "--threads", "1"),
     *("--set", "blocks=1", "--dtype", "float64"),
@@ -55,6 +57,11 @@ def strip(value, keys):
     return [strip(v, keys) for v in value] if isinstance(value, list) else value
 
 
+def records(folder, *but):
+    """All of them, by name."""
+    return {p.name: facts(p, *but) for p in folder.glob("*.jsonl")}
+
+
 def the_record(folder):
     (path,) = folder.glob("*.jsonl")
     return path
@@ -62,6 +69,17 @@ def the_record(folder):
 
 def names(folder):
     return sorted(p.name for p in folder.iterdir())
+
+
+def free(path):
+    """Whether no process has the run in hand."""
+    from ghor.lab.train import Busy, in_hand
+
+    try:
+        with in_hand(path):
+            return True
+    except Busy:
+        return False
 
 
 def weights(folder):
@@ -186,6 +204,7 @@ class Forks:
     def start(self, *argv, fault=None, columns=None, **environment):
         self.count += 1
         log = self.folder / f"{self.count}.log"
+        log.touch()  # a process may be killed before it opens it
         terminal = Terminal(columns) if columns else None
         job = {
             "argv": [str(word) for word in argv],
@@ -226,6 +245,13 @@ def undisturbed(*argv):
     return out
 
 
+def until(ready, seconds=SECONDS):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def serve():
     """Read jobs, fork, answer."""
     import torch._dynamo  # every optimizer of torch does when it is made
@@ -254,6 +280,7 @@ def child(job):
     code = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
         with Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), 0)
         out = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY, 0o666)
@@ -381,6 +408,47 @@ def wait_at_epoch(path):
     train.append = append
 
 
+def slow_epochs(seconds):
+    """Wait after every epoch, so that what is shown is shown long enough."""
+    from ghor.lab import train
+
+    normal = train.append
+
+    def append(record, values, size):
+        result = normal(record, values, size)
+        time.sleep(seconds if values["kind"] == "epoch" else 0)
+        return result
+
+    train.append = append
+
+
+def kill_at_batch(number):
+    """Before the batch of that number, counted over the epochs."""
+    from ghor.lab.tasks import Classification
+
+    normal, left = Classification.batches, number
+
+    def batches(self, epoch):
+        nonlocal left
+        for batch in normal(self, epoch):
+            left -= 1
+            if left == 0:
+                kill()
+            yield batch
+
+    Classification.batches = batches
+
+
+def forked_jobs(_):
+    """The processes of --jobs are forks too, as this one is: they need not import everything."""
+    import multiprocessing
+
+    from ghor.lab import execute
+
+    context = multiprocessing.get_context("fork")
+    execute.multiprocessing.get_context = lambda method: context
+
+
 def nobody(_):
     """Give up root's right to write everywhere, as late as the first file is opened."""
     from ghor.lab import train
@@ -403,6 +471,9 @@ FAULTS = {
     "full_at_checkpoint": at_checkpoint(full),
     "largest_file": lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     "wait_at_epoch": wait_at_epoch,
+    "slow_epochs": slow_epochs,
+    "kill_at_batch": kill_at_batch,
+    "forked_jobs": forked_jobs,
     "mnist": small_mnist,
     "nobody": nobody,
 }

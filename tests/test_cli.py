@@ -1,110 +1,375 @@
 """The command `ghor` as a person meets it."""
 
+import itertools
+import json
+import os
 import re
-import subprocess
+import shutil
+import signal
 import sys
 
 import pytest
-from runs import MNIST, PENDULUM, facts, forks, make_mnist, the_record, undisturbed
+import torch
+import typer
+from runs import PENDULUM, forks, make_mnist, names, the_record, undisturbed, until
 from typer.testing import CliRunner
 
-from ghor.lab.cli import app, parse_seeds
+import ghor.lab
+from ghor.lab import checkpoint, execute, progress
+from ghor.lab.cli import app, assigned, parse_seeds
+from ghor.lab.config import Config
 
 TWO = (*PENDULUM, "--epochs", "2")
+COMMANDS = ("run", "report", "data", "check", "bench")
 
 
-def call(*argv, code=0):
-    done = CliRunner(env={"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}).invoke(app, [str(a) for a in argv])
+def call(*argv, code=0, columns=100):
+    done = CliRunner(env={"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}).invoke(app, [str(a) for a in argv])
     assert done.exit_code == code, done.output
     return done.output
 
 
-def test_help_names_every_command_and_gives_examples():
-    text = call("--help")
-    for name in ("run", "report", "data", "check", "bench", "--version"):
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_teaches(columns):
+    """Every command, every option, and examples that keep their lines."""
+    text = call("--help", columns=columns)
+    for name in (*COMMANDS, "--version"):
         assert name in text
-    text = call("run", "--help")
-    assert re.search(r"ghor run mnist --seeds 0-1 +5 optimizers", text)
-    assert "torchrun --nproc-per-node 2" in text
-    assert call("--version").startswith("ghor ")
+    assert re.search(r"^ ghor run pendulum +train, or go on where it was stopped *$", text, re.MULTILINE)
+    text = call("run", "--help", columns=columns)
+    for line in (
+        r"ghor run pendulum +the paper's table: 4 optimizers, 10 seeds",
+        r"ghor run mnist --seeds 0-1 +5 optimizers, 2 seeds, 25 epochs",
+        "torchrun --nproc-per-node 2 --no-python ghor run mnist",
+    ):
+        assert re.search(f"^ {line} *$", text, re.MULTILINE), line
+    assert max(map(len, text.splitlines())) <= columns
+    assert "[default: (pendulum 1000, others 25)]" in text
+
+
+def test_every_option_says_what_it_does():
+    commands = typer.main.get_command(app).commands
+    assert set(commands) == set(COMMANDS)
+    for command in commands.values():
+        assert len(command.help) > 20
+        for parameter in command.params:
+            assert len(getattr(parameter, "help", None) or "") > 5, f"{command.name} {parameter.name}"
+
+
+def test_version_and_nothing():
+    assert re.fullmatch(rf"ghor {re.escape(ghor.__version__)}, torch \S+\n", call("--version"))
+    assert "Usage" in call(code=2)
+
+
+# -- bad commands ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (("run", "pendulum", "--seeds", "x"), "got 'x'"),
-        (("run", "pendulum", "--set", "foo=3"), "unknown network option 'foo'"),
-        (("run", "pendulum", "--set", "foo"), "NAME=VALUE"),
-        (("run", "pendulum", "--reading", "as-run", "--lr", "1"), "--reading"),
-        (("run", "mnist", "--reading", "as-run"), "--reading"),
-        (("run", "pendulum", "-o", "standard-adam", "--lr", "1e-3"), "standard-adam"),
-        (("run", "pendulum", "--retraction", "straight"), "cayley, geodesic"),
-        (("run", "pendulum", "--epochs", "0"), "epochs"),
-        (("run", "pendulum", "--jobs", "0"), "--jobs"),
-        (("run", "pendulum", "--address", "here:1"), "--executor ray"),
-        (("run", "mnist", "--lr", "-1"), "lr"),
-        (("run", "tennis"), "pendulum"),
+        ("run pendulum --seeds x", "got 'x'"),
+        ("run pendulum --seeds 5-3", "--seeds takes 0-9 or 0,3,5"),
+        ("run pendulum --seeds 0,0", "each number once"),
+        ("run mnist --seeds 0,0", "each number once"),
+        ("run pendulum --seeds 0-999999999999", "--seeds"),
+        ("run pendulum --seeds -1", "--seeds"),
+        ("run pendulum --set foo=3", "unknown network option 'foo'; there are full_dim"),
+        ("run pendulum --set foo", "NAME=VALUE"),
+        ("run pendulum --set upscale=many", "upscale must be a whole number from 1 on, got 'many'"),
+        ("run pendulum --reading as-run --lr 1", "--reading"),
+        ("run mnist --reading as-run", "--reading"),
+        ("run pendulum --reading equal-1e-3 -o momentum", "it is of geometric-adam, scalar-moment-adam"),
+        ("run pendulum -o standard-adam --lr 1e-3", "standard-adam is for mnist"),
+        ("run pendulum -o standard-adam", "has no standard-adam"),
+        ("run pendulum --retraction straight", "there are cayley, geodesic"),
+        ("run pendulum --section none", "there are auto, transported, implicit"),
+        ("run pendulum --norm none", "there are canonical, frobenius"),
+        ("run pendulum --dtype half", "there are float32, float64"),
+        ("run pendulum --device abacus", "unknown device 'abacus'"),
+        ("run pendulum --epochs 0", "epochs must be at least 1"),
+        ("run pendulum --batch-size 0", "batch_size must be at least 1"),
+        ("run pendulum --threads 0", "threads must be at least 1"),
+        ("run pendulum --jobs 0", "--jobs must be at least 1"),
+        ("run pendulum --address here:1", "--address is for --executor ray"),
+        ("run pendulum --executor ray --address here:1 --jobs 2", "not --jobs with --address, but --threads"),
+        ("run mnist --lr -1", "lr must be a positive number"),
+        ("run mnist --lr 0", "lr must be a positive number"),
+        ("run mnist --lr nan", "lr must be a positive number"),
     ],
-    ids=lambda v: " ".join(v[1:]) if isinstance(v, tuple) else "",
 )
-def test_a_bad_command_is_one_message_and_exit_code_2(argv, says, tmp_path):
-    text = call(*argv, *(["--out", tmp_path / "out"] if argv[1] != "tennis" else []), code=2)
-    assert says in " ".join(text.replace("│", " ").split())
+def test_a_bad_value_is_one_line_and_exit_code_2(argv, says, tmp_path):
+    """It names the way out, and nothing is written."""
+    text = call(*argv.split(), "--out", tmp_path / "out", code=2)
+    assert re.fullmatch(r"error: [^\n]+\n", text)
+    assert says in text
     assert not (tmp_path / "out").exists()
 
 
-def test_seeds():
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("run tennis", "pendulum"),
+        ("run", "Missing argument"),
+        ("run pendulum -o adam", "geometric-adam"),
+        ("run pendulum --epochs many", "--epochs"),
+        ("run pendulum --epoch 3", "--epochs"),
+        ("train", "No such command"),
+        ("data cifar", "unknown data set 'cifar'; there are mnist, fashion-mnist"),
+        ("check nowhere.txt", "neither a record"),
+    ],
+)
+def test_other_bad_commands(argv, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nowhere.txt").touch()
+    assert says in " ".join(call(*argv.split(), code=2).replace("│", " ").split())
+    assert names(tmp_path) == ["nowhere.txt"]
+
+
+def test_words_to_values():
     assert parse_seeds("0-3,7") == (0, 1, 2, 3, 7)
+    assert [assigned(f"a={text}") for text in ("4", "0.5", "dim")] == [("a", 4), ("a", 0.5), ("a", "dim")]
 
 
-def test_run_check_report(tmp_path):
+def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    text = call(*TWO, "--executor", "ray", "--out", tmp_path, code=2)
+    assert "pip install 'ghor[ray]'" in text
+    monkeypatch.delitem(sys.modules, "ghor.lab.cli")
+    monkeypatch.delattr(ghor.lab, "cli")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    with pytest.raises(SystemExit, match=re.escape("the command line needs typer: pip install 'ghor[lab]'")):
+        ghor.lab.main()
+
+
+# -- what is run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The configurations of a command, which are not run."""
+
+    def one_by_one(configs, folder, data, show, rank, world):
+        seen.append((configs, folder, data))
+        return []
+
+    seen = []
+    monkeypatch.setattr(execute, "one_by_one", one_by_one)
+
+    def configs(*argv):
+        call("run", *argv)
+        return seen.pop()
+
+    return configs
+
+
+def test_the_defaults_are_the_papers_table(asked, monkeypatch):
+    configs, folder, data = asked("pendulum")
+    assert [(c.optimizer, c.lr, c.label) for c in configs] == [
+        ("geometric-adam", 1e-3, "as run"),
+        ("scalar-moment-adam", 1e-2, "as run"),
+        ("momentum", 1e-2, "as run"),
+        ("gradient", 1e-2, "as run"),
+    ]
+    assert {(c.seeds, c.epochs, c.batch_size, c.threads) for c in configs} == {(tuple(range(10)), 1000, 256, 1)}
+    assert (str(folder), data) == ("runs/pendulum", None)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    configs, folder, _ = asked("fashion-mnist", "--seeds", "0-1")
+    assert [(c.optimizer, c.seeds) for c in configs] == [
+        (o, (s,))
+        for s in (0, 1)
+        for o in ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
+    ]
+    assert {(c.epochs, c.batch_size, c.lr, c.label, c.threads) for c in configs} == {(25, 2048, 1e-3, None, 6)}
+    assert str(folder) == "runs/fashion-mnist"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert asked("mnist")[0][0].threads == 3
+
+
+def test_options_arrive(asked, tmp_path):
+    """Each of them changes the configuration that it is about."""
+    options = (
+        "--lr 0.5 --batch-size 7 --label x --retraction geodesic --section implicit --norm frobenius --dtype float64 "
+        "--device cuda --threads 3 --no-compile --epochs 4 --seeds 5 --set blocks=2 -o momentum -o momentum"
+    )
+    (config,), folder, data = asked("mnist", *options.split(), "--out", tmp_path, "--data", tmp_path / "d")
+    assert config == Config(
+        "mnist", "momentum", (5,), 4, 0.5, 7, "x", norm="frobenius", retraction="geodesic", section="implicit",
+        dtype="float64", device="cuda", threads=3, compile=False, network={"blocks": 2},
+    )  # fmt: skip
+    assert (folder, data) == (tmp_path, tmp_path / "d")
+
+
+def test_readings(asked):
+    configs, _, _ = asked("pendulum", "--reading", "as-stated", "--reading", "equal-1e-2")
+    assert [(c.label, c.optimizer, c.lr) for c in configs][-3:] == [
+        ("as stated", "gradient", 1e-4),
+        ("equal 1e-2", "geometric-adam", 1e-2),
+        ("equal 1e-2", "scalar-moment-adam", 1e-2),
+    ]
+    configs, _, _ = asked("pendulum", "--lr", "0.1", "-o", "momentum")
+    assert [(c.label, c.optimizer, c.lr, len(c.seeds)) for c in configs] == [(None, "momentum", 0.1, 10)]
+
+
+def test_begin_anew(tmp_path):
+    """--restart removes the asked runs and no others, before any is trained."""
+    forks().run(*TWO, "-o", "momentum", "--out", tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.glob("*.jsonl")}
+    forks().run(*TWO, "--out", tmp_path, "--restart")
+    changed = [name for name, raw in before.items() if (tmp_path / name).read_bytes() != raw]
+    assert [name.partition("-as-run")[0] for name in changed] == ["geometric-adam"]
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pipe_has_lines(tmp_path):
+    text = forks().run(*TWO, "--out", tmp_path)
+    assert text.startswith("1 run, 2 epochs\n")
+    assert re.search(r"epoch 2 of 2, loss \d\.\d+; all: 2 of 2 epochs\n", text)
+    assert f"records: {tmp_path}   next: ghor report {tmp_path}\n" in text
+    assert "\x1b" not in text
+
+
+def test_a_terminal_has_bars(tmp_path):
+    """One for all and one for the run under way, with the loss and both times left; what is finished is a line."""
+    argv = (*PENDULUM, "-o", "momentum", "--epochs", "4", "--out", tmp_path)
+    text = forks().run(*argv, columns=80, fault={"slow_epochs": 0.3})
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert re.search(r"2 runs +\S+ [1-7]/8 0:00:\d\d left", plain)
+    assert re.search(r"geometric-adam 0-1 +\S+ [123]/4 loss \d\.\d{4}, 0:00:0\d left", plain)
+    assert re.search(r"[\r\n]momentum 0-1: 4 epochs, loss \d\.\d{4} *[\r\n]", plain)
+    assert max(len(line) for line in re.split(r"[\r\n]+", plain) if "records:" not in line) <= 80
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is there again
+
+
+@pytest.mark.parametrize("columns", [None, 80])
+def test_ctrl_c_says_how_to_go_on(tmp_path, columns):
+    child = forks().start(*PENDULUM, "--epochs", "5000", "--out", tmp_path, columns=columns)
+    until(lambda: list(tmp_path.glob("*.ckpt")))
+    child.kill(signal.SIGINT)
+    done = child.wait()
+    assert done.code == 130, done.text
+    assert "stopped. The same command goes on from the last finished epoch." in done.text
+    assert "Traceback" not in done.text
+    if columns:
+        assert done.text.rindex("\x1b[?25h") > done.text.rindex("\x1b[?25l")
+
+
+def test_the_time_left(monkeypatch):
+    """From the epochs of this call: what was there before took no time."""
+    a, b, c = (Config("mnist", "momentum", (seed,), 10, 1e-3, 1) for seed in range(3))
+    now = itertools.count(0, 0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    pace = progress.Pace([a, b, c])
+    assert pace.left() == ""
+    assert pace.see(a, 10)  # found finished
+    assert pace.left() == ""
+    assert pace.see(b, 6)  # taken up after 5
+    assert not pace.see(b, 6)
+    assert pace.see(b, 7)
+    now = itertools.count(60, 0)
+    assert (pace.done, pace.total) == (17, 30)
+    assert pace.left() == "0:06:30 left"  # 13 epochs, 30 seconds each
+    assert progress.clock(3 * 3600 + 61.9) == "3:01:01 left"
+
+
+def test_a_loss_that_is_no_number_is_shown_as_such():
+    assert progress.found({"loss": [0.5, None]}) == "loss nan"
+    assert progress.found({"loss": [0.5, 1.5], "test_accuracy": [97.123]}) == "loss 1.0000, 97.12 %"
+
+
+def test_warnings_are_lines(tmp_path):
+    argv = [*TWO, "--lr", "1e20", "--out", tmp_path]
+    text = forks().run(*argv)
+    assert re.search(r"^warning: a velocity of length .* is the learning rate meant\?$", text, re.MULTILINE)
+    assert "UserWarning" not in text
+
+
+# -- report, data, check -----------------------------------------------------------------------------------------------
+
+
+def test_report(tmp_path):
     there = undisturbed(*TWO)
-    text = forks().run("check", there)
-    assert "2 of 2" in text
     text = forks().run("report", there, "--out", tmp_path / "report")
     assert text.count("report.html") == 1
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     assert "ghor run" in forks().run("report", tmp_path / "report" / "tables", code=2)
-    assert "no such" in forks().run("check", tmp_path / "nowhere", code=1).lower()
 
 
-def test_a_terminal_has_bars_and_a_pipe_has_lines(tmp_path):
-    text = forks().run(*TWO, "--out", tmp_path / "a", columns=100)
-    assert "1 run" in text
-    assert "loss" in text
-    text = forks().run(*TWO, "--out", tmp_path / "b")
-    assert re.search(r"epoch 2 of 2, loss \d\.\d+; all: 2 of 2 epochs", text)
-    assert f"next: ghor report {tmp_path / 'b'}" in text
-
-
-def test_torchrun_is_one_process(tmp_path):
-    """Every batch is spread over two processes; losses agree to rounding, and only the first one writes."""
+def test_data(tmp_path):
     make_mnist(tmp_path / "data")
-    driver = tmp_path / "driver.py"
-    folder = str(tmp_path / "data")
-    driver.write_text(f"import runs, ghor.lab.cli\nruns.small_mnist({folder!r})\nghor.lab.cli.app()\n")
-    losses = []
-    for name, start in (
-        ("one", [sys.executable]),
-        ("two", [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]),
-    ):
-        command = [*start, str(driver), *MNIST, "--epochs", "2", "--data", folder, "--out", str(tmp_path / name)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-            env=environment(),
-        )
-        assert done.returncode == 0, done.stderr
-        losses.append([line["loss"][0] for line in facts(the_record(tmp_path / name)) if line["kind"] == "epoch"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-8)  # records have nine digits
+    fault = {"mnist": str(tmp_path / "data")}
+    text = forks().run("data", "mnist", "--data", tmp_path / "data", fault=fault)
+    assert text == "mnist: 50 training and 20 test images, checked\n"
+    (tmp_path / "empty").mkdir()
+    text = forks().run(
+        "data", "mnist", "--data", tmp_path / "empty", fault=fault, code=1, GHOR_CACHE=str(tmp_path / "cache")
+    )
+    assert "error: mnist: train-images-idx3-ubyte" in text
+    assert "--data or GHOR_DATA" in text
+    assert "Finished epochs" not in text
 
 
-def environment():
-    import os
-    from pathlib import Path
+def test_check(tmp_path):
+    there = undisturbed(*TWO)
+    record = the_record(there)
+    for path in (there, record, record.with_suffix(".ckpt")):
+        text = call("check", path)
+        assert re.search(rf"{record.stem} .* 2 of 2 .* ok .* ok, epoch 2 .* [\d.]+e-0[78]", text)
+    assert "no such file or folder" in call("check", tmp_path / "nowhere", code=1)
+    assert "no records in" in call("check", tmp_path, code=2)
+    shutil.copy(record, tmp_path)
+    assert re.search(r"ok +│ - +│ [\d.]+e-0[78]", call("check", tmp_path))  # the drift that the record says
+    (tmp_path / "other.jsonl").write_text(json.dumps({"some": "thing"}) + "\n")
+    call("check", tmp_path)
+    assert "check sum" in call("check", tmp_path / "other.jsonl", code=1)
 
-    here = Path(__file__).parent
-    return {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent / 'src'}", "OMP_NUM_THREADS": "1"}
+
+def test_check_finds_weights_that_are_off_their_space(tmp_path):
+    shutil.copytree(undisturbed(*TWO), tmp_path, dirs_exist_ok=True)
+    saved = the_record(tmp_path).with_suffix(".ckpt")
+    values = checkpoint.load(saved)
+    name = next(n for n, p in values["model"].items() if p.shape[-2:] == (2, 1) and "layers.2" in n)
+    values["model"][name] *= 1.001
+    checkpoint.save(values, saved)
+    text = call("check", tmp_path, code=1)
+    assert f"error: {saved}: {name} is " in text
+    assert "off Stiefel()" in text
+    values["model"][name] *= torch.nan
+    checkpoint.save(values, saved)
+    assert f"{name} is nan off" in call("check", tmp_path, code=1)
+
+
+def test_check_finds_files_that_do_not_belong_together(tmp_path):
+    shutil.copytree(undisturbed(*TWO), tmp_path, dirs_exist_ok=True)
+    record = the_record(tmp_path)
+    lines = record.read_bytes().splitlines(keepends=True)
+    record.write_bytes(lines[0])
+    assert "has 0 epochs, its checkpoint is of epoch 2" in call("check", tmp_path, code=1)
+    record.write_bytes(b"".join(lines))
+    record.rename(tmp_path / "other.jsonl")
+    text = call("check", tmp_path, code=1)
+    assert f"{tmp_path / 'other.jsonl'} belongs to the run {record.stem}" in text
+    assert f"{record.with_suffix('.ckpt')} has no record beside it" in text
+
+
+def test_check_of_a_run_under_way(tmp_path, monkeypatch):
+    """Between its looks at the two files the run may get ahead; a checkpoint that stays behind is another matter."""
+    shutil.copytree(undisturbed(*TWO), tmp_path, dirs_exist_ok=True)
+    load, epochs = checkpoint.load, [0, 2]
+    monkeypatch.setattr(checkpoint, "load", lambda path: {**load(path), "epoch": epochs.pop(0)})
+    call("check", tmp_path)
+    epochs += [0, 0]
+    assert "has 2 epochs, its checkpoint is of epoch 0" in call("check", tmp_path, code=1)
+
+
+def test_check_of_another_version(tmp_path):
+    shutil.copytree(undisturbed(*TWO), tmp_path, dirs_exist_ok=True)
+    record = the_record(tmp_path)
+    values = checkpoint.load(record.with_suffix(".ckpt"))
+    values["model"].popitem()
+    checkpoint.save(values, record.with_suffix(".ckpt"))
+    assert re.search(r"error: .*\.ckpt: .* was written by another version of ghor", call("check", tmp_path, code=1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,15 +14,15 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .. import __version__
-from . import checkpoint, execute
 from . import data as datasets
+from . import execute
+from .check import look, runs_in
 from .config import EXPERIMENTS, OPTIMIZERS, READINGS, Config
 from .progress import progress
-from .record import Damaged, read
-from .tasks import TASKS, drift, off_spaces
+from .record import Damaged
 from .train import Busy, forget
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ class Executor(StrEnum):
     ray = "ray"
 
 
+WIDE = 120  # columns of a table that goes to a file or a pipe
 WHAT, HOW, WHERE = "What to train", "How", "Where, and how many at a time"
 
 
@@ -118,6 +119,9 @@ def run(
         ),
     ] = None,
     lr: Annotated[float | None, option("Learning rate of all.", "X", WHAT, "see --reading, others 1e-3")] = None,
+    manifold_lr: Annotated[
+        float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
+    ] = None,
     batch_size: Annotated[int | None, option("Samples a step.", "N", WHAT, "pendulum 256, others 2048")] = None,
     label: Annotated[
         str | None, option("What is special about these runs, for their names and tables.", "TEXT", WHAT)
@@ -188,11 +192,14 @@ def run(
             raise ValueError("--reading names learning rates of the pendulum: not with --lr or another experiment")
         if executor == "local" and address is not None:
             raise ValueError("--address is for --executor ray")
+        if address is not None and jobs > 1:
+            raise ValueError("a Ray cluster runs as many as it has cores for: not --jobs with --address, but --threads")
         cores = (os.cpu_count() or 1) // (jobs * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         common: dict[str, Any] = {
             "experiment": str(experiment),
             "epochs": epochs if epochs is not None else 1000 if pendulum else 25,
             "batch_size": batch_size if batch_size is not None else 256 if pendulum else 2048,
+            "manifold_lr": manifold_lr,
             "retraction": retraction,
             "section": section,
             "norm": norm,
@@ -277,8 +284,13 @@ def told(console: Console, comfort: str = "") -> Iterator[None]:
     def say(error: object) -> None:
         console.print(f"error: {error}", markup=False, highlight=False, style="red", soft_wrap=True)
 
+    def warn(message: object, *place: object) -> None:
+        console.print(f"warning: {message}", markup=False, highlight=False, style="yellow", soft_wrap=True)
+
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = warn  # type: ignore[assignment]
+            yield
     except KeyboardInterrupt:
         console.print("stopped. The same command goes on from the last finished epoch.", highlight=False)
         raise typer.Exit(130) from None
@@ -346,61 +358,21 @@ def check(
 
     Exit code 1 if something is wrong.
     """
-    runs: set[Path] = set()
     with told(Console(stderr=True)):
-        for path in paths:
-            if not path.exists():
-                raise FileNotFoundError(2, "no such file or folder", str(path))
-            found = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in (".jsonl", ".ckpt")]
-            runs |= {p.with_suffix(".jsonl") for p in found if p.suffix in (".jsonl", ".ckpt")}
-        if not runs:
-            raise ValueError(f"no records in {', '.join(map(str, paths))}; ghor run makes them")
-    table = Table("run", "epochs", "record", "checkpoint", "off the space")
+        runs = runs_in(paths)
+    table = Table(Column("run", overflow="fold"), "epochs", "record", "checkpoint", "off the space")
     wrong: list[str] = []
-    for path in sorted(runs):
-        row, errors = look(path)
-        table.add_row(path.stem, *row)
-        wrong += errors
-    Console().print(table)
+    for path in runs:
+        found = look(path)
+        table.add_row(path.stem, found.epochs, found.record, found.checkpoint, found.off)
+        wrong += found.wrong
+    console = Console()
+    console.print(table, width=None if console.is_terminal else max(WIDE, console.width))
     console = Console(stderr=True)
     for line in wrong:
         console.print(f"error: {line}", markup=False, highlight=False, style="red", soft_wrap=True)
     if wrong:
         raise typer.Exit(1)
-
-
-def look(path: Path) -> tuple[list[str], list[str]]:
-    """Epochs, record, checkpoint and distance of a run, in words, and what is wrong with it."""
-    epochs = record = state = off = "-"
-    wrong: list[str] = []
-    run = values = None
-    try:
-        run = read(path) if path.exists() else None
-        record = "missing" if run is None else "ok"
-    except (Damaged, OSError) as error:
-        record, wrong = "damaged", [str(error)]
-    saved = path.with_suffix(".ckpt")
-    try:
-        values = checkpoint.load(saved) if saved.exists() else None
-        state = "-" if values is None else f"ok, epoch {values['epoch']}"
-    except (Damaged, OSError) as error:
-        state, wrong = "damaged", [*wrong, str(error)]
-    if run is not None:
-        epochs = f"{len(run.epochs)} of {run.epochs_asked}"
-        if run.size < path.stat().st_size:
-            record = "ok, last line half written"
-    if run is not None and values is not None:
-        config = replace(Config.from_dict(run.header["config"]), device="cpu", compile=False)
-        model = TASKS[config.experiment].network(config)
-        model.load_state_dict(values["model"])
-        distances = drift(model, 1)
-        off = f"{distances[0]:.1e}" if distances else "-"
-        wrong += [f"{saved}: {line}" for line in off_spaces(model)]
-        if len(run.epochs) not in (values["epoch"], values["epoch"] - 1):
-            wrong.append(f"{path} has {len(run.epochs)} epochs, its checkpoint is of epoch {values['epoch']}")
-    elif record == "missing":
-        wrong.append(f"{path} is missing, its checkpoint is there")
-    return [epochs, record, state, off], wrong
 
 
 @app.command()

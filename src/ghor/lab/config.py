@@ -65,10 +65,12 @@ class Config:
     compile: bool = True  # attention and gradient layers as compiled C, where it can be had
     flush_subnormals: bool = True  # to zero: gradients that vanish through 16 blocks are 8 times slower otherwise
     network: dict[str, Any] = field(default_factory=dict)
+    manifold_lr: float | None = None  # of the weights on manifolds; None: `lr`, as all others
 
     def __post_init__(self) -> None:
-        for name in ("lr", "eps", "momentum"):  # 1 and 1.0 are one configuration, with one name
-            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("lr", "eps", "momentum", "manifold_lr"):  # 1 and 1.0 are one configuration, with one name
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
         object.__setattr__(self, "seeds", tuple(self.seeds))
         object.__setattr__(self, "betas", tuple(map(float, self.betas)))
         one_of("experiment", self.experiment, EXPERIMENTS)
@@ -90,11 +92,13 @@ class Config:
         for name in ("epochs", "batch_size", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name, number in (("lr", self.lr), ("eps", self.eps)):
-            if not 0 < number < math.inf:
+        for name, number in (("lr", self.lr), ("eps", self.eps), ("manifold_lr", self.manifold_lr)):
+            if number is not None and not 0 < number < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {number}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(self.betas)}")
+        if self.manifold_lr is not None and self.optimizer == "standard-adam":
+            raise ValueError("standard-adam has no weights on manifolds: no manifold_lr")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum}")
         known: dict[str, Any] = AUTOENCODER if self.experiment == "pendulum" else TRANSFORMER
@@ -107,7 +111,10 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**dataclasses.asdict(self), "seeds": list(self.seeds), "betas": list(self.betas)}
+        values = {**dataclasses.asdict(self), "seeds": list(self.seeds), "betas": list(self.betas)}
+        if self.manifold_lr is None:
+            del values["manifold_lr"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:

@@ -6,9 +6,12 @@ returned; any other error ends them all.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +41,15 @@ def ranks() -> Iterator[tuple[int, int]]:
     torch.distributed.init_process_group("gloo")
     try:
         yield torch.distributed.get_rank(), world
-    finally:
-        torch.distributed.destroy_process_group()
+    except RuntimeError as error:
+        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
+            raise
+        # Another process is gone. Gloo's objects, which the error holds, may wait for ever when they are torn down:
+        # end without.
+        atexit.register(lambda kept: os._exit(1), error)
+        reason = str(error).partition(". ")[0]
+        raise OSError(f"the {world} processes cannot work together, one has ended or failed: {reason}") from None
+    torch.distributed.destroy_process_group()
 
 
 def one_by_one(
@@ -111,10 +121,10 @@ def on_ray(
         import ray
     except ModuleNotFoundError:
         raise ValueError("--executor ray needs Ray: pip install 'ghor[ray]'") from None
-    if address is None:
-        ray.init(num_cpus=jobs, include_dashboard=False, log_to_driver=False)
-    else:
-        ray.init(address=address, log_to_driver=False)
+    if address is not None:
+        knock(address)
+    own: dict[str, Any] = {"num_cpus": jobs, "include_dashboard": False} if address is None else {}
+    ray.init(address or "local", **own, log_to_driver=False, logging_level=logging.ERROR)
     try:
         task = ray.remote(max_retries=20)(work)
         refs = [
@@ -126,6 +136,16 @@ def on_ray(
         return watch(configs, folder, show, [ref.future() for ref in refs])
     finally:
         ray.shutdown()
+
+
+def knock(address: str) -> None:
+    """OSError at once if nobody is there; Ray itself would try for many minutes."""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise OSError(f"no Ray cluster can be reached at {address}: {error}") from None
 
 
 def work(values: dict[str, Any], folder: Path, data: Path | None) -> Exception | None:

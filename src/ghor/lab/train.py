@@ -25,6 +25,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .. import __version__, baselines, optim
+from ..declare import param_groups
 from ..declare import spaces as declared_spaces
 from ..files import clean
 from ..spaces import Euclidean
@@ -46,15 +47,20 @@ def optimizer_of(config: Config, model: nn.Module) -> Optimizer:
     """The optimizer that a configuration names."""
     adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     space: dict[str, Any] = {"retraction": config.retraction, "section": config.section}
+    params: Any = model
+    if config.manifold_lr is not None:
+        params = param_groups(model)
+        for group in params:
+            group["lr"] = config.lr if isinstance(group["space"], Euclidean) else config.manifold_lr
     match config.optimizer:
         case "geometric-adam":
-            return optim.Adam(model, **adam, **space, fused=True)
+            return optim.Adam(params, **adam, **space, fused=True)
         case "scalar-moment-adam":
-            return baselines.ScalarMomentAdam(model, **adam, **space, norm=config.norm)
+            return baselines.ScalarMomentAdam(params, **adam, **space, norm=config.norm)
         case "momentum":
-            return optim.SGD(model, lr=config.lr, momentum=config.momentum, **space, fused=True)
+            return optim.SGD(params, lr=config.lr, momentum=config.momentum, **space, fused=True)
         case "gradient":
-            return optim.SGD(model, lr=config.lr, **space, fused=True)
+            return optim.SGD(params, lr=config.lr, **space, fused=True)
         case _:
             return torch.optim.Adam(model.parameters(), **adam, fused=True)
 

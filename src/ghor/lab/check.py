@@ -1,0 +1,101 @@
+"""`ghor check`: whether the files of runs are as they were written, and the weights in checkpoints on their spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint
+from .config import Config
+from .record import Damaged, Run, read
+from .tasks import TASKS, drift, off_spaces
+
+SUFFIXES = (".jsonl", ".ckpt")
+BEGIN, SUM = b'{"kind":"run"', b'"crc":"'
+
+
+@dataclass
+class Found:
+    """A run in words, and what is wrong with it."""
+
+    epochs: str = "-"
+    record: str = "-"
+    checkpoint: str = "-"
+    off: str = "-"  # how far the weights are off their spaces
+    wrong: list[str] = field(default_factory=list)
+
+
+def runs_in(paths: Iterable[Path]) -> list[Path]:
+    """The records of runs: of files themselves or of their checkpoints, and of all that are in folders."""
+    found: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(2, "no such file or folder", str(path))
+        if path.is_file() and path.suffix not in SUFFIXES:
+            raise ValueError(f"{path} is neither a record (.jsonl) nor a checkpoint (.ckpt)")
+        files = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in SUFFIXES and ours(p)]
+        found |= {p.with_suffix(".jsonl") for p in files}
+    if not found:
+        raise ValueError(f"no records in {', '.join(map(str, paths))}; ghor run makes them")
+    return sorted(found)
+
+
+def ours(path: Path) -> bool:
+    """Other programs have files of lines too. One flipped bit does not make ours one of those."""
+    if path.suffix == ".ckpt":
+        return True
+    with path.open("rb") as stream:
+        line = stream.readline()
+    return BEGIN.startswith(line[: len(BEGIN)]) or SUM in line
+
+
+def look(path: Path) -> Found:
+    """At a checkpoint and then its record, in this order: of a run under way the record is never behind."""
+    found, saved = Found(), path.with_suffix(".ckpt")
+    run: Run | None = None
+    values: dict[str, Any] | None = None
+    try:
+        values = checkpoint.load(saved) if saved.exists() else None
+        found.checkpoint = f"ok, epoch {values['epoch']}" if values else "-"
+    except (Damaged, OSError) as error:
+        found.checkpoint, found.wrong = "damaged", [str(error)]
+    try:
+        size = path.stat().st_size if path.exists() else None
+        run = read(path) if path.exists() else None
+        found.record = "missing" if size is None else "no whole line yet"
+    except (Damaged, OSError) as error:
+        found.record, found.wrong = "damaged", [*found.wrong, str(error)]
+    if run is not None:
+        found.record = "ok, last line half written" if size and run.size < size else "ok"
+        found.epochs = f"{len(run.epochs)} of {run.epochs_asked}"
+        drifts = [x for line in run.epochs[-1:] for x in line.get("drift") or () if x is not None]
+        found.off = f"{max(drifts):.1e}" if drifts else "-"
+    elif values is not None and found.record != "damaged":
+        found.wrong.append(f"{saved} has no record beside it, {path.name}: {found.record}")
+    for file, owner in ((path, run and run.header["name"]), (saved, values and values["name"])):
+        if owner is not None and owner != path.stem:
+            found.wrong.append(f"{file} belongs to the run {owner}")
+    if run is not None and values is not None and not found.wrong:
+        look_at_both(run, values, found)
+    return found
+
+
+def look_at_both(run: Run, values: dict[str, Any], found: Found) -> None:
+    """Whether the record goes on from the checkpoint, and how far the weights are off their spaces."""
+    saved, lines, epoch = run.path.with_suffix(".ckpt"), len(run.epochs), values["epoch"]
+    under_way = lines > epoch and checkpoint.load(saved)["epoch"] > epoch
+    if lines not in (epoch - 1, epoch) and not under_way:
+        found.wrong.append(f"{run.path} has {lines} epochs, its checkpoint is of epoch {epoch}")
+    try:
+        config = replace(Config.from_dict(run.header["config"]), device="cpu", compile=False)
+        model = TASKS[config.experiment].network(config)
+        model.load_state_dict(values["model"])
+    except (ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        found.wrong.append(f"{saved}: {reason}; it was written by another version of ghor")
+        return
+    distances = drift(model, 1)
+    found.off = f"{distances[0]:.1e}" if distances else "-"
+    found.wrong += [f"{saved}: {line}" for line in off_spaces(model)]
