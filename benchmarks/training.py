@@ -4,7 +4,7 @@
     python benchmarks/training.py --rounds 1 --warmup 1        # is everything alive? (not for quoting)
     python benchmarks/training.py --json training.json
 
-The transformer at batch 2048, on random images: forward and backward with the attention as compiled C and by the plain
+The transformer at batch 2048, on random images: forward and backward with the blocks as compiled C and by the plain
 formula, and the step of each optimizer of the comparison, split into direction (gradient to velocity) and retraction.
 The pendulum's autoencoder: ten networks at once at batch 256, one thread, on random points. All contenders take turns
 within a round, in shuffled order. Subnormal numbers are flushed to zero, as in training.
@@ -77,8 +77,8 @@ class Contender:
 
     def compiled(self) -> bool:
         """Whether compiled C is really in use: where it cannot be had, a warning has said why."""
-        asked = [module.fused for module in self.task.model.modules() if hasattr(module, "fused")]
-        return bool(asked) and all(asked)
+        asked = [m for m in self.task.model.modules() if hasattr(m, "fused")]
+        return bool(asked) and all(m.fused and m.unfused is None for m in asked)
 
     def summary(self) -> dict[str, Any]:
         rounds = list(zip(*self.ms.values(), strict=True))
@@ -255,7 +255,7 @@ def report(record: dict[str, Any]) -> list[str]:
     lines = [
         f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are flushed to "
         "zero, as in training. Geometric share: (direction + retraction) / (AD + direction + retraction).",
-        f"Forward + backward with compiled attention is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) times as "
+        f"Forward + backward with compiled blocks is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) times as "
         "fast as with the plain formula.",
         f"Its {count / 1e9:.1f} GFlop of products ({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; "
         f"backward counted as twice forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 product. "

@@ -1,9 +1,13 @@
 """The compiled gradient layers against the formula in float64; what they do with what they do not take."""
 
+import contextlib
 import copy
+import gc
 import os
 import shutil
+import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -155,6 +159,59 @@ def test_threads_do_not_change_bits(gen):
         assert all(torch.equal(a, b) for a, b in zip(made[0], other, strict=True))
 
 
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_parameters_are_kept_while_threads_use_them(name, gen, monkeypatch):
+    """Also if we are interrupted while they run, and once more while we wait for them."""
+    library, addresses = fused_gradients.library(2), fused_gradients.addresses
+    pool = fused.pool(1, fused.flushes())
+    go, used, seen = threading.Event(), [], []
+
+    class Interrupted:
+        def __getattr__(self, key):
+            return self.call if key == name else getattr(library, key)
+
+        def call(self, *args):
+            if threading.current_thread() is threading.main_thread():
+                raise KeyboardInterrupt
+            go.wait(20)
+            seen.extend(t() is not None for t in used)
+
+    def noted(tensors):
+        used.extend(map(weakref.ref, tensors))
+        return addresses(tensors)
+
+    def again(waiting):
+        raise KeyboardInterrupt
+
+    def interrupt():
+        used.clear()
+        monkeypatch.setattr(fused_gradients, "library", lambda d: Interrupted())
+        monkeypatch.setattr(fused_gradients, "addresses", noted)
+        monkeypatch.setattr(fused, "wait", again)
+
+    def go_on():
+        x = torch.randn(3, 2, 5, generator=gen)
+        w = [torch.randn(*shape, 2, generator=gen)[..., 0].requires_grad_() for shape in ((3, 4, 2), (3, 4), (3, 4))]
+        if name == "forward":
+            interrupt()
+        y, _ = fused_gradients.kicks(x, x, w)  # what is not contiguous is copied, and the copies are its own
+        interrupt()
+        y.sum().backward()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            go_on()
+            pytest.fail("it was not interrupted")
+    finally:
+        torch.set_num_threads(before)
+    gc.collect()
+    go.set()
+    pool.submit(int).result(20)  # after the part that was waiting
+    assert seen == [True] * {"forward": 3, "backward": 6}[name]
+
+
 def test_a_copy_has_the_bits_of_the_network_alone(gen):
     many = run(4, 2, 6, (3,), gen)
     z = torch.randn(3, 21, 4, generator=gen)
@@ -246,11 +303,15 @@ def test_the_formula_is_used_with_a_warning(dims, gen):
     z = torch.randn(5, dims[0], dtype=dtype, generator=gen)
     with pytest.warns(UserWarning, match=f"fused gradient layers are not used: it is for .*{why}"):
         y = model(z)
-    assert not model.encoder.fused
+    assert model.encoder.fused
+    assert why in model.encoder.unfused
     assert torch.equal(y, plain(model, z.dtype)(z))
-    with warnings.catch_warnings():  # said once
+    with warnings.catch_warnings():  # said once, and no longer true in float32
         warnings.simplefilter("error")
         model(z)
+        if dims == (4, 2):
+            model.float()(z.float())
+            assert model.encoder.unfused is None
 
 
 def test_without_a_compiler(gen, monkeypatch, tmp_path):

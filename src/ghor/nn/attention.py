@@ -25,6 +25,27 @@ def glorot_(p: Tensor, generator: Generator | None = None) -> Tensor:
         return p.copy_(math.sqrt(6 / sum(p.shape[-2:])) * (2 * drawn - 1))
 
 
+def feed_forward(z: Tensor, A: Tensor, b: Tensor) -> Tensor:
+    """z + tanh(A z + b) for (batch, dim, tokens)."""
+    B, D, T = z.shape
+    z = z.transpose(0, 1).reshape(D, B * T)
+    return (z + torch.tanh(torch.addmm(b[:, None], A, z))).view(D, B, T).transpose(0, 1)
+
+
+def formula(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+    """z = concat_h softmax(Q_h^T K_h) V_h with [Q; K; V] = M x for (batch, dim, tokens), and its feed_forward.
+
+    In memory the features are first: the projections of all heads are then one product, and splitting heads moves
+    whole rows of tokens.
+    """
+    (B, D, T), H = x.shape, heads
+    QKV = M @ x.transpose(0, 1).reshape(D, B * T)
+    Q, K, V = QKV.view(3, H, D // H, B, T).transpose(2, 3).reshape(3, H * B, D // H, T).unbind()
+    P = torch.softmax(Q.mT @ K, -1)  # (heads * batch, tokens, tokens), each query over the keys
+    z = (V @ P.mT).view(H, B, D // H, T).transpose(1, 2).reshape(D, B, T).transpose(0, 1)
+    return z if A is None or b is None else feed_forward(z, A, b)
+
+
 class StiefelAttention(nn.Module):
     """Attention of (..., tokens, dim) to itself, projections on a space, heads concatenated, no output projection:
 
@@ -32,13 +53,16 @@ class StiefelAttention(nn.Module):
 
     `weight` is (3, heads, dim, dim / heads): Q, K and V of every head, each a point of `space` (Stiefel(), Grassmann(),
     or None: Glorot-uniform and unconstrained). `scale` is a number, "dim" for 1 / sqrt(dim), as the paper's experiments
-    were run, or None for the formula of the paper, which has no scale. With `fused=True` everything between the
-    projections and the output is one pass of compiled C where that can be had (float32 on the CPU, 4 to 64 tokens, a C
-    compiler: `ghor.nn.fused`), with a warning that says why where not; it cannot be differentiated twice.
+    were run, or None for the formula of the paper, which has no scale. With `fused=True` it is one pass of compiled C
+    wherever that can be had (float32 on the CPU, up to 64 tokens and 128 features, a C compiler: `ghor.nn.fused`).
+    Every call decides; where it cannot, the formula is used, a warning says why, and `unfused` keeps that reason until
+    a call can.
 
     >>> StiefelAttention(49, 7)(torch.randn(2, 16, 49)).shape
     torch.Size([2, 16, 49])
     """
+
+    unfused: str | None = None
 
     def __init__(
         self,
@@ -76,28 +100,21 @@ class StiefelAttention(nn.Module):
         """(..., tokens, dim) -> (..., tokens, dim)."""
         if x.dim() < 2 or x.shape[-1] != self.dim:
             raise ValueError(f"expected (..., tokens, {self.dim}), got {tuple(x.shape)}")
-        y = self.features_first(x.reshape(-1, *x.shape[-2:]).permute(2, 0, 1))
-        return y.permute(1, 2, 0).reshape(x.shape)
+        return self.tokens_last(x.reshape(-1, *x.shape[-2:]).mT).mT.reshape(x.shape)
 
-    def features_first(self, x: Tensor) -> Tensor:
-        """The same for (dim, batch, tokens) -> (dim, batch, tokens).
-
-        In this layout the projections of all heads are one product on x as it lies in memory, and splitting heads moves
-        whole rows of tokens.
-        """
-        (D, B, T), H = x.shape, self.heads
+    def tokens_last(self, x: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+        """The same for (batch, dim, tokens) -> (batch, dim, tokens); with A and b then x <- x + tanh(A x + b)."""
         # the scale goes into Q: a pass over the weights and not over the scores
-        W = torch.cat([self.weight[:1] * self.scale, self.weight[1:]]).mT.reshape(3 * D, D)
-        QKV = W @ x.reshape(D, B * T)
+        M = torch.cat([self.weight[:1] * self.scale, self.weight[1:]]).mT.reshape(3 * self.dim, self.dim)
         if self.fused and not torch.compiler.is_compiling():
-            why = compiled.unavailable(QKV, H, T)
+            why = compiled.unavailable(self.heads, *(t for t in (x, M, A, b) if t is not None))
             if why is None:
-                return compiled.attend(QKV, H, T).view(D, B, T)
-            warnings.warn(f"fused attention is not used: {why}", stacklevel=2)
-            self.fused = False
-        Q, K, V = QKV.view(3, H, D // H, B, T).transpose(2, 3).reshape(3, H * B, D // H, T).unbind()
-        P = torch.softmax(Q.mT @ K, -1)  # (heads * batch, tokens, tokens), each query over the keys
-        return (V @ P.mT).view(H, B, D // H, T).transpose(1, 2).reshape(D, B, T)
+                self.unfused = None
+                return compiled.block(formula, self.heads, x, M, A, b)
+            if why != self.unfused:
+                self.unfused = why
+                warnings.warn(f"fused attention is not used: {why}", stacklevel=2)
+        return formula(self.heads, x, M, A, b)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, heads={self.heads}, space={self.space}, scale={self.scale:.4g}, fused={self.fused}"

@@ -1,9 +1,8 @@
-"""The attention of small heads as one pass over memory: C, compiled on first use by the machine's own compiler.
+"""A block of the transformer as one pass over memory: C, compiled on first use by the machine's own compiler.
 
-At 7 features and 16 tokens a head the products are too small for a matrix library, and two thirds of the time of the
-plain formula goes into moving and normalising scores. `attend` gives the same values up to rounding, on the same
-machine the same bits for any number of threads. Where it cannot run, `unavailable` says why and the plain formula is
-used.
+At 49 features, 7 of them a head, and 16 tokens the products are too small for a matrix library, and most of the time of
+the plain formula goes into moving activations. `block` gives the same values up to rounding, on the same machine the
+same bits for any number of threads. Where it cannot run, `unavailable` says why and the plain formula is used.
 """
 
 from __future__ import annotations
@@ -20,28 +19,33 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ..files import cache_folder, store
 
-SOURCE = Path(__file__).with_name("attention_core.c")
+SOURCE = Path(__file__).with_name("block_core.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-Wno-psabi")
-LARGEST = 64  # tokens, and features of a head: beyond, a matrix library is faster
+Formula = Callable[..., Tensor]
+LARGEST, WIDEST = 64, 128  # tokens and features of a head, features: beyond, a matrix library is good
 
 
 @functools.cache
-def library(C: int, T: int) -> ctypes.CDLL:
-    """The compiled functions for heads of C features and T tokens; RuntimeError says why there are none."""
-    lib = build(SOURCE, C=C, T=T)
+def library(H: int, C: int, T: int) -> ctypes.CDLL:
+    """The compiled functions for H heads of C features and T tokens; RuntimeError says why there are none."""
+    lib = build(SOURCE, H=H, C=C, T=T)
     pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-    lib.forward.argtypes = [pointer] * 2 + [size] * 4
-    lib.backward.argtypes = [pointer] * 3 + [size] * 4
+    lib.forward.argtypes = [pointer] * 6 + [size] * 2
+    lib.backward.argtypes = [pointer] * 8 + [size] * 4
+    lib.add_up.argtypes = [pointer, size]
+    lib.work_size.restype = lib.gradient_columns.restype = size
     return lib
 
 
@@ -105,23 +109,36 @@ def processor() -> str:
 
 
 @functools.cache
-def missing(C: int, T: int) -> str | None:
+def missing(H: int, C: int, T: int) -> str | None:
     """Why there is no library (None: there is one). A compiler that failed is not asked again by every layer."""
     try:
-        library(C, T)
+        library(H, C, T)
     except RuntimeError as error:
         return str(error)
     return None
 
 
-def unavailable(QKV: Tensor, heads: int, tokens: int) -> str | None:
-    """Why `attend` does not take these (None: it does). QKV is (3 D, batch * tokens)."""
-    C = QKV.shape[0] // 3 // heads
-    if QKV.device.type != "cpu" or QKV.dtype != torch.float32:
-        return f"it is for float32 on the CPU, not {str(QKV.dtype).removeprefix('torch.')} on {QKV.device.type}"
-    if tokens & (tokens - 1) or not 4 <= tokens <= LARGEST or C > LARGEST:
-        return f"it is for 4, 8, 16, 32 or 64 tokens and heads of at most {LARGEST} features, not {tokens} and {C}"
-    return missing(C, tokens)
+def unavailable(heads: int, x: Tensor, *weights: Tensor) -> str | None:
+    """Why `block` does not take these (None: it does). x is (batch, D, tokens)."""
+    for t in (x, *weights):
+        if t.device.type != "cpu" or t.dtype != torch.float32:
+            return f"it is for float32 on the CPU, not {str(t.dtype).removeprefix('torch.')} on {t.device.type}"
+        if type(t) not in (Tensor, nn.Parameter):
+            return f"it is for tensors of torch itself, not {type(t).__name__}"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on, and it computes in float32"
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "torch.func and forward mode differentiate operations of torch only"
+    if is_in_torch_dispatch_mode() or torch._C._get_tracing_state() is not None:
+        return "operations are being watched or traced, and it is none of torch"
+    D, T = x.shape[1:]
+    C = D // heads
+    if T & (T - 1) or not 4 <= T <= LARGEST or C > LARGEST or D > WIDEST:
+        return (
+            f"it is for 4, 8, 16, 32 or 64 tokens and at most {WIDEST} features, {LARGEST} of them a head, not {T} "
+            f"tokens and {D} features, {C} of them a head"
+        )
+    return missing(heads, C, T)
 
 
 @functools.cache
@@ -141,52 +158,93 @@ def flushes() -> bool:
 
 
 def in_parts(call: Callable[[int, int], None], batch: int) -> None:
-    """call(b0, b1) for the images of a batch, one part for every thread that torch uses."""
+    """call(b0, b1) for the images of a batch, one part for every thread that torch uses.
+
+    What `call` refers to is kept until the last thread has ended, also if we are interrupted before.
+    """
     threads = max(1, min(torch.get_num_threads(), batch))
     ends = [batch * i // threads for i in range(threads + 1)]
     parts = list(itertools.pairwise(ends))
     waiting = [pool(threads - 1, flushes()).submit(call, *part) for part in parts[1:]]
-    call(*parts[0])
+    try:
+        call(*parts[0])
+    finally:
+        wait(waiting)
     for part in waiting:
         part.result()
 
 
-class Attend(torch.autograd.Function):
-    """(3 D, batch * tokens) -> (D, batch * tokens). Saves its input only."""
+def derivatives(f: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> list[Tensor | None]:
+    """Of sum(f(*inputs) * dy), by automatic differentiation, to be differentiated again."""
+    inputs = [t if t is None else t.view_as(t) for t in inputs]  # a weight may be used before, too: not through x
+    wanted = [t for t in inputs if t is not None and t.requires_grad]
+    found = iter(torch.autograd.grad(f(*inputs), wanted, dy, create_graph=True))
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]
+
+
+class Block(torch.autograd.Function):
+    """(batch, D, tokens) -> (batch, D, tokens). Saves its inputs only."""
 
     @staticmethod
-    def forward(ctx: Any, QKV: Tensor, heads: int, tokens: int) -> Tensor:
-        QKV = QKV.contiguous()
-        ctx.save_for_backward(QKV)
-        ctx.heads, ctx.tokens = heads, tokens
-        D, columns = QKV.shape[0] // 3, QKV.shape[1]
-        lib, O = library(D // heads, tokens), QKV.new_empty(D, columns)
-
-        def part(b0: int, b1: int) -> None:  # keeps both tensors until it is done, also if we are interrupted
-            lib.forward(QKV.data_ptr(), O.data_ptr(), heads, columns, b0, b1)
-
-        in_parts(part, columns // tokens)
-        return O
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dO: Tensor) -> tuple[Tensor, None, None]:
-        (QKV,), dO = ctx.saved_tensors, dO.contiguous()
-        heads, tokens, columns = ctx.heads, ctx.tokens, QKV.shape[1]
-        lib, dQKV = library(QKV.shape[0] // 3 // heads, tokens), torch.empty_like(QKV)
+    def forward(ctx: Any, formula: Formula, heads: int, *inputs: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.formula, ctx.heads = formula, heads
+        x, *weights = (t if t is None else t.contiguous() for t in inputs)
+        assert x is not None
+        B, D, T = x.shape
+        lib, y = library(heads, D // heads, T), torch.empty_like(x)
 
         def part(b0: int, b1: int) -> None:
-            lib.backward(QKV.data_ptr(), dO.data_ptr(), dQKV.data_ptr(), heads, columns, b0, b1)
+            work = y.new_empty(lib.work_size(), dtype=torch.uint8)
+            lib.forward(*map(address, (x, *weights, y, work)), b0, b1)
 
-        in_parts(part, columns // tokens)
-        return dQKV, None, None
+        in_parts(part, B)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        formula, heads, inputs = ctx.formula, ctx.heads, ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is to be differentiated again
+            return None, None, *derivatives(functools.partial(formula, heads), inputs, dy)
+        given = [t if t is None else t.contiguous() for t in (*inputs, dy)]
+        B, D, T = dy.shape
+        lib, dx = library(heads, D // heads, T), dy.new_empty(B, D, T) if ctx.needs_input_grad[2] else None
+        chunk = 4 * min(16, max(1, -(-B // 128)))  # images; it must not depend on the number of threads
+        chunks = max(1, -(-B // chunk))
+        sums = dy.new_empty(chunks, 4 * D, lib.gradient_columns())
+
+        def part(c0: int, c1: int) -> None:
+            work = dy.new_empty(lib.work_size(), dtype=torch.uint8)
+            lib.backward(*map(address, (*given, dx, sums, work)), B, chunk, c0, c1)
+
+        in_parts(part, chunks)
+        lib.add_up(address(sums), chunks)
+        dM, dA = sums[0].split([3 * D, D])
+        return None, None, dx, dM[:, :D], *((dA[:, :D], dA[:, D]) if inputs[2] is not None else (None, None))
 
 
-def attend(QKV: Tensor, heads: int, tokens: int) -> Tensor:
-    """concat_h softmax(Q_h^T K_h) V_h for Q, K, V of all heads features first, (3 D, batch * tokens)."""
-    if QKV.dim() != 2 or min(heads, tokens) < 1 or QKV.shape[0] % (3 * heads) or QKV.shape[1] % tokens:
-        raise ValueError(f"expected (3 * {heads} * features, batch * {tokens}), got {tuple(QKV.shape)}")
-    if why := unavailable(QKV, heads, tokens):
+def address(t: Tensor | None) -> int | None:
+    """Where the numbers of a tensor are."""
+    return t if t is None else t.data_ptr()
+
+
+def block(
+    formula: Formula, heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None
+) -> Tensor:
+    """z + tanh(A z + b), or z without A and b, with z = concat_h softmax(Q_h^T K_h) V_h and [Q; K; V] = M x.
+
+    x is (batch, D, tokens), M (3 D, D), A (D, D), b (D). `formula` is the same by operations of torch: gradients that
+    are to be differentiated again are its.
+    """
+    if x.dim() != 3 or heads < 1 or x.shape[1] % heads:
+        raise ValueError(f"expected (batch, {heads} * features, tokens), got {tuple(x.shape)}")
+    if (A is None) != (b is None):
+        raise ValueError("A and b come together, one of them is None")
+    D, weights = x.shape[1], [t for t in (M, A, b) if t is not None]
+    for name, t, shape in zip("MAb", weights, ((3 * D, D), (D, D), (D,)), strict=False):
+        if t.shape != shape:
+            raise ValueError(f"expected {name} {shape} for {D} features, got {tuple(t.shape)}")
+    if why := unavailable(heads, x, *weights):
         raise ValueError(why)
-    out: Tensor = Attend.apply(QKV, heads, tokens)  # type: ignore[no-untyped-call]
-    return out
+    y: Tensor = Block.apply(formula, heads, x, M, A, b)  # type: ignore[no-untyped-call]
+    return y

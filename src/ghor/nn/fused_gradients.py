@@ -54,8 +54,10 @@ def unavailable(x: Tensor, *others: Tensor) -> str | None:
 
 
 def addresses(tensors: Sequence[Tensor]) -> Any:
-    """An array of pointers."""
-    return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+    """An array of pointers. It keeps the tensors: who has it may use them, also after we are interrupted."""
+    array: Any = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+    array.tensors = tensors
+    return array
 
 
 class Kicks(torch.autograd.Function):

@@ -192,6 +192,8 @@ class PSD(PhaseSpaceMap):
 class Chain(PhaseSpaceMap):
     """Maps one after another; the halves stay apart from the first to the last. `fused` as in SymplecticAutoencoder."""
 
+    unfused: str | None = None
+
     def __init__(self, layers: Sequence[PhaseSpaceMap], fused: bool = False) -> None:
         super().__init__(layers[0].in_dim, layers[-1].out_dim, layers[0].copies)
         self.layers, self.fused = nn.ModuleList(layers), fused
@@ -202,6 +204,7 @@ class Chain(PhaseSpaceMap):
             layer.reset_parameters(generator)
 
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        said, self.unfused = self.unfused, None
         for run in self.runs():
             if self.fused and isinstance(run[0], Gradient) and not torch.compiler.is_compiling():
                 parameters = [w for layer in run for w in (layer.weight, layer.scale, layer.bias)]
@@ -212,10 +215,11 @@ class Chain(PhaseSpaceMap):
                     else:
                         p, q = compiled.kicks(p, q, parameters)
                     continue
-                warnings.warn(f"fused gradient layers are not used: {why}", stacklevel=2)
-                self.fused = False
+                self.unfused = why
             for layer in run:
                 q, p = layer.features_first(q, p)
+        if self.unfused not in (None, said):
+            warnings.warn(f"fused gradient layers are not used: {self.unfused}", stacklevel=2)
         return q, p
 
     def runs(self) -> list[list[Any]]:
@@ -252,8 +256,9 @@ class SymplecticAutoencoder(PhaseSpaceMap):
     Gradient layers of one dimension alternate, GradientQ first; their width is upscale * d.
 
     With `fused=True` consecutive gradient layers of one dimension are one pass of compiled C where that can be had
-    (float32 on the CPU, halves of at most 16 dimensions, a C compiler: `ghor.nn.fused_gradients`), with a warning that
-    says why where not; it cannot be differentiated twice. `encoder.fused` and `decoder.fused` can be set at any time.
+    (float32 on the CPU, halves of at most 16 dimensions, a C compiler: `ghor.nn.fused_gradients`); every call decides,
+    a warning says why where it cannot, and `encoder.unfused` keeps that reason until a call can. It cannot be
+    differentiated twice. `encoder.fused` and `decoder.fused` can be set at any time.
 
     `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model; `reset_parameters`
     and `generator` take ten generators for the ten networks that these give one by one.

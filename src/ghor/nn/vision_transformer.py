@@ -6,31 +6,49 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..spaces import Space
-from .attention import STIEFEL, Scale, StiefelAttention, glorot_
+from .attention import STIEFEL, Scale, StiefelAttention, feed_forward, glorot_
 
 
 def patches(images: Tensor, size: int) -> Tensor:
     """Images (batch, height, width) as (size^2, batch, tokens); patches and the pixels in one numbered column-major."""
     B, height, width = images.shape
     grid = images.reshape(B, height // size, size, width // size, size)  # batch, patch row, row, patch column, column
-    return grid.permute(4, 2, 0, 3, 1).reshape(size * size, B, -1)
+    return grid.permute(0, 4, 2, 3, 1).reshape(B, size * size, height * width // size**2).transpose(0, 1)
 
 
 class Block(nn.Module):
-    """x <- attention(x); x <- x + tanh(A x + b), on (dim, batch, tokens)."""
+    """x <- attention(x); x <- x + tanh(A x + b), on (batch, dim, tokens).
+
+    Both are one pass of compiled C if the attention is `fused`, unless hooks have to see what the attention gives.
+    """
 
     def __init__(self, dim: int, heads: int, space: Space | None, scale: Scale, fused: bool, **factory: Any) -> None:
         super().__init__()
         self.attention = StiefelAttention(dim, heads, space, scale, fused, **factory)
         self.weight = nn.Parameter(torch.empty(dim, dim, **factory))
         self.bias = nn.Parameter(torch.empty(dim, **factory))
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        """A Glorot-uniform, b zero; the attention has a method of its own."""
+        glorot_(self.weight, generator)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(dim, batch, tokens) -> (dim, batch, tokens)."""
-        z = self.attention.features_first(x).flatten(1)
-        return (z + torch.tanh(torch.addmm(self.bias[:, None], self.weight, z))).view(x.shape)
+        """(batch, dim, tokens) -> (batch, dim, tokens)."""
+        if alone(self.attention):
+            return self.attention.tokens_last(x, self.weight, self.bias)
+        return feed_forward(self.attention(x.mT).mT, self.weight, self.bias)
+
+
+def alone(module: nn.Module) -> bool:
+    """Whether nobody notices that this attention is not called by itself: it has no hook and no other `forward`."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    ours = getattr(module.forward, "__func__", None) is StiefelAttention.forward
+    return ours and not any(hooks) and not _has_any_global_hook()
 
 
 class VisionTransformer(nn.Module):
@@ -75,8 +93,7 @@ class VisionTransformer(nn.Module):
         glorot_(self.head, generator)
         for block in self.blocks:
             assert isinstance(block, Block)
-            glorot_(block.weight, generator)
-            nn.init.zeros_(block.bias)
+            block.reset_parameters(generator)
         for block in self.blocks:
             assert isinstance(block, Block)
             block.attention.reset_parameters(generator)
@@ -88,7 +105,7 @@ class VisionTransformer(nn.Module):
             raise ValueError(
                 f"expected images (batch, {self.image_size}, {self.image_size}), one channel, got {tuple(images.shape)}"
             )
-        x = patches(x, self.patch_size)
+        x = patches(x, self.patch_size).transpose(0, 1)
         for block in self.blocks:
             x = block(x)
-        return torch.softmax(self.head @ x[..., -1], 0).mT
+        return torch.softmax(x[..., -1] @ self.head.mT, -1)
