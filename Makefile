@@ -36,10 +36,10 @@ demo: .venv/.installed-lab  ## the pendulum comparison, shortened: four optimize
 
 # one thread a process: the processes already fill the cores
 test: .venv/.installed-dev  ## run the tests
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(ARGS)
 
 test-all: .venv/.installed-dev .venv/.installed-ray  ## run the tests, the slow ones included
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m "" $(ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "" $(ARGS)
 
 lint: .venv/.installed-dev  ## check style, format and types
 	@$(PY) -m ruff check .

@@ -246,6 +246,23 @@ def test_the_papers_numbers_agree_with_each_other():
 # -- pooling -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_longer_run_counts_by_itself_and_with_the_shorter_ones(tmp_path):
+    long, short = (
+        write(tmp_path, "mnist", "geometric-adam", [seed], epochs, name=f"{seed}") for seed, epochs in ((0, 7), (1, 3))
+    )
+    write(tmp_path, "mnist", "geometric-adam", [2], 9, done=2, name="2")  # unfinished: by itself
+    pools, _ = pool([record.read(path) for path in tmp_path.glob("*.jsonl")])
+    found = {p.title(): (p.seeds, p.series("loss")) for p in pools}
+    assert {title: seeds for title, (seeds, _) in found.items()} == {
+        "Geometric Adam": [2],
+        "Geometric Adam, 3 epochs": [0, 1],
+        "Geometric Adam, 7 epochs": [0],
+    }
+    losses = [[epoch["loss"][0] for epoch in record.read(path).epochs] for path in (long, short)]
+    assert found["Geometric Adam, 3 epochs"][1].T.tolist() == [losses[0][:3], losses[1]]
+    assert found["Geometric Adam, 7 epochs"][1].T.tolist() == losses[:1]
+
+
 def test_settings_that_differ_tell_pools_apart(tmp_path):
     write(tmp_path, "mnist", "momentum", [0], 2, name="a")
     write(tmp_path, "mnist", "momentum", [0], 2, name="b", retraction="geodesic", network={"blocks": 2})

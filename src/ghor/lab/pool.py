@@ -128,7 +128,10 @@ def deviations(a: Spread, b: Spread) -> float | None:
 
 
 def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
-    """Pools in the paper's order, and what had to be left out, in words. Of a seed run twice the newer run counts."""
+    """Pools in the paper's order, and what had to be left out, in words. Of a seed run twice the newer run counts.
+
+    A run that is longer than others of its configuration counts twice: by itself, and as far as they got, with them.
+    """
     kinds: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
     warnings = []
     for run in sorted(runs, key=lambda run: str(run.header.get("started")), reverse=True):
@@ -150,7 +153,13 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
         else:
             same.append(run)
     pools = []
+    whole = {kind: list(same) for kind, same in kinds.items()}
     for (key, epochs, asked), same in kinds.items():
+        seeds = {seed for run in same for seed in run.header["config"]["seeds"]}
+        for (config, further, _), longer in whole.items():
+            if config == key and further > epochs >= asked:
+                fit = [run for run in longer if not seeds & set(run.header["config"]["seeds"])]
+                same += [replace(run, epochs=run.epochs[:epochs]) for run in fit]
         same.sort(key=lambda run: list(run.header["config"]["seeds"]))
         pools.append(Pool(json.loads(key), tuple(same), epochs, asked))
     pools = [_told_apart(p, pools) for p in pools]
@@ -167,7 +176,10 @@ def _told_apart(p: Pool, pools: Sequence[Pool]) -> Pool:
     """With the settings, beside optimizer and label, in which it differs from another pool of that name."""
     others = [q for q in pools if (q.experiment, q.optimizer, q.label) == (p.experiment, p.optimizer, p.label)]
     keys = [key for key in p.config if any(q.config.get(key) != p.config[key] for q in others)]
-    return replace(p, variant=", ".join(f"{key} {p.config[key]}" for key in keys))
+    parts = [f"{key} {p.config[key]}" for key in keys]
+    if p.finished and any(q.config == p.config and q.finished and q.epochs != p.epochs for q in others):
+        parts.append(f"{p.epochs} epochs")
+    return replace(p, variant=", ".join(parts))
 
 
 def _order(p: Pool) -> tuple[Any, ...]:
@@ -175,7 +187,7 @@ def _order(p: Pool) -> tuple[Any, ...]:
         place(EXPERIMENTS, p.experiment),
         place(OPTIMIZERS, p.optimizer),
         place(READINGS, p.label),
-        p.variant,
+        json.dumps(p.config),
         -p.epochs,
         -p.asked,
     )
