@@ -11,6 +11,8 @@ from torch import nn
 
 import ghor
 from ghor import probe
+from ghor.spaces import base
+from ghor.stack import Stack
 
 ST = ghor.Stiefel()
 
@@ -341,3 +343,150 @@ def test_flattened_log():
     Y = space.random(8, 3, 2, 1, generator=g, dtype=torch.float64)
     V = 0.1 * space.tangent(Y, randn((8, 3, 2, 1), g))
     assert (space.log(Y, space.exp(Y, V)) - V).abs().max() < 1e-13
+
+
+# -- steps that are broken off, and what people do to optimizers ------------------------------------------------------
+
+
+def trained(section="transported", cls="Adam", steps=3, **options):
+    """Two weights of a kind and a Euclidean one, after some steps; `move(opt)` makes one more."""
+    gen = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(ghor.Stiefel().random(8, 2, generator=gen)) for _ in range(2)]
+    weights.append(nn.Parameter(torch.zeros(3)))
+    groups = [{"params": weights[:2], "space": ghor.Stiefel()}, {"params": weights[2:]}]
+    opt = getattr(ghor.optim, cls)(groups, lr=0.1, section=section, **options)
+    for _ in range(steps):
+        move(opt)
+    return opt, weights
+
+
+def move(opt, seed=1):
+    gen = torch.Generator().manual_seed(seed)
+    for group in opt.param_groups:
+        for p in group["params"]:
+            p.grad = torch.randn(p.shape, generator=gen).to(p.dtype)
+    opt.step()
+
+
+def off(weights):
+    return max(float(ghor.Stiefel().distance(p.detach().double())) for p in weights[:2])
+
+
+def interrupted_after(monkeypatch, owner, name):
+    """A KeyboardInterrupt once `owner.name` has done its work, one time."""
+    real = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        real(*args, **kwargs)
+        monkeypatch.setattr(owner, name, real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_interrupted_while_a_section_moves(monkeypatch):
+    """Between the two writes of it a section is off the group: it begins anew, from the weights."""
+    opt, weights = trained()
+    before = [p.detach().clone() for p in weights[:2]]
+    interrupted_after(monkeypatch, base, "add_product")
+    with pytest.raises(KeyboardInterrupt):
+        move(opt)
+    assert all(map(torch.equal, weights, before))
+    saved = copy.deepcopy(opt.state_dict())
+    with pytest.warns(UserWarning, match="a step was broken off: sections begin anew, moments are kept"):
+        move(opt)
+    assert off(weights) <= 2e-6
+    twin, others = trained(steps=0)
+    with torch.no_grad():
+        for p, q in zip(others, [*before, weights[2]], strict=True):
+            p.copy_(q)
+    twin.load_state_dict(saved)
+    move(twin)
+    assert all(map(torch.equal, others[:2], weights))
+
+
+@pytest.mark.parametrize("where", ["point", "global_grad", "update_section", "apply_section", "look_after", "version"])
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+def test_interrupted_anywhere(where, section, monkeypatch):
+    """Groups and state are those of the weights afterwards, and the optimizer goes on."""
+    opt, weights = trained(section)
+    keys = set(opt.state)
+    with monkeypatch.context() as patch:
+        interrupted_after(patch, Stack, where)
+        with pytest.raises(KeyboardInterrupt):
+            move(opt)
+    assert [p for group in opt.param_groups for p in group["params"]] == weights
+    assert set(opt.state) == keys == set(weights)
+    opt.state_dict()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "a step was broken off")
+        for _ in range(3):
+            move(opt)
+    assert off(weights) <= 2e-6
+
+
+def test_copies_are_of_the_class_whatever_was_put_in_place_of_its_methods():
+    """Schedulers, and people who compile, put a `step` into the instance, which is bound to it."""
+    opt, weights = trained()
+    torch.optim.lr_scheduler.StepLR(opt, 5)
+    twin, others = copy.deepcopy((opt, weights))
+    before = [p.detach().clone() for p in weights]
+    move(twin)
+    assert all(map(torch.equal, weights, before))
+    assert not any(map(torch.equal, others, before))
+    move(pickle.loads(pickle.dumps(opt)))
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+def test_a_weight_off_its_space_is_refused_as_often_as_it_is_tried(section):
+    opt, weights = trained(section)
+    with torch.no_grad():
+        weights[0].mul_(2)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="parameter 0 of group 0"):
+            move(opt)
+
+
+def test_groups_can_be_other_dicts():
+    opt, weights = trained()
+    opt.param_groups = [dict(group, lr=0.0) for group in opt.param_groups]
+    before = [p.detach().clone() for p in weights]
+    move(opt)
+    assert all(map(torch.equal, weights, before))
+
+
+def test_a_stack_that_cannot_be_split_stays_whole(monkeypatch):
+    opt, weights = trained()
+    weights[1].grad = None
+
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stack, "part", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            opt.step()
+    before = [p.detach().clone() for p in weights]
+    move(opt)
+    assert not any(map(torch.equal, weights, before))
+
+
+@pytest.mark.parametrize("cls", ["SGD", "Adam"])
+def test_steps_in_inference_mode(cls):
+    """What is made there for a stack that is split serves later steps, too."""
+    opt, weights = trained(cls=cls, steps=0 if cls == "SGD" else 2)
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    weights[1].grad = None
+    with torch.inference_mode():
+        opt.step()
+    move(opt)
+    assert off(weights) <= 2e-6
+
+
+def test_one_weight_of_a_stack_gets_another_dtype():
+    opt, weights = trained(cls="SGD")
+    weights[1].data = ST.project(weights[1].data.double())
+    with pytest.warns(UserWarning, match="parameter 1 of group 0 changed outside"):
+        move(opt)
+    assert off(weights[1:2] * 2) <= 1e-14

@@ -123,6 +123,7 @@ class Lifted(Optimizer):
         self._stacks: list[Stack] | None = None
         self._seen: list[dict[str, Any]] = []
         self._stateless = False
+        self._loose: list[Any] = []
         self._warned: set[str] = getattr(self, "_warned", set())
         self._pending: list[str] = getattr(self, "_pending", [])
 
@@ -139,12 +140,12 @@ class Lifted(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        rule, stacks, grads = self._before()
         lengths = None
         try:
+            rule, stacks, grads = self._before()
             lengths = self._algorithm_3(rule, stacks, grads)
         finally:
-            self._after(stacks, lengths)
+            self._after(lengths)
         return loss
 
     def _algorithm_3(self, rule: Callable[..., Any], stacks: list[Stack], grads: list[Tensor]) -> list[Tensor]:
@@ -171,14 +172,14 @@ class Lifted(Optimizer):
             self._restack()
         assert self._stacks is not None
         moving = []
-        for s in list(self._stacks):
+        for s in self._stacks:
+            s.group = self.param_groups[s.gi]  # they can be other dicts than when the stack was made
             has = [p.grad is not None for p in s.owners]
             if all(has):
                 moving.append(s)
             elif any(has):  # from here on their step counts differ
-                self._stacks.remove(s)
                 parts = [s.part([i for i, h in enumerate(has) if h is flag]) for flag in (True, False)]
-                self._stacks += parts
+                self._stacks = [t for t in self._stacks if t is not s] + parts
                 moving.append(parts[0])
         for s in moving:
             if s.group.get("differentiable"):
@@ -203,6 +204,10 @@ class Lifted(Optimizer):
 
         From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows of stacks.
         """
+        if torch.is_inference_mode_enabled():  # what is made here has to serve later steps, too
+            with torch.inference_mode(False), torch.no_grad():
+                return self._before()
+        self._put_back()
         stacks = self._stacks_with_gradients()
         rule = bare_step(self.Base, self.defaults.get("differentiable", False))
         inside: defaultdict[Any, Any] = defaultdict(dict, ((s.H, s.state) for s in stacks))
@@ -210,37 +215,53 @@ class Lifted(Optimizer):
             if p in self.state:
                 inside[p] = self.state[p]
         grads = [torch.empty_like(s.H) for s in stacks]
-        self._outside = [group["params"] for group in self.param_groups], self.state
+        self._outside = [group["params"] for group in self.param_groups], self.state, stacks
         self.state = inside
         for s, B in zip(stacks, grads, strict=True):
-            s.H.grad = B
+            s.H.grad, s.begun = B, s.version()
         for gi, group in enumerate(self.param_groups):
             group["params"] = self._euclidean[gi] + [s.H for s in stacks if s.gi == gi]
-        self._stateless = not all(s.state for s in stacks)
+        self._stateless = self.Base.__module__.startswith("torch.") and not all(s.state for s in stacks)
         return rule, stacks, grads
 
-    @_disable_dynamo
-    def _after(self, stacks: list[Stack], lengths: list[Tensor] | None) -> None:
-        """Weights in their places again; then what is left to do for the numbers' sake. No lengths: the step failed."""
+    def _put_back(self) -> list[Stack]:
+        """Weights and state in their places again, wherever we were interrupted; returns the stacks of the step."""
+        if "_outside" not in self.__dict__:
+            return []
+        weights, state, stacks = self._outside
         inside = self.state
-        weights, self.state = self.__dict__.pop("_outside")
-        for group, params in zip(self.param_groups, weights, strict=True):
-            group["params"] = params
-        for s in stacks:
-            s.state, s.H.grad = inside.pop(s.H), None
-        self.state.update(inside)
-        self._loose = [key for key in inside if not isinstance(key, Tensor)]
+        if inside is not state:
+            for group, params in zip(self.param_groups, weights, strict=True):
+                group["params"] = params
+            state.update(inside)
+            for s in stacks:
+                s.state, s.H.grad = inside[s.H], None
+                state.pop(s.H, None)
+            self._loose = [key for key in inside if not isinstance(key, Tensor)]
+            self.state = state
+        del self._outside
+        return stacks
+
+    @_disable_dynamo
+    def _after(self, lengths: list[Tensor] | None) -> None:
+        """Weights in their places again; then what is left to do for the numbers' sake. No lengths: the step failed."""
+        stacks, done = self._put_back(), False
         try:
             for s, length in zip(stacks, lengths or (), strict=lengths is not None):
                 s.look_after(length, self._warn)
+            done = lengths is not None
         finally:
             for s in stacks:
                 s.H.zero_()
                 s.publish(self.state)
-        if lengths is not None:
+                if not done and s.begun != s.version():  # it may be off the group
+                    s.drop_section()
+                    self._stacks = None
+                    self._warn("broken off", "a step was broken off: sections begin anew, moments are kept")
+        if done:
             self._flush()
 
-    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+    def _init_group(self, group: dict[str, Any], *lists: Any, **named: Any) -> Any:
         """What torch's optimizers make and list the state of a group with.
 
         torch.compile calls it while it traces, and takes the state that it finds after the first call for all there
@@ -250,7 +271,7 @@ class Lifted(Optimizer):
             self._stateless = False
             for other in self.param_groups:
                 super()._init_group(other, *([] for _ in lists))  # type: ignore[misc]
-        return super()._init_group(group, *lists)  # type: ignore[misc]
+        return super()._init_group(group, *lists, **named)  # type: ignore[misc]
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
@@ -402,9 +423,17 @@ class Lifted(Optimizer):
         self._flush()
 
     def __getstate__(self) -> dict[str, Any]:
-        """torch's three entries and what the base keeps on itself beside them; not hooks, and not what is made anew."""
+        """torch's three entries and what the base keeps on itself beside them.
+
+        Not hooks, not what is made anew, and not methods that were put in place of the class's, as schedulers do with
+        `step`: those are bound to this optimizer.
+        """
         made = ("_stacks", "_seen", "_pending", "_euclidean", "_loose", "_stateless")
-        rest = {k: v for k, v in self.__dict__.items() if k not in made and not k.startswith("_optimizer_")}
+        rest = {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in made and not k.startswith("_optimizer_") and not callable(getattr(type(self), k, None))
+        }
         return {**rest, **super().__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -68,6 +68,7 @@ class Stack:
         self._bound: dict[str, Any] | None = None
         self._ids: list[int] = []
         self.versions = [p._version for p in self.owners]
+        self.begun = self.version()
         if isinstance(self.section, Transported):
             self._points = list(self._layout(self.section.Y()).unbind(0))
 
@@ -169,6 +170,16 @@ class Stack:
             ours = {k: self.shards.single(v) for k, v in ours.items()}
         return out | ours | {"moves": self.moves}
 
+    def version(self) -> int:
+        """Another number whenever the section has been written to."""
+        return sum(t._version for t in self.section.tensors.values())
+
+    def drop_section(self) -> None:
+        """From the members' states: the next stack of them begins anew, from the weights."""
+        for d in self.published:
+            for key in () if d is None else (*self.section.tensors, "master"):
+                d.pop(key, None)
+
     def _is_stacked(self, value: Any) -> bool:
         return torch.is_tensor(value) and value.dim() == self.H.dim() and len(value) == len(self.params)
 
@@ -197,7 +208,8 @@ class Stack:
         """Whether the optimizer's state of the members is still what was put there, and the weights of one kind."""
         p = self.owners[0]
         return (
-            (p.dtype, p.device) == self.where
+            p.device == self.where[1]
+            and {p.dtype for p in self.owners} == {self.where[0]}
             and all(map(operator.is_, map(state.get, self.owners), self.published))
             and self._identities() == self._ids
         )
@@ -219,7 +231,8 @@ class Stack:
         touched = [p._version != v for p, v in zip(self.owners, self.versions, strict=True)]
         moves, cpu = int(self.moves), self.H.device.type == "cpu"
         point = self._layout(self.section.Y()) if isinstance(self.section, Transported) else self.master
-        if not any(touched) and (moves % POLISH_POINT if point is None else not cpu and moves % 100):
+        look = not moves % POLISH_POINT if point is None else cpu or not moves % 100
+        if not (look or any(touched)):
             return
         Y = self.weights()
         if point is None:
@@ -233,9 +246,12 @@ class Stack:
         if any(touched):  # the very same values written again: a way to say "start anew" after a NaN
             mask = torch.tensor(touched, device=changed.device)
             changed |= mask if point is None else mask & ~self._finite()
-            self.versions = [p._version for p in self.owners]
-        if not bool(changed.any()):
-            return
+        if bool(changed.any()):
+            self._begin_anew(changed, Y, warn)
+        self.versions = [p._version for p in self.owners]
+
+    def _begin_anew(self, changed: Tensor, Y: Tensor, warn: Warn) -> None:
+        """Sections of some weights from where they are; raise if that is not on the space."""
         index = changed.nonzero().flatten()
         some = index.tolist()
         for i in some:

@@ -112,7 +112,8 @@ TIME = (
 )
 STRUCTURE = (
     "Encoder and decoder are symplectic by construction as long as the PSD weights are on St(1, 2). Largest distances "
-    "over all epochs and seeds, the Jacobian M taken at sample points; what is left is rounding."
+    "over all epochs and seeds, the Jacobian M taken at sample points and evaluated in float64 with the weights as "
+    "they are; what is left is the rounding of the weights."
 )
 SAMPLE = "What the autoencoder does with a few trajectories of the data, as recorded at the end of a run."
 
