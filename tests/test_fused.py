@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -364,6 +366,36 @@ def test_an_interrupt_waits_for_the_threads(threads):
     assert done == [2]
 
 
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_parts_that_no_thread_takes_are_ours(accepted, threads, monkeypatch):
+    """When the interpreter shuts down the pool takes no more, perhaps after it has taken some."""
+    threads(3)
+    done = []
+
+    class Closing(ThreadPoolExecutor):
+        def submit(self, *args):
+            if len(taken) == accepted:
+                self.shutdown()
+            taken.append(args)
+            return super().submit(*args)
+
+    taken, pool = [], Closing(2)
+    monkeypatch.setattr(fused, "pool", lambda *settings: pool)
+    fused.in_parts(lambda b0, b1: done.append((b0, b1)), 6)
+    assert sorted(done) == [(0, 2), (2, 4), (4, 6)]
+
+
+def test_other_errors_of_the_pool_are_raised(threads, monkeypatch):
+    class Full:
+        def submit(self, *args):
+            raise RuntimeError("can't start new thread")
+
+    threads(2)
+    monkeypatch.setattr(fused, "pool", lambda *settings: Full())
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        fused.in_parts(lambda b0, b1: None, 2)
+
+
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_memory_is_kept_while_threads_use_it(name, threads, gen, monkeypatch):
     """Also if we are interrupted once more while we wait for them."""
@@ -530,6 +562,67 @@ def test_a_tensor_subclass(gen):
         y = layer(x)
     assert type(y) is Mine
     assert torch.equal(y, plain(x))
+
+
+def test_sparse_tensors_are_refused():
+    M = torch.eye(6).repeat(3, 1).to_sparse()
+    with pytest.raises(ValueError, match="not for sparse tensors"):
+        compiled(2, torch.ones(1, 6, 4), M)
+
+
+def backward_passes(gen) -> tuple[list[Tensor], list]:
+    """Cotangents, and the backward pass of the compiled block and of the formula, both run forward as they are."""
+    given, dy = inputs(*SIZES[1], 3, gen)
+    given = [t.requires_grad_() for t in given]
+    dys = torch.stack([dy, 2 * dy.flip(0), dy.mT.reshape(dy.shape)])
+
+    def of(y):
+        return lambda dy, **options: torch.autograd.grad(y, given, dy, retain_graph=True, **options)
+
+    return dys, [of(block(2, *given)) for block in (compiled, attention.formula)]
+
+
+def assert_close(ours, theirs):
+    for mine, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, right, rtol=0, atol=20 * ULP * float(right.abs().max()))  # sums of 12 terms
+
+
+def test_backward_for_a_batch_of_gradients(gen):
+    dys, (ours, theirs) = backward_passes(gen)
+    right = theirs(dys, is_grads_batched=True)
+    assert_close(ours(dys, is_grads_batched=True), right)
+    assert_close(torch.func.vmap(ours)(dys), right)
+    layer, plain = pair(gen)
+    x = torch.randn(2, 4, 6, generator=gen)
+    assert_close(*([torch.autograd.functional.jacobian(f, x, vectorize=True)] for f in (layer, plain)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of what makes fake tensors
+def test_backward_that_is_watched_or_traced(gen):
+    """With fake tensors, whose numbers are nowhere; as a graph; and counted."""
+    dys, (ours, theirs) = backward_passes(gen)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert [g.shape for g in ours(dys[0])] == [g.shape for g in theirs(dys[0])]
+    assert_close(make_fx(ours)(dys[0])(dys[1]), theirs(dys[1]))
+    with FlopCounterMode(display=False) as counter:
+        ours(dys[0])
+    assert counter.get_total_flops() > 0
+
+
+def test_backward_with_autocast_is_in_float32(gen):
+    """The forward pass was: what is saved and what is computed again have to fit."""
+    dys, (ours, theirs) = backward_passes(gen)
+    right = theirs(dys[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ours(dys[0])
+    assert_close(found, right)
+
+
+def test_fake_tensors(gen):
+    (layer, _), x = pair(gen), torch.randn(2, 4, 6, generator=gen)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, pytest.warns(UserWarning, match="FakeTensor|watched"):
+        y = layer(mode.from_tensor(x))
+    assert y.shape == x.shape
 
 
 def test_compiled_graphs_have_the_formula(gen):

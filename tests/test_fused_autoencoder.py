@@ -11,6 +11,9 @@ import weakref
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ghor
 from ghor.nn import PSD, GradientP, GradientQ, SymplecticAutoencoder, fused, fused_gradients, symplecticity
@@ -279,12 +282,127 @@ def test_it_can_be_copied_saved_and_set(gen, tmp_path):
 # -- what it does not take ---------------------------------------------------------------------------------------------
 
 
-def test_not_twice(gen):
-    chain = run(2, 2, 5, (), gen)
-    z = torch.randn(6, 4, generator=gen, requires_grad=True)
-    (g,) = torch.autograd.grad(chain(z).square().sum(), z, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        g.sum().backward()
+def assert_close(ours, theirs):
+    for mine, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, right, rtol=0, atol=100 * EPS * float(right.detach().abs().max()))
+
+
+def pair(gen, copies=(), layers=3):
+    """A run with the compiled layers, and the same without."""
+    chain = run(layers, 2, 5, copies, gen)
+    return chain, plain(chain, torch.float32)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("copies", [(), (3,)])
+def test_differentiated_twice_it_is_the_formula(copies, layers, gen):
+    def second(model, z):
+        z = z.detach().requires_grad_()
+        first = torch.autograd.grad(model(z).pow(3).sum(), (z, *model.parameters()), create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (z, *model.parameters()))]
+
+    chain, _ = pair(gen, copies, layers)
+    z = torch.randn(*copies, 6, 4, generator=gen)
+    for ours, exact in zip(second(chain, z), second(plain(chain), z.double()), strict=True):
+        assert off(ours.detach(), exact.detach()) <= 100 * EPS
+
+
+def test_differentiated_twice_with_frozen_layers(gen):
+    chain, formula = pair(gen)
+    z, made = torch.randn(6, 4, generator=gen), []
+    for model in (chain, formula):
+        model.layers[0].requires_grad_(False)
+        wanted = list(model.layers[1].parameters())
+        first = torch.autograd.grad(model(z).pow(3).sum(), wanted, create_graph=True)
+        made.append(torch.autograd.grad(first[0].square().sum(), wanted))
+    assert_close(*made)
+
+
+def backward_passes(gen):
+    """Cotangents, and the backward pass of the compiled layers and of the formula, both run forward as they are."""
+    z = torch.randn(6, 4, generator=gen)
+
+    def of(model):
+        x = z.clone().requires_grad_()
+        y, wanted = model(x), (x, *model.parameters())
+        return lambda dy, **options: torch.autograd.grad(y, wanted, dy, retain_graph=True, **options)
+
+    return torch.randn(3, 6, 4, generator=gen), [of(model) for model in pair(gen)]
+
+
+def test_backward_for_a_batch_of_gradients(gen):
+    dys, (ours, theirs) = backward_passes(gen)
+    right = theirs(dys, is_grads_batched=True)
+    assert_close(ours(dys, is_grads_batched=True), right)
+    assert_close(torch.func.vmap(ours)(dys), right)
+    z = torch.randn(2, 4, generator=gen)
+    assert_close(*([torch.autograd.functional.jacobian(model, z, vectorize=True)] for model in pair(gen)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of what makes fake tensors
+def test_backward_that_is_traced(gen):
+    """With fake tensors, whose numbers are nowhere, and as a graph."""
+    dys, (ours, theirs) = backward_passes(gen)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert [g.shape for g in ours(dys[0])] == [g.shape for g in theirs(dys[0])]
+    assert_close(make_fx(ours)(dys[0])(dys[1]), theirs(dys[1]))
+
+
+def test_backward_with_autocast_is_in_float32(gen):
+    dys, (ours, theirs) = backward_passes(gen)
+    right = theirs(dys[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ours(dys[0])
+    assert_close(found, right)
+
+
+def fake(model, z):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        y = model(mode.from_tensor(z))
+    return torch.tensor(y.shape)
+
+
+def dual(model, z):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(z, z + 1))).tangent
+
+
+def autocast(model, z):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(z)
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")  # of torch's own forward mode, and of tracing
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the check of the shape
+@pytest.mark.parametrize(
+    ("use", "why"),
+    [
+        (fake, "FakeTensor|watched"),
+        (dual, "forward mode"),
+        (autocast, "autocast is on|bfloat16"),
+        (lambda model, z: model(z.as_subclass(Mine)), "not Mine"),
+        (lambda model, z: make_fx(model)(z)(z + 1), "watched or traced"),
+        (lambda model, z: torch.jit.trace(model, z, check_trace=False)(z + 1), "watched or traced"),
+        (lambda model, z: torch.func.vmap(model)(z.expand(3, 6, 4)), r"torch\.func"),
+        (lambda model, z: torch.func.grad(lambda z: model(z).square().sum())(z), r"torch\.func"),
+        (lambda model, z: torch.func.jvp(model, (z,), (z + 1,))[1], r"torch\.func"),
+    ],
+    ids=["fake", "dual", "autocast", "subclass", "make_fx", "trace", "vmap", "grad", "jvp"],
+)
+def test_where_operations_of_torch_are_needed_it_is_the_formula(use, why, gen):
+    chain, formula = pair(gen)
+    z = torch.randn(6, 4, generator=gen)
+    with pytest.warns(UserWarning, match=f"fused gradient layers are not used: .*({why})"):
+        ours = use(chain, z)
+    right = use(formula, z)
+    assert type(ours) is type(right)
+    assert torch.equal(ours, right)
+    chain(z)  # warnings are errors: nothing is said
+    assert chain.unfused is None
 
 
 def test_a_weight_changed_before_the_backward_pass_is_noticed(gen):

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,10 @@ def missing(H: int, C: int, T: int) -> str | None:
     return None
 
 
-def unavailable(heads: int, x: Tensor, *weights: Tensor) -> str | None:
-    """Why `block` does not take these (None: it does). x is (batch, D, tokens)."""
-    for t in (x, *weights):
-        if t.device.type != "cpu" or t.dtype != torch.float32:
+def not_plain(*tensors: Tensor) -> str | None:
+    """Why no compiled function can take these now, forward or backward (None: it can)."""
+    for t in tensors:
+        if not t.is_cpu or t.dtype is not torch.float32:
             return f"it is for float32 on the CPU, not {str(t.dtype).removeprefix('torch.')} on {t.device.type}"
         if type(t) not in (Tensor, nn.Parameter):
             return f"it is for tensors of torch itself, not {type(t).__name__}"
@@ -131,6 +131,15 @@ def unavailable(heads: int, x: Tensor, *weights: Tensor) -> str | None:
         return "torch.func and forward mode differentiate operations of torch only"
     if is_in_torch_dispatch_mode() or torch._C._get_tracing_state() is not None:
         return "operations are being watched or traced, and it is none of torch"
+    if not all(map(torch._C._has_storage, tensors)):
+        return "it is for numbers that lie in memory, not for sparse tensors or a batch of gradients"
+    return None
+
+
+def unavailable(heads: int, x: Tensor, *weights: Tensor) -> str | None:
+    """Why `block` does not take these (None: it does). x is (batch, D, tokens)."""
+    if why := not_plain(x, *weights):
+        return why
     D, T = x.shape[1:]
     C = D // heads
     if T & (T - 1) or not 4 <= T <= LARGEST or C > LARGEST or D > WIDEST:
@@ -160,25 +169,35 @@ def flushes() -> bool:
 def in_parts(call: Callable[[int, int], None], batch: int) -> None:
     """call(b0, b1) for the images of a batch, one part for every thread that torch uses.
 
-    What `call` refers to is kept until the last thread has ended, also if we are interrupted before.
+    What `call` refers to is kept until the last thread has ended, also if we are interrupted before. While the
+    interpreter shuts down no thread takes a part any more, and we call for all that are left.
     """
     threads = max(1, min(torch.get_num_threads(), batch))
     ends = [batch * i // threads for i in range(threads + 1)]
-    parts = list(itertools.pairwise(ends))
-    waiting = [pool(threads - 1, flushes()).submit(call, *part) for part in parts[1:]]
+    ours, *others = itertools.pairwise(ends)
+    waiting: list[Future[None]] = []
     try:
-        call(*parts[0])
+        for part in others:
+            waiting.append(pool(threads - 1, flushes()).submit(call, *part))
+    except RuntimeError as error:
+        if "cannot schedule new futures" not in str(error):
+            raise
+    try:
+        for part in (ours, *others[len(waiting) :]):
+            call(*part)
     finally:
         wait(waiting)
-    for part in waiting:
-        part.result()
+    for future in waiting:
+        future.result()
 
 
 def derivatives(f: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> list[Tensor | None]:
-    """Of sum(f(*inputs) * dy), by automatic differentiation, to be differentiated again."""
-    inputs = [t if t is None else t.view_as(t) for t in inputs]  # a weight may be used before, too: not through x
-    wanted = [t for t in inputs if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(f(*inputs), wanted, dy, create_graph=True))
+    """Of sum(f(*inputs) * dy), by automatic differentiation, to be differentiated again if gradients are enabled."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):  # as in the forward pass, which was compiled
+        inputs = [t if t is None else t.view_as(t) for t in inputs]  # a weight may be used before, too: not through x
+        wanted = [t for t in inputs if t is not None and t.requires_grad]
+        found = iter(torch.autograd.grad(f(*inputs), wanted, dy, create_graph=again))
     return [next(found) if t is not None and t.requires_grad else None for t in inputs]
 
 
@@ -204,7 +223,7 @@ class Block(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         formula, heads, inputs = ctx.formula, ctx.heads, ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is to be differentiated again
+        if torch.is_grad_enabled() or not_plain(dy, *(t for t in inputs if t is not None)):
             return None, None, *derivatives(functools.partial(formula, heads), inputs, dy)
         given = [t if t is None else t.contiguous() for t in (*inputs, dy)]
         B, D, T = dy.shape
@@ -233,8 +252,8 @@ def block(
 ) -> Tensor:
     """z + tanh(A z + b), or z without A and b, with z = concat_h softmax(Q_h^T K_h) V_h and [Q; K; V] = M x.
 
-    x is (batch, D, tokens), M (3 D, D), A (D, D), b (D). `formula` is the same by operations of torch: gradients that
-    are to be differentiated again are its.
+    x is (batch, D, tokens), M (3 D, D), A (D, D), b (D). `formula` is the same by operations of torch: its are the
+    gradients that are to be differentiated again, and those of a backward pass that is watched, traced or batched.
     """
     if x.dim() != 3 or heads < 1 or x.shape[1] % heads:
         raise ValueError(f"expected (batch, {heads} * features, tokens), got {tuple(x.shape)}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fused import build, in_parts
+from .fused import build, derivatives, in_parts, not_plain
 
 SOURCE = Path(__file__).with_name("gradient_core.c")
 LARGEST = 16  # dimensions of a half: beyond, they do not fit into registers, and a matrix library is good
@@ -45,9 +45,8 @@ def missing(d: int) -> str | None:
 
 def unavailable(x: Tensor, *others: Tensor) -> str | None:
     """Why `kicks` does not take these (None: it does). x is a half of z, (copies, d, points)."""
-    for t in (x, *others):
-        if not t.is_cpu or t.dtype is not torch.float32:
-            return f"it is for float32 on the CPU, not {str(t.dtype).removeprefix('torch.')} on {t.device.type}"
+    if why := not_plain(x, *others):
+        return why
     if x.shape[1] > LARGEST:
         return f"it is for halves of at most {LARGEST} dimensions, not {x.shape[1]}"
     return missing(x.shape[1])
@@ -60,12 +59,29 @@ def addresses(tensors: Sequence[Tensor]) -> Any:
     return array
 
 
+def kick(x: Tensor, y: Tensor, K: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x + K^T (a * tanh(K y + b)) by operations of torch, for the shapes of `kicks`."""
+    m, d = K.shape[-2:]
+    K, a, b = K.reshape(-1, m, d), a.reshape(-1, m, 1), b.reshape(-1, m, 1)
+    # a goes into K: a pass over m x d weights and not over m x points activations
+    return torch.baddbmm(x, (a * K).mT, torch.tanh(torch.baddbmm(b, K, y)))
+
+
+def formula(x: Tensor, y: Tensor, *parameters: Tensor) -> Tensor:
+    """What `kicks` gives, by operations of torch: x and y in one tensor (copies, 2 d, points)."""
+    for i in range(len(parameters) // 3):
+        K, a, b = parameters[3 * i : 3 * i + 3]
+        x, y = (x, kick(y, x, K, a, b)) if i % 2 else (kick(x, y, K, a, b), y)
+    return torch.cat([x, y], 1)
+
+
 class Kicks(torch.autograd.Function):
-    """x, y, K, a, b of the first layer, ... -> x, y. Saves what every layer reads, and not its tanh."""
+    """x, y, K, a, b of the first layer, ... -> x, y. Saves its inputs and what every layer reads, and not its tanh."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        x, y, w = x.contiguous(), y.contiguous(), [p.contiguous() for p in parameters]
+        inputs = (x, y, *parameters)
+        x, y, *w = (t.contiguous() for t in inputs)
         (copies, d, points), layers, m = x.shape, len(w) // 3, w[1].shape[-1]
         lib, last, previous = library(d), torch.empty_like(x), torch.empty_like(x)
         h = x.new_empty(layers, copies, d, -(-points // N) * N)
@@ -76,16 +92,17 @@ class Kicks(torch.autograd.Function):
             lib.forward(where, *(t.data_ptr() for t in tensors), layers, copies, m, points, c0, c1)
 
         in_parts(part, copies)
-        ctx.save_for_backward(h, *w)
-        ctx.points = points
+        ctx.save_for_backward(h, *inputs)
         return (last, previous) if layers % 2 else (previous, last)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dx: Tensor, dy: Tensor) -> tuple[Tensor, ...]:
-        h, *w = ctx.saved_tensors
+    def backward(ctx: Any, dx: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+        h, *inputs = ctx.saved_tensors
+        if torch.is_grad_enabled() or not_plain(dx, dy, h, *inputs):
+            return tuple(derivatives(formula, inputs, torch.cat([dx, dy], 1)))
+        w = [p.contiguous() for p in inputs[2:]]
         layers, copies, d, padded = h.shape
-        points, m = ctx.points, w[1].shape[-1]
+        points, m = dx.shape[-1], w[1].shape[-1]
         dlast, dprevious = (t.contiguous() for t in ((dx, dy) if layers % 2 else (dy, dx)))
         lib, dw, work = library(d), [torch.empty_like(p) for p in w], h.new_empty(copies, 2, d, padded)
         dx, dy = torch.empty_like(dlast), torch.empty_like(dlast)
@@ -104,6 +121,8 @@ def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, T
     """x <- x + K^T (a * tanh(K y + b)), then y by x with the next K, a, b, and so on: x and y after the last layer.
 
     x and y are (copies, d, points), `parameters` K, a, b of every layer, (*copies, m, d) and twice (*copies, m).
+    Gradients that are to be differentiated again, and those of a backward pass that is watched, traced or batched, are
+    by operations of torch.
     """
     if x.dim() != 3 or x.shape != y.shape or not parameters or len(parameters) % 3:
         raise ValueError(

@@ -107,22 +107,15 @@ class Gradient(PhaseSpaceMap):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generators = None) -> None:
-        for K, a, g in zip(*self.stacked()[:2], self.generators(generator), strict=True):
+        K_all, a_all = self.weight.view(-1, *self.weight.shape[-2:]), self.scale.view(-1, self.width)
+        for K, a, g in zip(K_all, a_all, self.generators(generator), strict=True):
             glorot_(K.detach(), g)
             glorot_(a.detach(), g)
         nn.init.zeros_(self.bias)
 
-    def stacked(self) -> tuple[Tensor, Tensor, Tensor]:
-        """K, a, b with the copies as one dimension."""
-        m, d = self.width, self.in_dim // 2
-        return self.weight.view(-1, m, d), self.scale.view(-1, m), self.bias.view(-1, m)
-
     def kick(self, x: Tensor, y: Tensor) -> Tensor:
         """x + K^T (a * tanh(K y + b))."""
-        K, a, b = self.stacked()
-        a = a.unsqueeze(-1)
-        # a goes into K: a pass over m x d weights and not over m x points activations
-        return torch.baddbmm(x, (a * K).mT, torch.tanh(torch.baddbmm(b.unsqueeze(-1), K, y)))
+        return compiled.kick(x, y, self.weight, self.scale, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_dim}, width={self.width}" + (f", copies={self.copies}" if self.copies else "")
@@ -257,8 +250,8 @@ class SymplecticAutoencoder(PhaseSpaceMap):
 
     With `fused=True` consecutive gradient layers of one dimension are one pass of compiled C where that can be had
     (float32 on the CPU, halves of at most 16 dimensions, a C compiler: `ghor.nn.fused_gradients`); every call decides,
-    a warning says why where it cannot, and `encoder.unfused` keeps that reason until a call can. It cannot be
-    differentiated twice. `encoder.fused` and `decoder.fused` can be set at any time.
+    a warning says why where it cannot, and `encoder.unfused` keeps that reason until a call can. `encoder.fused` and
+    `decoder.fused` can be set at any time.
 
     `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model; `reset_parameters`
     and `generator` take ten generators for the ten networks that these give one by one.
