@@ -225,9 +225,13 @@ def run(
             for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
                 configs += [Config(optimizer=o, seeds=some, lr=rate, label=label, **common) for o in names]
         folder = out if out is not None else Path("runs") / str(experiment)
-        with execute.ranks() as (rank, world):
-            if world > 1 and (jobs > 1 or executor == "ray"):
-                raise ValueError("torchrun's processes do one run together: not with --jobs or --executor ray")
+        if execute.world_size() > 1 and (jobs > 1 or executor == "ray"):
+            raise ValueError("torchrun's processes do one run together: not with --jobs or --executor ray")
+        if execute.world_size() > 1 and pendulum:
+            raise ValueError(
+                "the pendulum's networks are too small to be spread over processes: run it without torchrun"
+            )
+        with execute.ranks() as (rank, world):  # not before all that can be refused is: the others would wait
             if restart and rank == 0:
                 for config in configs:
                     forget(config, folder)

@@ -31,18 +31,23 @@ Show = Callable[[Config, int, dict[str, Any]], None]
 POLL = 0.5  # seconds between looks at the records of runs in other processes
 
 
+def world_size() -> int:
+    """The number of processes under torchrun; 1 otherwise."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 @contextmanager
 def ranks() -> Iterator[tuple[int, int]]:
     """Rank and world size under torchrun, with its process group; (0, 1) otherwise."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = world_size()
     if world == 1:
         yield 0, 1
         return
-    torch.distributed.init_process_group("gloo")
     try:
+        torch.distributed.init_process_group("gloo")
         yield torch.distributed.get_rank(), world
     except RuntimeError as error:
-        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
+        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error).lower():
             raise
         # Another process is gone. Gloo's objects, which the error holds, may wait for ever when they are torn down:
         # end without.

@@ -133,10 +133,7 @@ class Autoencoder:
     """The symplectic autoencoder of the pendulum, one copy for every seed: the relative error of reconstruction."""
 
     def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
-        if world > 1:
-            raise ValueError(
-                "the pendulum's networks are too small to be spread over processes: run it without torchrun"
-            )
+        assert world == 1, "refused by the command line"
         self.config = config
         self.dtype, self.device = getattr(torch, config.dtype), torch.device(config.device)
         self.trajectories = pendulum.load(folder)
