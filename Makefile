@@ -31,8 +31,8 @@ help:  ## list the targets
 
 demo: .venv/.installed-lab  ## the pendulum comparison, shortened: four optimizers, 10 seeds, and its report
 	@cores=$$($(PY) -c 'import os; print(min(4, os.cpu_count() or 1))') && \
-	$(PY) -m ghor run pendulum --epochs 60 --jobs $$cores --out runs/demo $(ARGS) && \
-	$(PY) -m ghor report runs/demo
+	$(PY) -m ghor_lab run pendulum --epochs 60 --jobs $$cores --out runs/demo $(ARGS) && \
+	$(PY) -m ghor_lab report runs/demo
 
 # one thread a process: the processes already fill the cores
 test: .venv/.installed-dev  ## run the tests

@@ -43,8 +43,8 @@ from common import commit
 from torch import Generator, Tensor
 
 import ghor
-from ghor.lab import data
 from ghor.nn import VisionTransformer
+from ghor_lab import data
 
 SECTIONS = ("transported", "implicit")
 CONTROL = "turned"

@@ -25,8 +25,8 @@ from common import Weight, commit, machine, machine_lines, parametrized_step, qu
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from ghor.lab import bench
-from ghor.lab.bench import COUNT, LAYOUTS, LR, SEPARATE, STACKED, Contender, N, distance, measure, n, points, split
+from ghor_lab import bench
+from ghor_lab.bench import COUNT, LAYOUTS, LR, SEPARATE, STACKED, Contender, N, distance, measure, n, points, split
 
 GHOR, GHOR_FUSED = "ghor Adam, Cayley", "ghor Adam, Cayley, fused"
 TORCH, TORCH_FUSED = "torch Adam, foreach", "torch Adam, fused"

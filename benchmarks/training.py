@@ -27,11 +27,11 @@ from common import commit, machine, machine_lines, quartiles, write_json
 from rich.console import Console
 from rich.progress import Progress
 
-from ghor.lab import paper
-from ghor.lab.config import OPTIMIZERS, Config
-from ghor.lab.table import Column, Row, Table
-from ghor.lab.tasks import CLASSES, Autoencoder, Classification
-from ghor.lab.train import Stopwatch, optimizer_of
+from ghor_lab import paper
+from ghor_lab.config import OPTIMIZERS, Config
+from ghor_lab.table import Column, Row, Table
+from ghor_lab.tasks import CLASSES, Autoencoder, Classification
+from ghor_lab.train import Stopwatch, optimizer_of
 
 BATCH, TOKENS, DIM, BLOCKS = 2048, 16, 49, 16
 POINTS, SEEDS, STEPS = 256, 10, 10  # STEPS: of a visit

@@ -2,7 +2,7 @@
 
 v1 is the final velocity, v2 the cache of an optimizer. The geodesic of v1 is followed for a number of steps eta, and v2
 is transported along it with the canonical connection of the second kind, under which its coordinates in g^hor stay the
-same. `ghor.lab.sphere` draws it; every report of `ghor report` has it, too.
+same. `ghor_lab.sphere` draws it; every report of `ghor report` has it, too.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 from ghor.files import store
 
 try:
-    from ghor.lab.sphere import transport
+    from ghor_lab.sphere import transport
 except ImportError as error:
     sys.exit(f"this figure needs {error.name}: pip install 'ghor[lab]'")
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from ..files import cache_folder, store
+from ghor_lab.files import cache_folder, store
 
 SOURCE = Path(__file__).with_name("block_core.c")
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-Wno-psabi")

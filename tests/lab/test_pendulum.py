@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from ghor.lab import data, pendulum
 from ghor.nn import SymplecticAutoencoder
+from ghor_lab import data, pendulum
 
 
 @pytest.fixture(scope="module")

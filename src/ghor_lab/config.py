@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..baselines.scalar_moment_adam import SHARE_OF_A
-from ..retraction import RETRACTIONS
-from ..section import SECTIONS
+from ghor.baselines.scalar_moment_adam import SHARE_OF_A
+from ghor.retraction import RETRACTIONS
+from ghor.section import SECTIONS
 
 OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
 EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist")

@@ -12,6 +12,6 @@ def main() -> None:
 
         app()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in {"", "ghor", *sys.stdlib_module_names}:
+        if (error.name or "").partition(".")[0] in {"", "ghor", "ghor_lab", *sys.stdlib_module_names}:
             raise
         sys.exit(f"the command line needs {error.name}: pip install 'ghor[lab]'")

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import cache_folder, store
+from .files import cache_folder, store
 
 CONNECT = 5.0  # seconds until a mirror counts as unreachable
 STALL = 10.0  # seconds without a byte until a download counts as broken

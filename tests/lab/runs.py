@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 
 SECONDS = 240  # to wait for a process: they take a second or so, on a busy machine many
-SOURCE = Path(__file__).parents[1] / "src"
+SOURCE = Path(__file__).parents[2] / "src"
 SMALL = {"encoder_layers": 2, "decoder_layers": 2, "decoder_output_layers": 2}
 PENDULUM = (
     *("run", "pendulum", "-o", "geometric-adam", "--seeds", "0-1", "--batch-size", "5050", "--no-compile"),
@@ -73,7 +73,7 @@ def names(folder):
 
 def free(path):
     """Whether no process has the run in hand."""
-    from ghor.lab.train import Busy, in_hand
+    from ghor_lab.train import Busy, in_hand
 
     try:
         with in_hand(path):
@@ -86,7 +86,7 @@ def weights(folder):
     """The bits of everything in the checkpoints, times left out."""
     import torch
 
-    from ghor.lab import checkpoint
+    from ghor_lab import checkpoint
 
     def bits(value):
         if isinstance(value, torch.Tensor):
@@ -116,7 +116,7 @@ def make_mnist(folder, train=50, test=20):
 
 def small_mnist(folder):
     """Put these files in the place of MNIST's; their sums are those that they have at the first call."""
-    from ghor.lab import data
+    from ghor_lab import data
 
     known = data.DATASETS["mnist"]
     files = []
@@ -257,10 +257,10 @@ def serve():
     import torch._dynamo  # every optimizer of torch does when it is made
     import torch.nn.parallel.distributed  # noqa: F401
 
-    import ghor.lab.cli
-    import ghor.lab.train
+    import ghor_lab.cli
+    import ghor_lab.train
 
-    ghor.lab.train.commit = lambda: "0000000"  # that of the folder may change meanwhile
+    ghor_lab.train.commit = lambda: "0000000"  # that of the folder may change meanwhile
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         job = json.loads(line)
@@ -302,7 +302,7 @@ def child(job):
 
 def command(argv):
     """`ghor` with arguments in this process; its exit code."""
-    from ghor.lab import main
+    from ghor_lab import main
 
     sys.argv = ["ghor", *argv]
     try:
@@ -325,10 +325,10 @@ def kill():
 
 def kill_at_line(number):
     """Before the line of that number, counted over all functions that write, move or remove files of a run."""
-    import ghor.files
-    from ghor.lab import checkpoint, record, train
+    import ghor_lab.files
+    from ghor_lab import checkpoint, record, train
 
-    watched = {ghor.files.__file__, checkpoint.__file__}
+    watched = {ghor_lab.files.__file__, checkpoint.__file__}
     functions = {(record.__file__, "append"), *((train.__file__, n) for n in ("in_hand", "_train", "resume", "forget"))}
     count = 0
     atexit.register(lambda: print(f"{count} lines", file=sys.stderr))
@@ -394,7 +394,7 @@ def at_checkpoint(then):
 
 def wait_at_epoch(path):
     """After the first epoch: say so in a file, and stay."""
-    from ghor.lab import train
+    from ghor_lab import train
 
     normal = train.append
 
@@ -410,7 +410,7 @@ def wait_at_epoch(path):
 
 def slow_epochs(seconds):
     """Wait after every epoch, so that what is shown is shown long enough."""
-    from ghor.lab import train
+    from ghor_lab import train
 
     normal = train.append
 
@@ -424,7 +424,7 @@ def slow_epochs(seconds):
 
 def kill_at_batch(number):
     """Before the batch of that number, counted over the epochs."""
-    from ghor.lab.tasks import Classification
+    from ghor_lab.tasks import Classification
 
     normal, left = Classification.batches, number
 
@@ -443,7 +443,7 @@ def forked_jobs(_):
     """The processes of --jobs are forks too, as this one is: they need not import everything."""
     import multiprocessing
 
-    from ghor.lab import execute
+    from ghor_lab import execute
 
     context = multiprocessing.get_context("fork")
     execute.multiprocessing.get_context = lambda method: context
@@ -451,7 +451,7 @@ def forked_jobs(_):
 
 def nobody(_):
     """Give up root's right to write everywhere, as late as the first file is opened."""
-    from ghor.lab import train
+    from ghor_lab import train
 
     class Lock(train.FileLock):
         def acquire(self, *args, **options):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from runs import BOTH, forks, free, records, undisturbed, until
 
-from ghor.lab.execute import knock
-from ghor.lab.record import read
+from ghor_lab.execute import knock
+from ghor_lab.record import read
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ghor[ray]'"),

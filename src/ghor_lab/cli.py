@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from .. import __version__
+from ghor import __version__
+
 from . import data as datasets
 from . import execute
 from .check import look, runs_in

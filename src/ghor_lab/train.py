@@ -24,14 +24,15 @@ from filelock import FileLock, Timeout
 from torch import nn
 from torch.optim import Optimizer
 
-from .. import __version__, baselines, optim
-from ..declare import param_groups
-from ..declare import spaces as declared_spaces
-from ..files import clean
-from ..spaces import Euclidean
-from ..stack import Stack
+from ghor import __version__, baselines, optim
+from ghor.declare import param_groups
+from ghor.declare import spaces as declared_spaces
+from ghor.spaces import Euclidean
+from ghor.stack import Stack
+
 from . import checkpoint
 from .config import Config
+from .files import clean
 from .record import FORMAT, Damaged, Run, append, read
 from .tasks import TASKS
 

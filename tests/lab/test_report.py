@@ -12,11 +12,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from ghor.lab import figures, paper, record, tables
-from ghor.lab.pendulum import lift
-from ghor.lab.pool import deviations, pool
-from ghor.lab.report import report
-from ghor.lab.table import Column, Row, Table
+from ghor_lab import figures, paper, record, tables
+from ghor_lab.pendulum import lift
+from ghor_lab.pool import deviations, pool
+from ghor_lab.report import report
+from ghor_lab.table import Column, Row, Table
 
 OPTIMIZERS = list(paper.OUTCOMES["mnist"])
 STATE = {"entries_per_manifold_weight": 3087, "total_entries": 1116612, "mib": 4.26}

@@ -35,7 +35,7 @@ SPACE, SHAPE = Flag(sizes=(2, 1)), (9, 3)
 
 
 def test_the_code_is_that_of_the_guide():
-    guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     source = Path(__file__).read_text()
     example = guide.split("```python")[1].split("```")[0]
     assert example[example.index("@dataclass") :].strip() in source

@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from torch.nn.functional import cross_entropy
 
-from ghor.lab import bench, paper
-from ghor.lab.config import OPTIMIZERS
 from ghor.nn import VisionTransformer
+from ghor_lab import bench, paper
+from ghor_lab.config import OPTIMIZERS
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 ALL = {
     "ghor Adam, Cayley, fused | one stacked",
     "ghor Adam, Cayley, fused | 336 tensors",

@@ -12,9 +12,10 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from ..files import cache_folder, store
-from ..nn.symplectic_autoencoder import PhaseSpaceMap
+from ghor.nn.symplectic_autoencoder import PhaseSpaceMap
+
 from .data import say
+from .files import cache_folder, store
 
 GRID = 10  # initial angles, and initial velocities
 STEPS, STEP = 100, 0.1  # t = 0, 0.1, ..., 10

@@ -14,10 +14,11 @@ import typer
 from runs import PENDULUM, forks, make_mnist, names, the_record, undisturbed, until
 from typer.testing import CliRunner
 
-import ghor.lab
-from ghor.lab import checkpoint, execute, progress
-from ghor.lab.cli import app, assigned, parse_seeds
-from ghor.lab.config import Config
+import ghor
+import ghor_lab
+from ghor_lab import checkpoint, execute, progress
+from ghor_lab.cli import app, assigned, parse_seeds
+from ghor_lab.config import Config
 
 TWO = (*PENDULUM, "--epochs", "2")
 COMMANDS = ("run", "report", "data", "check", "bench")
@@ -137,11 +138,11 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     text = call(*TWO, "--executor", "ray", "--out", tmp_path, code=2)
     assert "pip install 'ghor[ray]'" in text
-    monkeypatch.delitem(sys.modules, "ghor.lab.cli")
-    monkeypatch.delattr(ghor.lab, "cli")
+    monkeypatch.delitem(sys.modules, "ghor_lab.cli")
+    monkeypatch.delattr(ghor_lab, "cli")
     monkeypatch.setitem(sys.modules, "typer", None)
     with pytest.raises(SystemExit, match=re.escape("the command line needs typer: pip install 'ghor[lab]'")):
-        ghor.lab.main()
+        ghor_lab.main()
 
 
 # -- what is run -------------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs import SMALL, TIMES, facts, make_mnist, small_mnist, strip, the_record, weights
 
-from ghor.files import clean, store
-from ghor.lab import checkpoint, data, execute, tasks, train
-from ghor.lab.config import AUTOENCODER, OPTIMIZERS, READINGS, TRANSFORMER, Config
-from ghor.lab.record import Damaged, append, decode, encode, read
 from ghor.nn import VisionTransformer
+from ghor_lab import checkpoint, data, execute, tasks, train
+from ghor_lab.config import AUTOENCODER, OPTIMIZERS, READINGS, TRANSFORMER, Config
+from ghor_lab.files import clean, store
+from ghor_lab.record import Damaged, append, decode, encode, read
 
 PENDULUM = Config("pendulum", "geometric-adam", (0, 1), 2, 1e-3, 5050, compile=False, network=SMALL)
 MNIST = Config("mnist", "geometric-adam", (0,), 2, 1e-3, 16, compile=False, network={"blocks": 1})

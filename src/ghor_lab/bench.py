@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from .. import Stiefel, optim
+from ghor import Stiefel, optim
+
 from .table import Column, Row, Table
 from .train import machine
 

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ..declare import spaces as declared_spaces
-from ..nn import SymplecticAutoencoder, VisionTransformer
-from ..nn.symplectic_autoencoder import symplecticity
-from ..spaces import Euclidean, Stiefel
-from ..stack import tolerance
+from ghor.declare import spaces as declared_spaces
+from ghor.nn import SymplecticAutoencoder, VisionTransformer
+from ghor.nn.symplectic_autoencoder import symplecticity
+from ghor.spaces import Euclidean, Stiefel
+from ghor.stack import tolerance
+
 from . import data, pendulum
 from .config import Config
 

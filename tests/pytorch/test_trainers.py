@@ -12,7 +12,7 @@ import torch
 
 import ghor
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # what Lightning says and what it calls says: of torch's pytree, and, on machines with more cores than here, of workers
 lightning_warns = pytest.mark.filterwarnings(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..files import store
+from .files import store
 from .record import Damaged
 
 MAGIC = b"ghor checkpoint 1\n"

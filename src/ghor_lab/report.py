@@ -14,8 +14,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 
-from ..files import store
 from . import tables
+from .files import store
 from .pool import pool
 from .record import Run, read
 from .sections import Section, sections

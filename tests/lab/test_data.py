@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ghor.lab import data
+from ghor_lab import data
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 SHAPES = ((6, 4, 4), (6,), (3, 4, 4), (3,))

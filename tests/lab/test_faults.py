@@ -33,9 +33,9 @@ from runs import (
     weights,
 )
 
-from ghor.lab import checkpoint
-from ghor.lab.record import read
-from ghor.lab.train import in_hand
+from ghor_lab import checkpoint
+from ghor_lab.record import read
+from ghor_lab.train import in_hand
 
 TWO = (*PENDULUM, "--epochs", "2")
 THREE = (*PENDULUM, "--epochs", "3")

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Circle
 from torch import Tensor
 
-from ..spaces import Sphere
+from ghor.spaces import Sphere
+
 from .figures import INK, Figure, figure
 
 SPHERE = Sphere()
