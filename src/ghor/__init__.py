@@ -8,23 +8,50 @@ opt = ghor.optim.AdamW(model, lr=1e-3)
 from . import optim
 from .declare import check, constrain, param_groups, project
 from .optimizer import lift
-from .spaces import Euclidean, Grassmann, Space, SpecialOrthogonal, Sphere, Stiefel, SymplecticStiefel
-from .transport import levi_civita
+from .solve import check_gradient, check_hessian, minimize
+from .spaces import (
+    SPD,
+    Euclidean,
+    Flag,
+    Grassmann,
+    Hyperbolic,
+    PositionsOrientations,
+    Space,
+    SpecialEuclidean,
+    SpecialOrthogonal,
+    Sphere,
+    Stiefel,
+    SymplecticGrassmann,
+    SymplecticStiefel,
+    Unitary,
+)
 
 __version__ = "0.1.0"
 
+levi_civita = SpecialOrthogonal().levi_civita
+
 __all__ = [
+    "SPD",
     "Euclidean",
+    "Flag",
     "Grassmann",
+    "Hyperbolic",
+    "PositionsOrientations",
     "Space",
+    "SpecialEuclidean",
     "SpecialOrthogonal",
     "Sphere",
     "Stiefel",
+    "SymplecticGrassmann",
     "SymplecticStiefel",
+    "Unitary",
     "check",
+    "check_gradient",
+    "check_hessian",
     "constrain",
     "levi_civita",
     "lift",
+    "minimize",
     "optim",
     "param_groups",
     "project",

@@ -3,47 +3,49 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from .distributed import gathered, is_spread, shards_of
+from .linalg import COMPUTE_DTYPE, wide
+from .shards import Shards, gathered, is_sharded, local_pieces
 from .spaces import Euclidean, Space
 
+Warn = Callable[[str, str], None]
+
 # The record that counts: on the module, by parameter name. It survives deepcopy, pickle, .to and load_state_dict, and
-# is no part of the state_dict. An attribute on the Parameter survives hardly any of these.
+# is no part of the state_dict. An attribute on the Parameter survives hardly any of these, and a weak reference to it
+# would forbid torch.utils.swap_tensors.
 RECORD = "_ghor_spaces"
 
-# So that an optimizer given bare parameters can look them up; the modules' records are the truth.
-_declared: Any = WeakTensorKeyDictionary()
-
-# Modules that have a record: fully_shard puts DTensors in place of the parameters that were declared.
+# Modules that have a record, to find the space of a bare parameter.
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Record(dict[str, Space]):
-    """The spaces of a module's own parameters, by name. Copies of the module's parameters are declared as well."""
+    """The spaces of a module's own parameters, by name. A copy belongs to the copy of the module."""
 
     def __init__(self, module: nn.Module | None = None, spaces: dict[str, Space] | None = None) -> None:
         super().__init__(spaces or {})
+        self.belongs_to(module)
+
+    def belongs_to(self, module: nn.Module | None) -> None:
+        """Make the module known."""
         self.module = None if module is None else weakref.ref(module)
         if module is not None:
             _modules.add(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
-        module = self.module() if self.module is not None else None
-        for name, space in self.items() if module is not None else ():
-            p = memo.get(id(getattr(module, name, None)))
-            if isinstance(p, Tensor):
-                _declared[p] = space
-        return Record(memo.get(id(module)), dict(self))
+        return Record(memo.get(id(self.module())) if self.module is not None else None, dict(self))
 
     def __reduce__(self) -> Any:
-        return Record, (None, dict(self))
+        return Record, (None, dict(self)), None if self.module is None else self.module()
+
+    def __setstate__(self, module: nn.Module) -> None:
+        self.belongs_to(module)
 
 
 def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
@@ -66,8 +68,9 @@ def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
     point = _nearest(p, space, name)
     with torch.no_grad():
         p.copy_(point)
+    for owner_of, twin in _owners(p):
+        owner_of.__dict__[RECORD][twin] = space  # of a tied weight that was declared before
     target.__dict__.setdefault(RECORD, Record(target))[leaf] = space
-    _declared[p] = space
     return module
 
 
@@ -82,7 +85,7 @@ def project(model: nn.Module) -> dict[str, float]:
     """
     found = [(name, p, space) for name, p, space in spaces(model) if not isinstance(space, Euclidean)]
     points = [_nearest(p, space, name) for name, p, space in found]
-    distances = {name: float(space.distance(gathered(p).double()).max()) for name, p, space in found}
+    distances = {name: float(space.distance(wide(gathered(p))).max()) for name, p, space in found}
     with torch.no_grad():
         for (_, p, _), point in zip(found, points, strict=True):
             p.copy_(point)
@@ -96,12 +99,12 @@ def _nearest(p: Tensor, space: Space, name: str) -> Tensor:
         raise ValueError(
             f"{name} is on the meta device and has no values yet; materialise the module, then constrain it"
         )
-    shards = shards_of(p, space)
+    shards = Shards(p, space) if is_sharded(p) else None
     try:
         point = space.project(p.detach() if shards is None else shards.pieces([p])[0])
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    return point if shards is None else shards.single(point)
+    return point if shards is None else shards.whole(point, 0)
 
 
 def check_parameter(p: Tensor, space: Space, name: str) -> None:
@@ -110,11 +113,10 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
         return
     if is_lazy(p):
         raise ValueError(f"{name} has no shape yet: call the lazy module once, then put it on {space}")
-    if p.is_complex() or not p.is_floating_point():
-        raise TypeError(
-            f"{name} of shape {tuple(p.shape)} is {p.dtype}; weights on {space} are real floating point tensors, so "
-            "convert it first, for example with .float()"
-        )
+    try:
+        space.check_dtype(p.dtype)
+    except TypeError as error:
+        raise TypeError(f"{name} of shape {tuple(p.shape)}: {error}") from None
     try:
         space.check_shape(p.shape)
     except ValueError as error:
@@ -132,27 +134,88 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
         )
 
 
+def check_on_space(
+    params: Sequence[Tensor], space: Space, names: Sequence[str], warn: Callable[[str, str], None] | None = None
+) -> None:
+    """Raise for the first of some weights of one kind that is not on its space.
+
+    A float64 weight that is on it to the digits of float32 was declared in that: it is projected, with a word.
+    """
+    if params[0].is_meta:
+        return
+    pieces = local_pieces(params, space)
+    Y = torch.stack([p.detach() for p in pieces])
+    if Y.numel() == 0:
+        return
+    distance, allowed = _worst(space, Y)
+    bad = ~(distance <= allowed)
+    if not bool(bad.any()):
+        return
+    i = int(bad.nonzero()[0])
+    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(Y.dtype)
+    if warn is not None and narrow is not None and bool((distance <= _worst(space, Y.to(narrow))[1]).all()):
+        with torch.no_grad():
+            for p in (params[int(j)] for j in bad.nonzero()):
+                p.copy_(space.project(p))
+        warn(
+            "dtype",
+            f"{names[i]} is {kind_of(Y.dtype)} and was {float(distance[i]):.1e} off {space}, as a {kind_of(narrow)} "
+            "weight would be: it was projected",
+        )
+        return
+    raise ValueError(
+        f"{names[i]} of shape {tuple(params[i].shape)} is {float(distance[i]):.1e} off {space}; call "
+        f"ghor.constrain(module, name, ghor.{space}), or copy ghor.{space}.project(weight) into it"
+    )
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """The name of a dtype, for messages."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _worst(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Of P stacked weights, for each the distance of its worst point and what is allowed there: (P, *shape) -> (P)."""
+    exact = Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))
+    distance = space.distance(exact).reshape(len(Y), -1)
+    allowed = space.tolerance(Y).to(distance).reshape(len(Y), -1)
+    worst = (distance / allowed).argmax(1, keepdim=True)  # a NaN is the largest
+    return distance.gather(1, worst).flatten(), allowed.gather(1, worst).flatten()
+
+
 def spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
     """(name, parameter, space) for every parameter of the model, in the order of named_parameters."""
     records: dict[int, Space] = {}
     for module in model.modules():
         for leaf, space in module.__dict__.get(RECORD, {}).items():
             p = getattr(module, leaf, None)
-            if isinstance(p, Tensor):  # of a tied weight that was declared twice, the last declaration counts
-                records[id(p)] = _declared[p] = _declared.get(p, space)
+            if isinstance(p, Tensor):
+                records[id(p)] = space
     for name, p in model.named_parameters():
         yield name, p, records.get(id(p), Euclidean())
 
 
+def _owners(p: Tensor) -> Iterator[tuple[nn.Module, str]]:
+    """The modules that have declared this very tensor, and its name there."""
+    for module in list(_modules):
+        for leaf in module.__dict__.get(RECORD, ()):
+            if module._parameters.get(leaf) is p:
+                yield module, leaf
+
+
 def declared_space(p: Tensor) -> Space | None:
     """What `constrain` declared for this very tensor, or for the one it stands in for, if anything."""
-    space: Space | None = _declared.get(p)
-    if space is None and is_spread(p):
-        found = (s for m in _modules for leaf, s in m.__dict__.get(RECORD, {}).items() if m._parameters.get(leaf) is p)
-        space = next(found, None)
-        if space is not None:
-            _declared[p] = space
-    return space
+    return next((module.__dict__[RECORD][leaf] for module, leaf in _owners(p)), None)
+
+
+def declared_spaces() -> dict[int, Space]:
+    """The space of every declared parameter that there is, by its id."""
+    return {
+        id(module._parameters[leaf]): space
+        for module in list(_modules)
+        for leaf, space in module.__dict__.get(RECORD, {}).items()
+        if module._parameters.get(leaf) is not None
+    }
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
@@ -172,7 +235,7 @@ def check(model: nn.Module) -> str:
     rows = [("parameter", "shape", "space", "distance")]
     for name, p, space in spaces(model):
         euclidean = isinstance(space, Euclidean)
-        distance = "" if euclidean or p.is_meta else f"{float(space.distance(gathered(p).double()).max()):.1e}"
+        distance = "" if euclidean or p.is_meta else f"{float(space.distance(wide(gathered(p))).max()):.1e}"
         rows.append((name, "x".join(map(str, p.shape)) or "scalar", "-" if euclidean else repr(space), distance))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,118 +1,32 @@
-"""Weights spread over processes: DTensors, as `fully_shard` (FSDP2) and tensor parallelism make them.
-
-    split along batch dimensions    each process has whole matrices and moves its own; nothing is sent
-    split within a matrix           gradient and weight are gathered, each process makes the same step of the whole
-                                    matrix and keeps its own piece of the weight
-
-Shadow and state are DTensors too: placed as the weight in the first case, a copy on every process in the second.
-"""
+"""Stacks of weights that are sharded over processes; see `shards.py` for what each process works on."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .spaces import Euclidean, Space
+from .shards import Shards, is_sharded
+from .stack import Stack
 
 
-def is_spread(p: Tensor) -> bool:
-    """Whether p is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, there is none
-    return module is not None and isinstance(p, module.DTensor)
+class ShardedStack(Stack):
+    """A stack of DTensors."""
 
+    def pieces(self, tensors: list[Any]) -> list[Tensor]:
+        if not hasattr(self, "shards"):
+            self.shards = Shards(tensors[0], self.space)
+        return self.shards.pieces(tensors)
 
-def placing(p: Any) -> Any:
-    """How p is spread, as a value to compare."""
-    return (p.device_mesh, p.placements) if is_spread(p) else None
+    def whole(self, X: Tensor, lead: int) -> Any:
+        return self.shards.whole(X, lead)
 
-
-def gathered(p: Any) -> Tensor:
-    """The values of a whole parameter; of a DTensor a copy, and to be called by all processes."""
-    values: Tensor = p.detach().full_tensor() if is_spread(p) else p.detach()
-    return values
-
-
-def shards_of(p: Tensor, space: Space) -> Shards | None:
-    """How weights like p are worked on, None for ordinary tensors."""
-    return Shards(p, space) if is_spread(p) and not isinstance(space, Euclidean) else None
-
-
-class Shards:
-    """How one kind of DTensors on a space is worked on: in its own pieces, or `whole`."""
-
-    def __init__(self, p: Any, space: Space) -> None:
-        from torch.distributed.tensor import Replicate, Shard
-
-        self.mesh, self.placements, self.shape = p.device_mesh, p.placements, p.shape
-        for q in self.placements:
-            if type(q) not in (Replicate, Shard):
-                raise ValueError(
-                    f"a weight of shape {tuple(p.shape)} on {space} is placed as {self.placements}; the processes can "
-                    "work on Shard and Replicate, so shard one dimension over one dimension of the mesh"
-                )
-        batch = space.matrix(torch.empty(p.shape, device="meta")).dim() - 2
-        self.whole = any(q.is_shard() and q.dim >= batch for q in self.placements)
-        self.working = (Replicate(),) * self.mesh.ndim if self.whole else self.placements
-
-    # -- weights and gradients ----------------------------------------------------------------------------------------
-
-    def pieces(self, tensors: Sequence[Any]) -> list[Tensor]:
-        """What this process works on: its own pieces themselves, or the whole tensors, in one message."""
-        here = [self._piece(t) for t in tensors]
-        return list(self._spread(torch.stack(here), self.placements, 1).full_tensor().unbind(0)) if self.whole else here
-
-    def write(self, weights: Sequence[Any], values: Sequence[Tensor]) -> None:
-        """Into the weights what became of their `pieces`; nothing is sent."""
-        if self.whole:
-            parts = self.stacked(torch.stack(list(values))).redistribute(placements=_shifted(self.placements, 1))
-            torch._foreach_copy_([self._piece(p) for p in weights], list(parts.to_local().unbind(0)))
-        torch.autograd.graph.increment_version(weights)  # pieces have counters of their own
-
-    def _piece(self, t: Any) -> Tensor:
-        t = t.detach()
-        piece: Tensor = (
-            t if t.placements == self.placements else t.redistribute(self.mesh, self.placements)
-        ).to_local()
-        return piece
-
-    # -- state --------------------------------------------------------------------------------------------------------
-
-    def stacked(self, X: Tensor) -> Any:
-        """(P, ...) of what this process works on, as one DTensor that shares its memory."""
-        return self._spread(X, self.working, 1)
-
-    def single(self, X: Tensor) -> Any:
-        """The same for a tensor of one weight."""
-        return self._spread(X, self.working, 0)
+    def local(self, X: Any) -> Tensor:
+        return X.to_local() if is_sharded(X) else X
 
     def placed(self, value: Any) -> Any:
-        """A state tensor where it belongs; one that is no DTensor is taken for a copy of the whole."""
-        if not is_spread(value):
-            from torch.distributed.tensor import DTensor, Replicate
+        return self.shards.placed(value)
 
-            value = DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
-        alike = all(value.shape[q.dim] == self.shape[q.dim] for q in self.working if q.is_shard())
-        return value.redistribute(self.mesh, self.working) if alike else value
-
-    def _spread(self, X: Tensor, placements: Sequence[Any], lead: int) -> Any:
-        """A DTensor from this process' part, whose first `lead` dimensions the weight does not have."""
-        from torch.distributed.tensor import DTensor
-
-        shape = list(X.shape)
-        for q in placements:
-            if q.is_shard():
-                shape[q.dim + lead] = self.shape[q.dim]
-        order = sorted(range(X.dim()), key=X.stride, reverse=True)
-        stride = torch.empty_permuted(shape, order, device="meta").stride()
-        spread = _shifted(placements, lead)
-        return DTensor.from_local(X, self.mesh, spread, run_check=False, shape=torch.Size(shape), stride=stride)
-
-
-def _shifted(placements: Sequence[Any], by: int) -> list[Any]:
-    from torch.distributed.tensor import Shard
-
-    return [Shard(q.dim + by) if q.is_shard() else q for q in placements]
+    def written(self) -> None:
+        """Each process writes its own piece; nothing is sent."""
+        self.shards.write(self.owners, self.params)

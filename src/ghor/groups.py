@@ -6,15 +6,11 @@ import difflib
 from collections import defaultdict
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from .declare import check_parameter, declared_space
-from .distributed import placing
+from .declare import Warn, check_on_space, check_parameter, declared_spaces
 from .retraction import RETRACTIONS
 from .section import SECTIONS
+from .shards import placing
 from .spaces import Euclidean, Space
-from .stack import check_on_space
 
 GROUP_KEYS = ("space", "retraction", "section", "error_if_nonfinite")
 
@@ -40,9 +36,11 @@ def check_options(group: dict[str, Any], gi: int) -> None:
         raise TypeError(f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}")
 
 
-def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], new: bool = True) -> None:
-    """Find the spaces of a group's parameters and check everything about them; leaves `group["space"]` as a space, or a
-    tuple of one for each parameter. In a `new` group no weight on a manifold may be frozen; later that is a pause."""
+def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: Warn) -> None:
+    """Find the spaces of a group's parameters and check everything about them.
+
+    Leaves `group["space"]` as a space, or a tuple with one for each parameter.
+    """
     for key in group:
         close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
         if close and key not in GROUP_KEYS and key not in defaults:
@@ -57,17 +55,13 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], new: b
     alike: dict[Any, list[int]] = defaultdict(list)
     seen: set[int] = set()
     places: dict[int, str] = {}
+    declared = declared_spaces()
     for i, p in enumerate(params):
         name = name_of(group, gi, i)
-        space = spaces[i] = _space(p, spaces[i], name)
+        space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
         check_parameter(p, space, name)
         if isinstance(space, Euclidean):
             continue
-        if new and not p.requires_grad:
-            raise ValueError(
-                f"{name} of shape {tuple(p.shape)} is on {space} and does not require gradients; call requires_grad_() "
-                "on it or leave it out (ghor.param_groups(model) leaves frozen weights out)"
-            )
         if id(p) in seen:
             raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; give it once")
         seen.add(id(p))
@@ -80,14 +74,13 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], new: b
         places |= {place: name} if place else {}
         alike[space, p.shape, p.dtype, p.device, placing(p)].append(i)
     for (space, *_), index in alike.items():
-        check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index])
+        check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index], warn)
     if params:  # the groups of ZeroRedundancyOptimizer may have none
         group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
 
 
-def _space(p: Tensor, given: object, name: str) -> Space:
+def _space(declared: Space | None, given: object, name: str) -> Space:
     """What the group says, or else what `constrain` declared."""
-    declared = declared_space(p)
     if given is None:
         return declared or Euclidean()
     if not isinstance(given, Space):
@@ -95,19 +88,6 @@ def _space(p: Tensor, given: object, name: str) -> Space:
     if declared is not None and declared != given:
         raise ValueError(
             f"{name} was declared on {declared} by ghor.constrain, and its group says {given}; leave 'space' out of "
-            "the group, or constrain the weight anew"
+            "the group, or constrain the weight again"
         )
     return given
-
-
-def scalars_of(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
-    """What the members of a stack must agree in: the keys of their states, and all values that are not one a weight."""
-    own = ("section", "anchor", "master")  # of shapes of their own, and one a weight
-    shared = {k: v for k, v in state.items() if k not in own and not (torch.is_tensor(v) and is_per_weight(v, p))}
-    values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
-    return tuple(sorted(state)), repr(sorted(values))
-
-
-def is_per_weight(value: Tensor, p: Tensor) -> bool:
-    """Whether a state tensor belongs to the coordinates of a weight: p's shape, or p's with ones (norms a matrix)."""
-    return value.dim() == p.dim() > 0

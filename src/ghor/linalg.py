@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from .reads import may_read
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Half precision has no LAPACK and too few digits for a group element: everything is computed in float32 there.
@@ -40,6 +42,26 @@ class full_precision(ContextDecorator):
         self.off.close()
 
 
+def wide(X: Tensor) -> Tensor:
+    """X in the widest dtype of its kind: float64, or complex128."""
+    return X.to(torch.promote_types(X.dtype, torch.float64))
+
+
+def parts(X: Tensor) -> Tensor:
+    """Real tensors as they are, complex ones as pairs (..., 2) of real numbers, as torch's optimizers see them."""
+    return torch.view_as_real(X.resolve_conj()) if X.is_complex() else X
+
+
+def phases(d: Tensor) -> Tensor:
+    """d/|d|, 1 where d = 0: the signs of real numbers."""
+    return torch.where(d == 0, 1, torch.sgn(d))
+
+
+def dot(U: Tensor, V: Tensor) -> Tensor:
+    """Re tr(U^H V): (..., N, n) -> (...)."""
+    return (U.conj() * V).real.sum((-2, -1)) if U.is_complex() else (U * V).sum((-2, -1))
+
+
 def frobenius(X: Tensor) -> Tensor:
     """||X||_F over the last two dimensions: (..., N, n) -> (...)."""
     return torch.linalg.vector_norm(X, dim=(-2, -1))
@@ -55,6 +77,45 @@ def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
     return X.baddbmm_(A, B, alpha=alpha) if X.dim() == 3 else X.add_(A @ B, alpha=alpha)
 
 
+def product(A: Tensor, B: Tensor) -> Tensor:
+    """A B; where the sums are long, in parts that are added up in float64: 1e6 terms in float32 would lose 4 digits."""
+    k = A.shape[-1] // PART * PART
+    if A.shape[-1] <= LONG or torch.finfo(A.dtype).eps < 1e-10:
+        return A @ B
+    pieces = A[..., :k].unflatten(-1, (-1, PART)).movedim(-2, -3) @ B[..., :k, :].unflatten(-2, (-1, PART))
+    total = pieces.sum(-3, dtype=torch.complex128 if A.is_complex() else torch.float64)
+    return (total + A[..., k:] @ B[..., k:, :]).to(A.dtype)
+
+
+LONG, PART = 4096, 512  # terms of a sum that float32 can take, and of each part of a longer one
+
+
+def inverse(X: Tensor) -> Tensor:
+    """X^-1, not finite where X is singular."""
+    return torch.stack([torch.linalg.inv_ex(x)[0] for x in X]) if _one_by_one(X) else torch.linalg.inv_ex(X)[0]
+
+
+def solve(A: Tensor, B: Tensor) -> Tensor:
+    """A^-1 B, not finite where A is singular."""
+    if not _one_by_one(A):
+        return torch.linalg.solve_ex(A, B)[0]
+    return torch.stack([torch.linalg.solve_ex(a, b)[0] for a, b in zip(A, B, strict=True)])
+
+
+def _one_by_one(X: Tensor) -> bool:
+    """A batch of large matrices on the CPU: with several threads its LU factors are wrong (oneMKL, torch 2.13)."""
+    return X.dim() == 3 and X.shape[-1] > SMALL and X.device.type == "cpu"
+
+
+SMALL = 96  # sides of matrices whose batches LAPACK's LU takes in any case
+
+
+def polar(X: Tensor) -> Tensor:
+    """The unitary polar factor of square X, any one where X is singular."""
+    U, _, Vh = torch.linalg.svd(X)
+    return U @ Vh
+
+
 def phi(X: Tensor) -> Tensor:
     """A(X) = sum_k X^(k-1)/k!, (..., m, m) -> (..., m, m), by scaling and modified squaring.
 
@@ -66,7 +127,7 @@ def phi(X: Tensor) -> Tensor:
         norm = torch.linalg.matrix_norm(X, ord=1, keepdim=True)
         s = torch.ceil(torch.log2(2 * norm.clamp_min(0.25))).clamp_min(0).nan_to_num(0, 0, 0)
     Y = X * torch.exp2(-s)
-    terms = 9 if X.dtype == torch.float32 else 15  # (1/2)^terms / (terms + 1)! < eps
+    terms = 9 if torch.finfo(X.dtype).eps > 1e-10 else 15  # (1/2)^terms / (terms + 1)! < eps
     out = I.expand_as(X)
     for k in range(terms, 1, -1):
         out = I + (Y @ out) / k
@@ -80,14 +141,14 @@ def phi(X: Tensor) -> Tensor:
         start = torch.zeros((), dtype=torch.int64, device=X.device)
         _, W = torch.while_loop(lambda j, _: j < top, lambda j, W: (j + 1, double(j, W)), (start, W))
         return W
-    # A look at s is free on the CPU. Elsewhere it would wait for the device: the optimizer keeps ||W|| <= 32 there.
-    for j in range(int(s.max()) if X.device.type == "cpu" and X.numel() > 0 else 12):
+    # Where s may not be read there are as many as the longest step needs that the optimizer takes.
+    for j in range(int(s.max()) if may_read(X) and X.numel() > 0 else 12):
         W = double(j, W)
     return W
 
 
 def log_rotation(R: Tensor) -> Tensor:
-    """The principal logarithm of rotations, (..., N, N) -> (..., N, N) skew, for angles below pi.
+    """The principal logarithm of rotations or unitary matrices, (..., N, N) -> (..., N, N) skew, for angles below pi.
 
     Square roots sqrt(R) = polar(I + R) until R is near I, then log R = 2 atanh((R - I)(R + I)^-1). Products and
     solves only, so autograd goes through it also where angles coincide.
@@ -98,7 +159,7 @@ def log_rotation(R: Tensor) -> Tensor:
         R = _polar_newton(I + R)
         roots += 1
     K = torch.linalg.solve_ex(R + I, R - I)[0]
-    K = (K - K.mT) / 2
+    K = (K - K.mH) / 2
     K2, term, out = K @ K, K, K
     for j in range(3, 25, 2):
         term = term @ K2
@@ -107,16 +168,26 @@ def log_rotation(R: Tensor) -> Tensor:
 
 
 def _polar_newton(X: Tensor) -> Tensor:
-    """The orthogonal polar factor by Newton's iteration X <- (X + X^-T)/2, quadratic once ||X|| is near 1."""
+    """The unitary polar factor by Newton's iteration X <- (X + X^-H)/2, quadratic once ||X|| is near 1."""
     for _ in range(60):
-        X, last = (X + torch.linalg.inv_ex(X)[0].mT) / 2, X
+        X, last = (X + torch.linalg.inv_ex(X)[0].mH) / 2, X
         if float((X - last).detach().abs().amax()) <= 8 * torch.finfo(X.dtype).eps:
             break
     return X
 
 
+def symmetric(X: Tensor) -> Tensor:
+    """(X + X^T)/2, symmetric to the bit."""
+    return (X + X.mT) / 2
+
+
+def log_positive(T: Tensor) -> Tensor:
+    """The logarithm of symmetric positive definite matrices."""
+    return symmetric_function(T, lambda t: (t.log(), 1 / t))
+
+
 def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """f(T) of symmetric matrices by their eigenvalues, differentiable where eigenvalues coincide; f gives f and f'."""
+    """f(T) of Hermitian matrices by their eigenvalues, differentiable where these coincide; f gives f and f'."""
     return _SymmetricFunction.apply(T, f)  # type: ignore[no-untyped-call]
 
 
@@ -128,7 +199,7 @@ class _SymmetricFunction(torch.autograd.Function):
         t, V = torch.linalg.eigh(T)
         ft, dft = f(t)
         ctx.save_for_backward(t, V, ft, dft)
-        return V @ (ft.unsqueeze(-1) * V.mT)
+        return V @ (ft.unsqueeze(-1) * V.mH)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -138,5 +209,5 @@ class _SymmetricFunction(torch.autograd.Function):
         # Near-equal eigenvalues: the mean derivative is exact to second order, the quotient is noise.
         near = dt.abs() <= torch.finfo(t.dtype).eps ** 0.5 * (1 + t.abs().unsqueeze(-1))
         quotient = torch.where(near, (dft.unsqueeze(-1) + dft.unsqueeze(-2)) / 2, df / torch.where(near, 1, dt))
-        G = V.mT @ G @ V
-        return V @ (quotient * (G + G.mT) / 2) @ V.mT, None
+        G = V.mH @ G @ V
+        return V @ (quotient * (G + G.mH) / 2) @ V.mH, None

@@ -8,7 +8,8 @@ Each takes a module, or parameters and groups as torch does, and four options of
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
 
 `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam.
-ASGD, LBFGS, SparseAdam, Adafactor and Muon do not lift; `ghor.lift` says why.
+`LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`.
+ASGD, SparseAdam, Adafactor and Muon do not lift; `ghor.lift` says why.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .optimizer import NAMED, Lifted
+from .contract import NAMED
+from .linalg import parts
+from .optimizer import Lifted
+from .solve.lbfgs import LBFGS
 
 __all__ = [
     "SGD",
@@ -91,7 +95,7 @@ class RMSprop(Lifted, torch.optim.RMSprop):
 
 
 class Rprop(Lifted, torch.optim.Rprop):
-    """Resilient propagation in g^hor: a step size a coordinate, by the signs of B."""
+    """Resilient propagation in g^hor: one step size per coordinate, from the sign of B."""
 
     Base = torch.optim.Rprop
 
@@ -136,9 +140,10 @@ class _PaperAdam(Optimizer):
             state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
-        for cache, beta, value in zip((state["m"], state["v"]), group["betas"], (g, g * g), strict=True):
+        p, g, m, v = map(parts, (p, g, state["m"], state["v"]))  # as torch's: real and imaginary parts on their own
+        for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):
             cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))
-        p.addcdiv_(state["m"], (state["v"] + group["delta"]).sqrt(), value=-group["lr"])
+        p.addcdiv_(m, (v + group["delta"]).sqrt(), value=-group["lr"])
 
 
 class PaperAdam(Lifted, _PaperAdam):
@@ -148,5 +153,8 @@ class PaperAdam(Lifted, _PaperAdam):
 
 
 NAMED.update(
-    {cls.Base: cls for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam)}
+    {
+        cls.Base: cls
+        for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
+    }
 )

@@ -7,30 +7,36 @@ do to two small matrices, A and C = B* B: with n x n results F1, F2, T1, T2
     R(W) E_c = E_c - T B*,    T = [T1; B T2]         E_c: the columns of the identity beyond those of E
 
 so nothing of size N x N is formed. Where N < 2n the N x N matrix W is itself the smaller one, and C would lose the
-small singular values of B: there the retraction is evaluated densely. Both forms return the *increment* R - I, which is
+small singular values of B: there the retraction is evaluated densely (Cayley only where N is small as well: its n x n
+inverse is cheaper than an N x N solve, and short steps lose nothing). Both forms return the *increment* R - I, which is
 small for small W: adding it to Lambda drifts a thousand times less than forming R and multiplying.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .linalg import eye_like, frobenius, phi
+from .linalg import SMALL, eye_like, frobenius, inverse, phi, solve
 
 Thin = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # F1, F2, T1, T2; None, None stands for T = E + F/2
 
 
 @dataclass(frozen=True)
 class Retraction:
-    """A retraction by its name, its dense increment R(W) - I and its thin form (A, C) -> F1, F2, T1, T2."""
+    """A retraction by its name, its dense increment R(W) - I and its thin form (A, C) -> F1, F2, T1, T2.
+
+    The dense form is used where N < 2n and N <= `dense_up_to`.
+    """
 
     name: str
     dense: Callable[[Tensor], Tensor]
     thin: Callable[[Tensor, Tensor], Thin]
+    dense_up_to: float = math.inf
 
     def __repr__(self) -> str:
         return self.name
@@ -38,8 +44,7 @@ class Retraction:
 
 def _cayley_dense(W: Tensor) -> Tensor:
     """(I - W/2)^-1 (I + W/2) - I = (I - W/2)^-1 W."""
-    increment: Tensor = torch.linalg.solve_ex(eye_like(W) - W / 2, W)[0]
-    return increment
+    return solve(eye_like(W) - W / 2, W)
 
 
 def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
@@ -49,7 +54,9 @@ def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
     for large W it has lost the digits that B F2 needs.
     """
     M = A - C / 2
-    F2 = torch.linalg.inv_ex(eye_like(A) - M / 2)[0]
+    S = M / -2
+    S.diagonal(dim1=-2, dim2=-1).add_(1)
+    F2 = torch.linalg.inv_ex(S)[0] if S.shape[-1] <= SMALL else inverse(S)
     return M @ F2, F2, None, None
 
 
@@ -75,7 +82,7 @@ def _geodesic_thin(A: Tensor, C: Tensor) -> Thin:
     return A @ F2 / 2 + p21 + p22 @ A / 2, F2, A @ p12 / 2 + p22, p12
 
 
-cayley = Retraction("cayley", _cayley_dense, _cayley_thin)
+cayley = Retraction("cayley", _cayley_dense, _cayley_thin, dense_up_to=192)
 geodesic = Retraction("geodesic", _geodesic_dense, _geodesic_thin)
 
 RETRACTIONS = {r.name: r for r in (cayley, geodesic)}

@@ -1,236 +1,210 @@
-"""Sections: how the frame Lambda = [Y, Q] above a point is kept from step to step.
+"""Sections: how the frame Lambda above a point is kept from step to step.
 
-Transported: Q is stored, N (N-n) numbers, and moves with the step, Lambda <- Lambda R(W), O(N^2 n). The coordinates of
-a transported vector do not change, so the optimizer's state is left alone.
+Transported: Lambda is stored (N^2 numbers on matrix spaces) and moves with the step, Lambda <- Lambda R(W), by the
+methods of the space. The coordinates of a transported vector do not change, so the optimizer's state is left alone.
 
-Implicit: Q is a function of Y and one n x n rotation R (the anchor), never formed:
+Implicit: Lambda is a function of Y and of a small anchor, never formed (formulas: `spaces/anchored.py`), with the state
+of the plain optimizer and n^2 numbers. The frame at the new point differs from the transported one by a rotation of the
+complement, so state tensors that are vectors are carried over, exactly. Squares of coordinates cannot be rotated; they
+stay as they are, in a frame that turns slowly while the anchor is fixed.
 
-    Lambda X = Y X1 + E_c X2 - (Z + E)(I + Z1^T)^-1 Z2^T X2,    Z = [Z1; Z2] = Y R^T
-
-in O(N n^2), with the state of the plain optimizer and n^2 numbers. The frame at the new point differs from the
-transported one by a rotation of the complement, so state tensors that are vectors are carried over, exactly:
-B <- Q(Y+)^T Q_transported B. Squares of coordinates cannot be rotated; they stay as they are, in a frame that turns
-slowly while R is fixed. R is renewed, R = polar(Y1), where I + Z1 gets ill-conditioned.
-
-Both work on stacks: matrices (P, N, n), P the only batch dimension.
+Both have one set of methods, and work on stacks: points (M, *point), M the only batch dimension.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from .linalg import add_product, eye_like
+from .linalg import parts, wide
 from .retraction import Retraction
 from .spaces import Space
-from .spaces.orthogonal import Orthogonal
 
-POLISH_POINT = 10  # steps between two polishings of Y alone
-AUTO_IMPLICIT = 512  # from this N on "auto" is implicit, see docs/sections.md for the measurement
+POLISH_POINT = 10  # steps between two polishings, of Y alone or, more rarely, of all of Lambda
+SECTIONS = ("auto", "transported", "implicit")
 
 
 class Transported:
-    """Lambda = [Y, Q], (P, N, N), stored and moved."""
+    """Lambda, stored and moved by the space's own lines of Algorithm 3."""
 
-    def __init__(self, space: Space, n: int, Lambda: Tensor) -> None:
-        self.space, self.n = space, n
-        self.Lambda = Lambda.mT.contiguous().mT  # column by column in memory: Y is one piece
+    holds_point = True
+
+    def __init__(self, space: Space, E: Tensor, Lambda: Tensor, master: Tensor | None = None) -> None:
+        self.space, self.E, self.Lambda = space, E, Lambda
+        self.period = -(-space.polish_period(E.shape) // POLISH_POINT) * POLISH_POINT
 
     @classmethod
-    def start(cls, space: Space, Y: Tensor) -> Transported:
-        """The space's section at Y, tall."""
-        return cls(space, Y.shape[-1], space.section_matrix(Y))
+    def start(cls, space: Space, E: Tensor, Y: Tensor, half: bool) -> Transported:
+        """The space's section at Y."""
+        Lambda = space.section(Y)
+        return cls(space, E, Lambda.clone() if Lambda.data_ptr() == Y.data_ptr() else Lambda)
 
-    @property
     def tensors(self) -> dict[str, Tensor]:
         """What goes into the state, by key."""
         return {"section": self.Lambda}
 
-    @property
-    def period(self) -> int:
-        """Steps between two polishings of Lambda: two N^3 products against three N^2 n ones a step, hence 4 % or less.
+    def point(self, Y: Tensor | None) -> Tensor:
+        """Y, in the dtype of computation: a view of Lambda."""
+        return self.space.apply_section(self.Lambda, self.E)
 
-        In between Y alone is polished, O(N n^2): steps near one ulp round the same way every time, and would take it
-        off by a few 1e-8 each.
-        """
-        return max(100, 17 * self.Lambda.shape[-1] // self.n)
+    def reading(self, Y: Tensor) -> Tensor:
+        """What tells whether anybody has written to the weights: they are compared with the point that is held."""
+        return Y
 
-    def Y(self) -> Tensor:
-        """The point, a view."""
-        return self.Lambda[..., : self.n]
+    def global_grad(self, Y: Tensor | None, G: Tensor, out: Tensor) -> None:
+        """B <- global_rep(Lambda, rgrad(Y, G))."""
+        self.space.global_grad(self.Lambda, G, out=out)
 
-    def global_grad(self, Y: Tensor, G: Tensor, out: Tensor) -> Tensor:
-        """[skew(Y^T G); Q^T G]."""
-        if out.mT.is_contiguous():  # as it lies in memory
-            out.mT.baddbmm_(G.mT, self.Lambda, beta=0)
-        else:
-            out.baddbmm_(self.Lambda.mT, G, beta=0)
-        A = out[..., : self.n, :]
-        A.copy_(self.space.skew(A))
-        return out
+    def update(
+        self, Y: Tensor | None, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor
+    ) -> Tensor:
+        """Lambda <- Lambda R(W), in place; returns Y = Lambda E, a view of it."""
+        if not self.space.compact:
+            W = self.space.bounded(self.Lambda, W)
+        self.space.update_section(self.Lambda, W, retraction, out=self.Lambda)
+        return self.space.apply_section(self.Lambda, self.E)
 
-    def move(self, Y: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor) -> None:
-        """Lambda <- Lambda R(W), in place."""
-        self.space.move_section(self.Lambda, W, retraction, out=self.Lambda)
+    def update_far(self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]) -> None:
+        """The same for some of the stack and steps of any length: in float64, and back to the group at once."""
+        Lambda = self.Lambda[rows]
+        if not self.space.compact:
+            W = self.space.bounded(Lambda, W)
+        L = self.space.restore(self.space.update_section(wide(Lambda), W, R), self.E).to(Lambda.dtype)
+        self.Lambda[rows] = self.space.within_digits(Lambda, L)
 
-    def long_move(self, Y: Tensor, index: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor]) -> None:
-        """The same for some of the stack and a step of any length: in float64, and back to the group at once."""
-        L = self.Lambda[index].double()
-        self.space.move_section(L, W, retraction, out=L)
-        self.Lambda[index] = self.space.restore(L, self.n).to(self.Lambda.dtype)
+    def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
+        """Back to the group where rounding has left it; `share` (M) is 0 for those that may not change."""
+        whole = now or age % self.period == 0
+        self.space.polish(self.Lambda, self.E, share, point_only=not whole)
 
-    def is_due(self, age: int) -> bool:
-        """Whether something is to be polished at this age."""
-        return age % POLISH_POINT == 0 or age % self.period == 0
+    def rebuild(self, rows: Tensor, Y: Tensor) -> None:
+        """From the points Y, for some of the stack."""
+        self.Lambda[rows] = self.space.section(Y)
 
-    def polish(self, Y: Tensor, age: int, moved: Tensor, now: bool) -> None:
-        """Back to the group where rounding has left it; `moved` (P, 1, 1) is 0 for those that may not change."""
-        if now or age % self.period == 0:
-            self.space.polish(self.Lambda, self.n, moved)
-        elif age % POLISH_POINT == 0:
-            self.space.polish(self.Y(), self.n, moved)
-
-    def rebuild(self, index: Tensor, Y: Tensor) -> None:
-        """Anew from the points Y for some of the stack."""
-        self.Lambda[index] = Transported.start(self.space, Y).Lambda
-
-    def frame(self, Y: Tensor) -> Tensor:
-        """Lambda itself."""
-        return self.Lambda
+    def to(self, other: type[Section], Y: Tensor, half: bool, vectors: Sequence[Tensor]) -> Section:
+        """As the other kind, with vectors of g^hor taken along."""
+        if other is Transported:
+            return self
+        implicit = Implicit.start(self.space, self.E, Y, half)
+        self.space.implicit_turn(Y, implicit.R, self.Lambda, vectors)
+        return implicit
 
 
 class Implicit:
-    """Q from Y and the anchor R, (P, n, n); Y itself is held by the weights."""
+    """Lambda from Y and the anchor R. Y itself is held by the weights, or in `master` where they are half precision."""
 
-    def __init__(self, space: Space, n: int, R: Tensor) -> None:
-        self.space, self.n, self.R = space, n, R
-        self.look = True  # whether the next move may look at numbers, which waits for the device where that is no CPU
+    holds_point = False
+
+    def __init__(self, space: Space, E: Tensor, R: Tensor, master: Tensor | None = None) -> None:
+        self.space, self.E, self.R, self.master = space, E, R, master
+        self.P: Tensor | None = None  # what the last update has left of `implicit_inverse`
+        self.squares: Callable[[], Sequence[Tensor]] | None = None  # even state, where a space takes it along
 
     @classmethod
-    def start(cls, space: Space, Y: Tensor) -> Implicit:
+    def start(cls, space: Space, E: Tensor, Y: Tensor, half: bool) -> Implicit:
         """Anchored at Y."""
-        n = Y.shape[-1]
-        return cls(space, n, polar(Y[..., :n, :]))
+        return cls(space, E, space.implicit_start(Y), Y.clone() if half else None)
 
-    @property
     def tensors(self) -> dict[str, Tensor]:
         """What goes into the state, by key."""
-        return {"anchor": self.R}
+        return {"anchor": self.R} if self.master is None else {"anchor": self.R, "master": self.master}
 
-    def Y(self) -> None:
-        """Not stored."""
+    def point(self, Y: Tensor | None) -> Tensor:
+        """Y, in the dtype of computation: what the weights are, or the copy in full precision."""
+        point = Y if self.master is None else self.master
+        assert point is not None
+        return point
 
-    def global_grad(self, Y: Tensor, G: Tensor, out: Tensor) -> Tensor:
-        """[skew(Y^T G); Q^T G], Q^T G = G2 - Z2 (I + Z1)^-1 (Z^T G + G1)."""
-        n, R = self.n, self.R
-        YG = Y.mT @ G
-        K = _inverse(Y[..., :n, :], R)
-        out[..., :n, :].copy_(self.space.skew(YG))
-        lower = out[..., n:, :].copy_(G[..., n:, :])
-        add_product(lower, Y[..., n:, :], R.mT @ (K @ (R @ YG + G[..., :n, :])), -1)
-        return out
+    def reading(self, Y: Tensor) -> Tensor:
+        """What tells whether anybody has written to the weights."""
+        return fingerprint(Y)
 
-    def move(self, Y: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor) -> None:
-        """Y <- Lambda R(W) E in place, and the `vectors` (P, N, n) to the frame at the new Y.
+    def _inverse(self, Y: Tensor) -> Tensor:
+        kept = None if torch.compiler.is_compiling() else self.P
+        return self.space.implicit_inverse(Y, self.R) if kept is None else kept
 
-        Everything that changes is Y2, B and the vectors' lower blocks times n x n matrices:
-        Y+ = Y + Y G1 - E U F2 + E_c B F2,  U = K^T R Y2^T B,  G1 = F1 - R^T U F2. Vectors that did not move are left
-        alone to the bit: there `moved` (P, 1, 1) is 0.
-        """
-        n, R = self.n, self.R
-        Y1, Y2, B = Y[..., :n, :], Y[..., n:, :], W[..., n:, :]
-        Bt = B.mT
-        F1, F2, T1, T2 = retraction.thin(W[..., :n, :], Bt @ B)
-        if T1 is None or T2 is None:
-            T1, T2 = F2, F2 / 2
-        KR = _inverse(Y1, R).mT @ R
-        M = Y2.mT @ B
-        U = KR @ M
-        G1 = F1 - R.mT @ U @ F2
-        Y1_new = Y1 + (Y1 @ G1 - U @ F2)
-        R_new, K_new = self._anchor(Y1_new)
-        for X in vectors:
-            m = X[..., n:, :]
-            c = Bt @ m
-            u = KR @ (Y2.mT @ m - M @ (T2 @ c))
-            a = -T1 @ c - R.mT @ u  # Q_transported m = Y a - E u + E_c (m - B T2 c)
-            b = R_new.mT @ (K_new @ (Y1 @ a - u))  # and its lower block less Y2+ b is Q+^T of it
-            add_product(add_product(m, Y2, (a - b - G1 @ b) * moved), B, (T2 @ c + F2 @ b) * moved, -1)
-        D = Y2 @ G1
-        add_product(Y2, B, F2).add_(D)
-        Y1.copy_(Y1_new)
-        self.R.copy_(R_new)
+    def global_grad(self, Y: Tensor | None, G: Tensor, out: Tensor) -> None:
+        """B <- global_rep(Lambda, rgrad(Y, G))."""
+        Y = self.point(Y)
+        P = self._inverse(Y)
+        self.space.implicit_grad(Y, self.R, P, G, out)
+        self.P = None if torch.compiler.is_compiling() else P
 
-    def _anchor(self, Y1: Tensor) -> tuple[Tensor, Tensor]:
-        """R and (I + Z1)^-1 at a new point; R renewed where that inverse, at most 1 when anchored, has grown."""
-        K = _inverse(Y1, self.R)
-        if not self.look:
-            return self.R, K
-        worn = ~(torch.linalg.vector_norm(K, dim=(-2, -1)) <= 4 * math.sqrt(self.n))
-        if torch.compiler.is_compiling():
-            anchors: tuple[Tensor, Tensor] = torch.cond(worn.any(), _renewed, _as_they_are, (Y1, self.R, K, worn))
-            return anchors
-        return _renewed(Y1, self.R, K, worn) if bool(worn.any()) else (self.R, K)
+    def update(
+        self, Y: Tensor | None, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor
+    ) -> Tensor:
+        """Y <- Lambda R(W) E in place, and the `vectors` to the frame at the new Y; returns Y."""
+        Y = self.point(Y)
+        if self.squares is not None:
+            self.space.implicit_spread(Y, W, retraction, self.squares(), moved)
+        P = self.space.implicit_update(Y, self.R, self._inverse(Y), W, retraction, vectors, moved)
+        self.P = None if torch.compiler.is_compiling() else P
+        return Y
 
-    def long_move(self, Y: Tensor, index: Tensor, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor]) -> None:
-        """The same for some of the stack and a step of any length: in float64, and back to the space at once."""
-        part = Implicit(self.space, self.n, self.R[index].double())
-        y, moved = Y[index].double(), [X[index].double() for X in vectors]
-        part.move(y, W, retraction, moved, torch.ones((), dtype=y.dtype, device=y.device))
-        Y[index] = self.space.restore(y, self.n).to(Y.dtype)
-        self.R[index] = part.R.to(self.R.dtype)
-        for X, x in zip(vectors, moved, strict=True):
-            X[index] = x.to(X.dtype)
+    def update_far(self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]) -> None:
+        """The same for some of the stack and steps of any length: in float64, and back to the space at once."""
+        part = Implicit(self.space, self.E, wide(self.R[rows]))
+        y, turned = wide(Y[rows]), [wide(X[rows]) for X in vectors]
+        part.update(y, W, R, turned, torch.ones((), dtype=y.dtype, device=y.device))
+        Y[rows] = self.space.implicit_restore(y).to(Y.dtype)
+        self.R[rows] = part.R.to(self.R.dtype)
+        for X, x in zip(vectors, turned, strict=True):
+            X[rows] = x.to(X.dtype)
+        self.P = None
 
-    def is_due(self, age: int) -> bool:
-        """Whether Y is to be polished at this age."""
-        return age % POLISH_POINT == 0
-
-    def polish(self, Y: Tensor, age: int, moved: Tensor, now: bool) -> None:
+    def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
         """Y back to the space, O(N n^2)."""
-        if now or age % POLISH_POINT == 0:
-            self.space.polish(Y, self.n, moved)
+        self.space.implicit_polish(Y, share)
+        self.P = None
 
-    def rebuild(self, index: Tensor, Y: Tensor) -> None:
-        """Anchored anew at the points Y for some of the stack."""
-        self.R[index] = polar(Y[..., : self.n, :])
+    def rebuild(self, rows: Tensor, Y: Tensor) -> None:
+        """Anchored again at the points Y, for some of the stack."""
+        self.R[rows] = self.space.implicit_start(Y)
+        if self.master is not None:
+            self.master[rows] = Y
+        self.P = None
 
-    def frame(self, Y: Tensor) -> Tensor:
-        """Lambda, formed: (P, N, N), for those who go over to a transported section."""
-        return self.space.section_matrix(Y, self.R)
+    def to(self, other: type[Section], Y: Tensor, half: bool, vectors: Sequence[Tensor]) -> Section:
+        """As the other kind: the frame of this one, formed, is a transported one, and nothing turns."""
+        return self if other is Implicit else Transported(self.space, self.E, self.space.implicit_frame(Y, self.R))
+
+
+def fingerprint(X: Tensor) -> Tensor:
+    """(M, ...) -> (M, K/64 + 64): sums of the bits along rows and columns of 64, which tell a change, also of order.
+
+    Exact, so that it does not depend on the number of threads. Of small points it is the bits themselves.
+    """
+    bits = parts(X).flatten(1)
+    bits = bits.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[bits.element_size()])
+    if bits.shape[1] <= 128:
+        return bits.clone()
+    k = bits.shape[1] // 64 * 64
+    rows = bits[:, :k].unflatten(1, (-1, 64))
+    return torch.cat([rows.sum(-1), rows.sum(-2), bits[:, k:].to(torch.int64)], -1)
 
 
 Section = Transported | Implicit
-SECTIONS = ("auto", "transported", "implicit")
+KINDS: dict[str, type[Section]] = {"transported": Transported, "implicit": Implicit}
 
 
-def polar(X: Tensor) -> Tensor:
-    """The orthogonal polar factor of square X, any one where X is singular."""
-    U, _, Vh = torch.linalg.svd(X)
-    return U @ Vh
-
-
-def _renewed(Y1: Tensor, R: Tensor, K: Tensor, worn: Tensor) -> tuple[Tensor, Tensor]:
-    R = torch.where(worn[:, None, None], polar(Y1), R)
-    return R, _inverse(Y1, R)
-
-
-def _as_they_are(Y1: Tensor, R: Tensor, K: Tensor, worn: Tensor) -> tuple[Tensor, Tensor]:
-    return R.clone(), K.clone()
-
-
-def _inverse(Y1: Tensor, R: Tensor) -> Tensor:
-    """K = (I + Z1)^-1, Z1 = Y1 R^T."""
-    K: Tensor = torch.linalg.inv_ex(eye_like(R) + Y1 @ R.mT)[0]
-    return K
-
-
-def choose(section: str, space: Space, N: int, n: int) -> type[Transported] | type[Implicit]:
-    """The section class for a group's `section` key and a space. Where N = n there is no complement to do without."""
-    if section == "implicit" and not isinstance(space, Orthogonal):
-        raise ValueError(f"{space} has no implicit section; use section='transported'")
-    implicit = section == "implicit" or (section == "auto" and isinstance(space, Orthogonal) and N >= AUTO_IMPLICIT)
-    return Implicit if implicit and N > n else Transported
+def from_state(
+    kind: type[Section],
+    space: Space,
+    E: Tensor,
+    held: dict[str, Tensor],
+    Y: Tensor,
+    half: bool,
+    vectors: Sequence[Tensor],
+) -> Section:
+    """The section that a state holds, checked, in the form asked for; from the points Y where it holds none."""
+    if "section" in held:
+        section: Section = Transported(space, E, space.checked_section(held["section"], E))
+        Y = section.point(Y)
+    elif "anchor" in held:
+        Y = held.get("master", Y)
+        section = Implicit(space, E, space.checked_anchor(held["anchor"]), Y if half else None)
+    else:
+        return kind.start(space, E, Y, half)
+    return section.to(kind, Y, half, vectors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -11,30 +13,33 @@ from ..retraction import Retraction
 from .base import Space
 
 
+@dataclass(frozen=True, repr=False)
 class Euclidean(Space):
     """The vector space: rgrad and global_rep are identities, E = 0, the section is the point, to retract is to add."""
 
-    def __post_init__(self) -> None:
-        if self.flatten != 1:
-            raise ValueError("Euclidean() has no matrices: flatten does not apply")
+    compact: ClassVar[bool] = False
+
+    @property
+    def dims(self) -> int:
+        """All of them count as batch dimensions: every number is a point."""
+        return 0
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Any shape."""
 
-    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Any dtype."""
+
+    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
         """The zero vector."""
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
     def distance(self, Y: Tensor) -> Tensor:
         """Zero: one number, the space has no batch dimensions."""
         return Y.new_zeros(())
 
     def random(
-        self,
-        *shape: int,
-        generator: Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
+        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
     ) -> Tensor:
         """Standard normal."""
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
@@ -46,42 +51,56 @@ class Euclidean(Space):
         """The translation that takes 0 to Y, held as Y."""
         return Y
 
-    def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
-        return Y
+    def apply_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
+        return Lambda
+
+    def global_grad(self, Lambda: Tensor, G: Tensor, out: Tensor | None = None) -> Tensor:
+        return G if out is None else out.copy_(G)
+
+    def update_section(
+        self, Lambda: Tensor, W: Tensor, retraction: str | Retraction = "cayley", out: Tensor | None = None
+    ) -> Tensor:
+        return torch.add(Lambda, W, out=out)
+
+    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+        return Lambda
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """<U, V>."""
-        return (U * V).sum()
+        """Re <U, V>."""
+        return (U.conj() * V).real.sum()
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
+        """G: the metric is that of the coordinates."""
         return G
 
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
+        """X: every vector is tangent."""
         return X
 
     def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
+        """Every vector is."""
         return True
 
     def Omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        """Delta: the group is that of translations."""
         return Delta
 
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
+        """Delta."""
         return Delta
 
-    def global_grad(self, Lambda: Tensor, G: Tensor) -> Tensor:
-        return G
-
-    def update_section(self, Lambda: Tensor, W: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
-        return Lambda + W
-
-    def apply_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
-        return Lambda + E
-
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
+        """Y + Delta."""
+        return Y + Delta
+
+    def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        """Y + Delta."""
         return Y + Delta
 
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
+        """V."""
         return V
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """Z - Y."""
         return Z - Y

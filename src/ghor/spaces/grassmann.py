@@ -41,12 +41,12 @@ class Grassmann(Orthogonal):
         return torch.zeros_like(X)
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """L f(L^T L), L = (Z - Y Y^T Z)(Y^T Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""
+        """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""
         M, ZM = self.matrix(Y), self.matrix(Z)
-        YZ = M.mT @ ZM
+        YZ = M.mH @ ZM
         with torch.no_grad():
             if not bool((torch.linalg.svdvals(YZ)[..., -1] > 1e-6).all()):
                 raise ValueError(f"{self}.log: a principal angle is pi/2, the shortest geodesic is not unique")
         L = torch.linalg.solve(YZ, ZM - M @ YZ, left=False)
-        Delta = L @ symmetric_function(L.mT @ L, _atan_ratio)
+        Delta = L @ symmetric_function(L.mH @ L, _atan_ratio)
         return self.unmatrix(Delta, Y.shape)

@@ -1,42 +1,53 @@
-"""What the orthogonal spaces share: points found by polar decomposition, a section in closed form."""
+"""What the orthogonal spaces share: points found by polar decomposition, the canonical metric.
+
+On complex tensors they are the spaces of the unitary group: X^T is X^H, and inner products are real parts.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from ..linalg import eye_like, full_precision, symmetric_function
+from ..linalg import dot, eye_like, full_precision, phases, product, symmetric_function
+from .anchored import Anchored
 from .base import Space, compute
 
 
-class Orthogonal(Space):
-    """Spaces of SO(N), X* = X^T."""
+class Orthogonal(Anchored):
+    """Spaces of SO(N), X* = X^T, or U(N), X* = X^H."""
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        if not (dtype.is_floating_point or dtype in (torch.complex64, torch.complex128)):
+            kinds = "floating point tensors, real, complex64 or complex128"
+            raise TypeError(f"weights on {self} are {kinds}, not {dtype}; convert with .float()")
+
+    def inverse(self, Lambda: Tensor, n: int) -> Tensor:
+        """Lambda^H."""
+        return Lambda.mH
 
     def random(
-        self,
-        *shape: int,
-        generator: Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
+        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
     ) -> Tensor:
-        """Uniform (Haar): Q R of a normal matrix with the signs of diag(R) made positive."""
+        """Uniform (Haar): the Q of a normal matrix Q R, with diag(R) made positive."""
         self.check_shape(shape)
+        self.check_dtype(dtype or torch.get_default_dtype())
         X = torch.randn(shape, generator=generator, dtype=dtype, device=device)
         M, R = torch.linalg.qr(compute(self.matrix(X)))
-        signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1).to(M.dtype)
-        M = self._orient(M * signs.unsqueeze(-2), eye_like(M))
+        M = self._orient(M * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), eye_like(M))
         return self.unmatrix(M, shape).to(X.dtype).contiguous()
 
     @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The nearest point, the orthogonal polar factor of X; X must have full rank."""
         self.check_shape(X.shape)
+        self.check_dtype(X.dtype)
         M = compute(self.matrix(X))
         if not bool(torch.isfinite(M).all()):
             raise ValueError(f"a matrix with NaN or infinite entries has no nearest point on {self}")
-        M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(
-            torch.finfo(M.dtype).tiny
-        )  # 1e30 squared is inf
+        tiny = torch.finfo(M.dtype).tiny
+        M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(tiny)  # 1e30 squared is inf
         U, s, Vh = torch.linalg.svd(M.detach(), full_matrices=False)
         rank = (s > s[..., :1] * max(M.shape[-2:]) * torch.finfo(M.dtype).eps).sum(-1)
         if not bool((rank == M.shape[-1]).all()):
@@ -44,9 +55,10 @@ class Orthogonal(Space):
                 f"a matrix of rank {int(rank.min())} < {M.shape[-1]} has no nearest point on {self}; "
                 f"initialise it first, for example with {self}.random{tuple(X.shape)}"
             )
-        Y = self.polish(self._orient(U, Vh) @ Vh, M.shape[-1])  # single precision SVD is orthogonal to 1e-5 only
+        Y = self._orient(U, Vh) @ Vh
+        Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # single precision SVD is orthogonal to 1e-5 only
         if X.requires_grad:  # SVD has no derivative where singular values coincide, as they do on the space
-            smooth = M @ symmetric_function(M.mT @ M, _inverse_root)
+            smooth = M @ symmetric_function(M.mH @ M, _inverse_root)
             Y = Y + (smooth - smooth.detach())
         return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()
 
@@ -54,40 +66,20 @@ class Orthogonal(Space):
         """U, or U with its last column turned where U V is in another component than the space."""
         return U
 
-    def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
-        """Lambda = [Y, Q] in closed form from Y: Q = E_c - D (I + Z1^T)^-1 Z2^T, Z = [Z1; Z2] = Y R^T, D = Z + E.
-
-        R is the anchor, by default the polar factor of Y's top block: then Z1 is symmetric >= 0 and I + Z1 well
-        conditioned whatever Y is. section(E) = I. Autograd takes R as fixed, which is a smooth section too.
-        """
-        n = Y.shape[-1]
-        if R is None:
-            U, _, Vh = torch.linalg.svd(Y[..., :n, :].detach())
-            R = U @ Vh
-        Z = Y @ R.mT
-        Z1, Z2 = Z[..., :n, :], Z[..., n:, :]
-        X = torch.linalg.solve(eye_like(Z1) + Z1.mT, Z2.mT)  # (..., n, N-n)
-        Q = torch.cat([-(X + Z1 @ X), eye_like(Z2.mT) - Z2 @ X], -2)
-        return torch.cat([Y, Q], -1)
-
-    def restore(self, Lambda: Tensor, n: int) -> Tensor:
+    def restore(self, Lambda: Tensor, E: Tensor) -> Tensor:
         """The Q of Lambda = Q R, R with a positive diagonal: Householder reflections work at any distance."""
         Q, R = torch.linalg.qr(Lambda)
-        return Q * torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1).to(Q.dtype).unsqueeze(-2)
-
-    def inverse(self, Lambda: Tensor, n: int) -> Tensor:
-        """Lambda^T."""
-        return Lambda.mT
+        return Q * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """The canonical metric tr(U^T (I - Y Y^T/2) V), which is tr(Omega(U)^T Omega(V))/2."""
+        """The canonical metric Re tr(U^H (I - Y Y^H/2) V), which is Re tr(Omega(U)^H Omega(V))/2."""
         M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
-        return (UM * VM).sum((-2, -1)) - ((M.mT @ UM) * (M.mT @ VM)).sum((-2, -1)) / 2
+        return dot(UM, VM) - dot(M.mH @ UM, M.mH @ VM) / 2
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """G - Y Y^T G + Y skew(Y^T G), the gradient of the canonical metric; on Stiefel, G - Y G^T Y."""
+        """G - Y Y^H G + Y skew(Y^H G), the gradient of the canonical metric; on Stiefel, G - Y G^H Y."""
         M, GM = self.matrix(Y), self.matrix(G)
-        YG = M.mT @ GM
+        YG = M.mH @ GM
         return self.unmatrix(GM + M @ (self.skew(YG) - YG), Y.shape)
 
 

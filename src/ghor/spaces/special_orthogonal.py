@@ -19,6 +19,11 @@ class SpecialOrthogonal(Orthogonal):
         if len(set(self.size(shape))) > 1:
             raise ValueError(f"{self} holds square matrices, got shape {tuple(shape)}; use ghor.Stiefel()")
 
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        if dtype.is_complex:
+            raise TypeError(f"weights on {self} are real floating point tensors; use ghor.Unitary() for {dtype}")
+        super().check_dtype(dtype)
+
     def distance(self, Y: Tensor) -> Tensor:
         """||Y^T Y - I||_F; a reflection (det < 0) is 2 further away, the distance of the components."""
         return super().distance(Y) + 2 * (torch.linalg.det(self.matrix(Y).detach()) < 0)
@@ -34,8 +39,20 @@ class SpecialOrthogonal(Orthogonal):
         return super().project(X)
 
     def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
-        """Lambda = Y."""
+        """Lambda = Y: there is no complement."""
         return Y
+
+    def levi_civita(self, Y: Tensor, Delta: Tensor, V: Tensor, t: float = 1.0) -> Tensor:
+        """V along the geodesic of Delta to time t, parallel for the Levi-Civita connection of the group:
+
+            Y exp(t A/2) B exp(t A/2),   A = Y^T Delta, B = Y^T V
+
+        `transport`, along the canonical connection of the second kind, gives Y exp(t A) B: both are isometries, and
+        they agree where A and B commute. On symmetric spaces (Grassmann, Sphere) the two connections agree.
+        """
+        A, B = Y.mT @ Delta, Y.mT @ V
+        half = torch.linalg.matrix_exp(t * A / 2)
+        return Y @ half @ B @ half
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """Y log(Y^T Z), the principal logarithm."""

@@ -1,4 +1,4 @@
-"""S^(N-1) = SO(N)/SO(N-1): unit vectors along the last dimension."""
+"""S^(N-1) = SO(N)/SO(N-1), U(N)/U(N-1) of complex tensors: unit vectors along the last dimension."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ import torch
 from torch import Tensor
 
 from .orthogonal import Orthogonal
+from .stiefel import canonical_log
 
 
 class Sphere(Orthogonal):
     """The sphere: vectors (..., N) of length one; St(1, N) with vectors in place of one-column matrices.
 
-    A matrix on Sphere() has rows of length one.
+    A matrix on Sphere() has rows of length one: the oblique manifold. Complex vectors have the canonical metric of
+    U(N)/U(N-1), in which the direction i Y counts half.
     """
+
+    @property
+    def dims(self) -> int:
+        return self.flatten
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < self.flatten or 0 in shape or math.prod(shape[-self.flatten :]) < 2:
@@ -31,7 +37,12 @@ class Sphere(Orthogonal):
         return M.squeeze(-1).unflatten(-1, tuple(shape[-self.flatten :]))
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """theta/sin(theta) (Z - cos(theta) Y), the angle from the chord and its complement, exact to rounding at 0."""
+        """theta/sin(theta) (Z - cos(theta) Y), the angle from chord and complement, exact to machine precision.
+
+        Geodesics of complex vectors are no circles: see `canonical_log`.
+        """
+        if Y.is_complex():
+            return canonical_log(self, Y, Z)
         y, z = self.matrix(Y), self.matrix(Z)
         c = (y * z).sum(-2, keepdim=True)
         K = z - c * y

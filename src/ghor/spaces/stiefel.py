@@ -1,4 +1,4 @@
-"""St(n, N) = SO(N)/SO(N-n): N x n matrices with orthonormal columns."""
+"""St(n, N) = SO(N)/SO(N-n), U(N)/U(N-n) of complex tensors: N x n matrices with orthonormal columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .orthogonal import Orthogonal, require_geodesic
 
 
 class Stiefel(Orthogonal):
-    """The Stiefel manifold {Y: Y^T Y = I}, canonical metric. g^hor: A skew (n x n), B arbitrary ((N-n) x n).
+    """The Stiefel manifold {Y: Y^H Y = I}, canonical metric. g^hor: A skew (n x n), B arbitrary ((N-n) x n).
 
     >>> Y = Stiefel().random(49, 7)
     >>> bool(Stiefel().distance(Y) < 1e-5)
@@ -18,24 +18,29 @@ class Stiefel(Orthogonal):
     """
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """The logarithm of the canonical metric by Zimmermann's iteration (2017), in O(N^3).
+        """The logarithm of the canonical metric, see `canonical_log`."""
+        return canonical_log(self, Y, Z)
 
-        Lambda^T Z is completed to a rotation V; V <- V diag(I, exp(-C)), C the complement's block of log V, until C is
-        zero: then log V lies in g^hor.
-        """
-        M = self.matrix(Y)
-        n = M.shape[-1]
-        Lambda = self.section_matrix(M)
-        V = self.section_matrix(Lambda.mT @ self.matrix(Z))
-        if M.shape[-2] > n:
-            flip = torch.sign(torch.linalg.det(V.detach()))[..., None, None]
-            V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
-        tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]
-        for _ in range(200):
-            L = log_rotation(V)
-            C = L[..., n:, n:]
-            if C.numel() == 0 or float(C.detach().abs().amax()) <= tol:
-                break
-            V = torch.cat([V[..., :n], V[..., n:] @ torch.linalg.matrix_exp(-C)], -1)
-        Delta = self.unmatrix(Lambda @ L[..., :n], Y.shape)
-        return require_geodesic(self, Y, Z, Delta)
+
+def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
+    """The logarithm of the canonical metric by Zimmermann's iteration (2017), in O(N^3).
+
+    Lambda^H Z is completed to a rotation V; V <- V diag(I, exp(-C)), C the complement's block of log V, until C is
+    zero: then log V lies in g^hor.
+    """
+    M = space.matrix(Y)
+    n = M.shape[-1]
+    Lambda = space.section_matrix(M)
+    V = space.section_matrix(Lambda.mH @ space.matrix(Z))
+    if M.shape[-2] > n and not V.is_complex():
+        flip = torch.sign(torch.linalg.det(V.detach()))[..., None, None]
+        V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
+    tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]
+    for _ in range(200):
+        L = log_rotation(V)
+        C = L[..., n:, n:]
+        if C.numel() == 0 or float(C.detach().abs().amax()) <= tol:
+            break
+        V = torch.cat([V[..., :n], V[..., n:] @ torch.linalg.matrix_exp(-C)], -1)
+    Delta = space.unmatrix(Lambda @ L[..., :n], Y.shape)
+    return require_geodesic(space, Y, Z, Delta)

@@ -2,100 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from ..linalg import eye_like, frobenius, full_precision
-from .base import Space, compute
+from .symplectic import Symplectic
 
 
-class SymplecticStiefel(Space):
-    """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J, J = [[0, I], [-I, 0]].
+class SymplecticStiefel(Symplectic):
+    """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J. g^hor: A Hamiltonian (2n x 2n), B arbitrary.
 
-    g^hor: A Hamiltonian (2n x 2n), B arbitrary. E is the columns 1..n and N+1..N+n of I_2N. Lambda = [U, Q] keeps U's
-    columns first, where the usual order would have Lambda E = U: Lambda^T J Lambda is diag(J_2n, J_2(N-n)).
-    The metric is the right-invariant one of Bendokat and Zimmermann (2021). The group is not compact: points can grow
-    without bound, there is no nearest point to a far one, and the canonical geodesics do not join every two points.
+    The metric is the right-invariant one of Bendokat and Zimmermann (2021).
     """
-
-    # ||W|| < 2 keeps I - W/2 invertible; a longer velocity would also multiply U's condition by e^||W||.
-    max_velocity: ClassVar[float] = 1.0
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        super().check_shape(shape)
-        if any(side % 2 for side in self.size(shape)):
-            raise ValueError(f"{self} holds matrices with even sides 2N x 2n, got shape {tuple(shape)}")
-
-    def star(self, X: Tensor) -> Tensor:
-        """X+ = J^T X^T J: blocks [[a, b], [c, d]] -> [[d^T, -b^T], [-c^T, a^T]]."""
-        a, b = X.shape[-2] // 2, X.shape[-1] // 2
-        top = torch.cat([X[..., a:, b:].mT, -X[..., :a, b:].mT], -1)
-        return torch.cat([top, torch.cat([-X[..., a:, :b].mT, X[..., :a, :b].mT], -1)], -2)
-
-    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-        """Columns 1..n and N+1..N+n of I_2N, in the layout of `shape`."""
-        self.check_shape(shape)
-        M = torch.zeros(tuple(shape), dtype=dtype, device=device)
-        N, n = (side // 2 for side in self.size(shape))
-        for rows, columns in ((slice(0, n), slice(0, n)), (slice(N, N + n), slice(n, 2 * n))):
-            self.matrix(M)[..., rows, columns].diagonal(dim1=-2, dim2=-1).fill_(1)
-        return M
-
-    def random(
-        self,
-        *shape: int,
-        generator: Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
-    ) -> Tensor:
-        """Uniform among the orthogonal points [[Re, -Im], [Im, Re]] of an orthonormal complex N x n matrix."""
-        self.check_shape(shape)
-        N, n = (side // 2 for side in self.size(shape))
-        X = torch.randn(*shape[: -1 - self.flatten], N, 2 * n, generator=generator, dtype=dtype, device=device)
-        Q = torch.linalg.qr(torch.complex(compute(X[..., :n]), compute(X[..., n:])))[0]
-        U = torch.cat([torch.cat([Q.real, -Q.imag], -1), torch.cat([Q.imag, Q.real], -1)], -2)
-        return self.unmatrix(U, shape).to(X.dtype).contiguous()
-
-    @full_precision()
-    def project(self, X: Tensor) -> Tensor:
-        """X (X+ X)^(-1/2), by Newton's iteration for the root; X must be near the space."""
-        self.check_shape(X.shape)
-        M = compute(self.matrix(X))
-        I = eye_like(M)
-        P = self.star(M) @ M
-        Z = I.expand_as(P)
-        for _ in range(40):  # Denman-Beavers: P -> the root of X+ X, Z -> its inverse
-            P, Z = (P + torch.linalg.inv_ex(Z)[0]) / 2, (Z + torch.linalg.inv_ex(P)[0]) / 2
-        U = M @ Z
-        for _ in range(2):
-            U = U @ (3 * I - self.star(U) @ U) / 2
-        off = frobenius(self.star(U) @ U - I)
-        rounding = 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)
-        if not bool((off <= rounding.clamp_max(1)).all()):  # beyond 1 the digits do not tell
-            raise ValueError(
-                f"the matrix is {float(self.distance(X).max()):.1e} off {self}, too far to tell the point meant; "
-                f"initialise it first, for example with {self}.random{tuple(X.shape)}"
-            )
-        return self.unmatrix(U, X.shape).to(X.dtype).contiguous()
-
-    def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
-        """[U, Q]: an orthonormal basis Z of ker(U+), made symplectic by the eigenvectors of the Hermitian i Z^T J Z."""
-        U = Y
-        N2, n2 = U.shape[-2:]
-        m = (N2 - n2) // 2
-        if m == 0:
-            return U
-        JU = torch.cat([U[..., N2 // 2 :, :], -U[..., : N2 // 2, :]], -2)
-        Z = torch.linalg.qr(JU, mode="complete")[0][..., n2:]  # orthogonal to J U: the kernel of U+
-        K = Z.mT @ torch.cat([Z[..., N2 // 2 :, :], -Z[..., : N2 // 2, :]], -2)
-        w, V = torch.linalg.eigh(1j * (K - K.mT) / 2)  # eigenvalues in pairs -w, w, ascending
-        V, scale = V[..., m:], (2 / w[..., m:]).sqrt().unsqueeze(-2)
-        Q = torch.cat([Z @ (V.imag * scale), Z @ (V.real * scale)], -1)
-        Q = Q - U @ (self.star(U) @ Q)
-        return torch.cat([U, Q @ (3 * eye_like(Q) - self.star(Q) @ Q) / 2], -1)
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
         """tr(U^T (I - J^T Y (Y^T Y)^-1 Y^T J/2) V (Y^T Y)^-1), right-invariant (Bendokat and Zimmermann)."""

@@ -1,0 +1,48 @@
+"""Fl(n_1, n_2, ...; N) = SO(N)/S(O(n_1) x O(n_2) x ...): nested subspaces, held by an orthonormal basis Y in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from torch import Tensor
+
+from .orthogonal import Orthogonal
+
+
+@dataclass(frozen=True, repr=False)
+class Flag(Orthogonal):
+    """Flags span(Y_1) in span(Y_1, Y_2) in ...: Y = [Y_1, Y_2, ...] orthonormal, its blocks `sizes` columns wide.
+
+    g^hor: A skew with zero diagonal blocks, B arbitrary: turning a block within its span does not move the flag. One
+    block is Grassmann, blocks of one column are Stiefel up to signs.
+
+    >>> Flag((2, 1)).random(9, 3).shape
+    torch.Size([9, 3])
+    """
+
+    sizes: tuple[int, ...] = (2, 2)
+    flatten: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = self.sizes if isinstance(self.sizes, (tuple, list)) else ()
+        if not sizes or not all(type(n) is int and n > 0 for n in sizes):
+            raise ValueError(f"the sizes of a flag are positive numbers of columns such as (2, 1), got {self.sizes!r}")
+        object.__setattr__(self, "sizes", tuple(sizes))
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        super().check_shape(shape)
+        N, n = self.size(shape)
+        if n != sum(self.sizes):
+            raise ValueError(f"{self} holds matrices with {sum(self.sizes)} columns, got shape {tuple(shape)}")
+        if N == n and len(self.sizes) == 1:
+            raise ValueError(f"{self} of square matrices is a single point, got shape {tuple(shape)}")
+
+    def skew(self, X: Tensor) -> Tensor:
+        """X - X^H outside the diagonal blocks."""
+        A = X - X.mH
+        for n, end in zip(self.sizes, accumulate(self.sizes), strict=True):
+            A[..., end - n : end, end - n : end] = 0
+        return A

@@ -1,0 +1,159 @@
+"""Spaces whose frames are cheap: geometry on points, written with the frame that the optimizer uses.
+
+A space of this family has the lines of Algorithm 3 and two maps, inverse to each other, between g^hor and T_Y:
+
+    push(Lambda, W) -> Delta              the derivative of Lambda R(t W) E at t = 0
+    global_rep(Lambda, X) -> W            its inverse on T_Y; of any other X, that of its projection to T_Y
+
+The rest follows: exp(Y, Delta) = Lambda exp(W) E, and transport keeps coordinates. Nothing depends on the frame.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from ..linalg import eye_like
+from ..reads import may_read
+from ..retraction import Retraction, by_name
+from .base import Space, compute
+
+
+class Framed(Space):
+    """What `Hyperbolic`, `SPD`, `SpecialEuclidean` and `PositionsOrientations` share."""
+
+    compact: ClassVar[bool] = False
+
+    # The metric in terms of the inner product of g^hor.
+    scale: ClassVar[float] = 1.0
+
+    sides: ClassVar[int] = 2  # `dims` of a point
+    holds: ClassVar[str]  # what the points are, in the words of an error
+
+    @property
+    def dims(self) -> int:
+        return self.sides
+
+    def refuse_shape(self, shape: Sequence[int], good: bool) -> None:
+        """Raise unless a shape is good."""
+        if not good or 0 in shape:
+            raise ValueError(f"{self} holds {self.holds}, got shape {tuple(shape)}")
+
+    def check_project(self, X: Tensor, good: bool = True) -> None:
+        """Raise for what has no point near it."""
+        self.check_shape(X.shape)
+        if not bool(torch.isfinite(X).all()):
+            raise ValueError(f"a tensor with NaN or infinite entries has no nearest point on {self}")
+        if not good:
+            raise ValueError(
+                f"what is 0, degenerate or indefinite has no nearest point on {self}; initialise it first, for example "
+                f"with {self}.random{tuple(X.shape)}"
+            )
+
+    def warn_of_digits(self, held: Tensor, where: str, Y: Tensor) -> None:
+        """Say that points are held where the digits end, if that can be seen for free."""
+        if not torch.compiler.is_compiling() and may_read(held) and bool(held.any()):
+            warnings.warn(
+                f"a weight on {self} has come {where}, where {Y.dtype} has no digits left, and is held there; use "
+                "float64, or a smaller scale",
+                stacklevel=2,
+            )
+
+    def project_part(self, part: Space, X: Tensor, of: Tensor) -> Tensor:
+        """`part.project(X)`, X a part of a weight on this space."""
+        self.check_project(of)
+        try:
+            return part.project(X)
+        except ValueError:
+            self.check_project(of, False)
+            raise
+
+    def random(
+        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
+    ) -> Tensor:
+        """A random point: `from_normal` of a standard normal tensor."""
+        self.check_shape(shape)
+        X = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        return self.from_normal(compute(X)).to(X.dtype).contiguous()
+
+    def from_normal(self, X: Tensor) -> Tensor:
+        """A point made of normal X; by default its projection, hence uniform rotations and normal positions."""
+        return self.project(X)
+
+    def frame(self, Y: Tensor) -> Tensor:
+        """Any Lambda above Y, the cheapest one."""
+        return self.section(Y)
+
+    @abstractmethod
+    def pullback(self, Lambda: Tensor, G: Tensor) -> Tensor:
+        """`global_grad`."""
+
+    @abstractmethod
+    def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
+        """`update_section`."""
+
+    def global_grad(self, Lambda: Tensor, G: Tensor, out: Tensor | None = None) -> Tensor:
+        B = self.pullback(Lambda, G)
+        return B if out is None else out.copy_(B)
+
+    def update_section(
+        self, Lambda: Tensor, W: Tensor, retraction: str | Retraction = "cayley", out: Tensor | None = None
+    ) -> Tensor:
+        moved = self.moved(Lambda, W, by_name(retraction))
+        return moved if out is None else out.copy_(moved)
+
+    @abstractmethod
+    def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
+        """Delta = d/dt Lambda R(t W) E at t = 0: g^hor -> T_Y."""
+
+    @abstractmethod
+    def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
+        """The inverse of `push`: T_Y -> g^hor."""
+
+    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """<W_U, W_V> in g^hor, times `scale`."""
+        Lambda = self.frame(Y)
+        return self.scale * self.ghor_inner(self.global_rep(Lambda, U), self.global_rep(Lambda, V))
+
+    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
+        """The gradient of the metric."""
+        Lambda = self.frame(Y)
+        return self.push(Lambda, self.global_grad(Lambda, G) / self.scale)
+
+    def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
+        """X brought to T_Y."""
+        Lambda = self.frame(Y)
+        return self.push(Lambda, self.global_rep(Lambda, X))
+
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
+        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol (1 + ||V||), by default 100 eps."""
+        tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
+        of = tuple(range(-self.dims, 0))
+        off = torch.linalg.vector_norm(V - self.tangent(Y, V), dim=of)
+        return bool((off <= tol * (1 + torch.linalg.vector_norm(V, dim=of))).all())
+
+    def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
+        """Lambda R(W) E."""
+        Lambda = self.frame(Y)
+        return self.apply_section(self.update_section(Lambda, self.global_rep(Lambda, Delta), retraction), Y)
+
+    def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        """The geodesic gamma(1) = Lambda exp(W) E from Y in the direction Delta."""
+        return self.retract(Y, Delta, "geodesic")
+
+    def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
+        """V along the geodesic of Delta, with coordinates in the moving frame that stay as they are."""
+        Lambda = self.frame(Y)
+        moved = self.update_section(Lambda, self.global_rep(Lambda, Delta), "geodesic")
+        return self.push(moved, self.global_rep(Lambda, V))
+
+
+def orthonormalised(X: Tensor, share: Tensor | float = 1.0) -> Tensor:
+    """One Newton-Schulz step X + X (I - X^T X)/2 of square X, in place, where `share`, (...), is not 0."""
+    share = share[..., None, None] if isinstance(share, Tensor) else share
+    return X.add_(X @ ((eye_like(X) - X.mT @ X) * (share / 2)))

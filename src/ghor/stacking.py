@@ -1,0 +1,145 @@
+"""From parameter groups to stacks: which weights are computed as one, and whether that still holds."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from . import upkeep, views
+from .declare import check_on_space
+from .distributed import ShardedStack
+from .groups import GROUP_KEYS, check_group, check_options, name_of, spaces_of
+from .probe import options_of, parity
+from .shards import is_sharded, placing
+from .spaces import Euclidean, Space
+from .stack import Stack
+
+if TYPE_CHECKING:
+    from .contract import Contract
+
+_grad = operator.attrgetter("grad")
+
+
+class Stacking:
+    """The stacks of an optimizer, its Euclidean weights by group, and the groups that they were made from."""
+
+    def __init__(self, optimizer: Contract, before: Stacking | None = None) -> None:
+        """Weights of one group, space, shape, dtype, device and step count are one stack."""
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        state = optimizer.state
+        spaces = {} if before is None else before.spaces
+        self.euclidean: list[list[Tensor]] = []
+        self.spaces: dict[int, Space] = {}  # by the id of a weight, which `groups` keeps alive
+        self.loose = [key for key in state if not isinstance(key, Tensor)]  # state of no weight: Base's own
+        kinds: dict[Any, list[tuple[Tensor, str]]] = defaultdict(list)
+        for gi, group in enumerate(groups):
+            check_options(group, gi)
+            if before is None or gi >= len(before.groups) or before.groups[gi]["space"] is not group["space"]:
+                check_group(group, gi, optimizer.defaults, optimizer._warn)
+            euclidean = []
+            for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
+                name = name_of(group, gi, i)
+                if spaces.get(id(p), space) != space and state.get(p):
+                    raise ValueError(
+                        f"{name} went from {spaces[id(p)]} to {space} after steps were taken; its state means nothing "
+                        "there, so build a new optimizer"
+                    )
+                self.spaces[id(p)] = space
+                if isinstance(space, Euclidean):
+                    euclidean.append(p)
+                elif p.is_meta:
+                    raise ValueError(
+                        f"{name} is on the meta device and has no values to move; materialise the module, then build "
+                        "the optimizer"
+                    )
+                else:
+                    shared = views.shared_values(p, state.get(p, {})) if optimizer.stack else id(p)
+                    kinds[gi, space, p.shape, p.dtype, p.device, placing(p), shared].append((p, name))
+            self.euclidean.append(euclidean)
+        self.stacks: list[Stack] = []
+        for (gi, space, *_), members in kinds.items():
+            params, names = [p for p, _ in members], [name for _, name in members]
+            check_on_space(params, space, names, optimizer._warn)
+            kind = section_kind(optimizer, gi, space, params[0], names[0])
+            vectors = turning_keys(optimizer, groups[gi]) if kind == "implicit" else set()
+            states = [dict(state.get(p, {})) for p in params]
+            of = ShardedStack if is_sharded(params[0]) else Stack
+            try:
+                self.stacks.append(of(groups[gi], gi, space, kind, params, names, states, vectors, optimizer.stack))
+            except ValueError as error:
+                raise ValueError(f"{names[0]}: {error}") from None
+        for s in self.stacks:
+            views.publish(s, state, only_if_any=True)
+        self.groups: list[dict[str, Any]] = [
+            {**{k: g[k] for k in GROUP_KEYS}, "params": list(g["params"])} for g in groups
+        ]
+
+    def holds(self, optimizer: Contract) -> bool:
+        """Whether groups and state are those the stacks were made from (all of them can be written from outside)."""
+        groups = optimizer.param_groups
+        if len(self.groups) != len(groups):
+            return False
+        for seen, group in zip(self.groups, groups, strict=True):
+            if not (
+                seen["space"] is group["space"]
+                and seen["section"] == group["section"]
+                and seen["retraction"] == group["retraction"]
+                and seen["error_if_nonfinite"] is group["error_if_nonfinite"]
+                and len(seen["params"]) == len(group["params"])
+                and all(map(operator.is_, seen["params"], group["params"]))
+            ):
+                return False
+        return all([views.in_place(s, optimizer.state) for s in self.stacks])  # noqa: C419 (a generator is a call each)
+
+    def ready(self, optimizer: Contract) -> tuple[Stacking, list[Stack]]:
+        """What holds now, and the stacks that move in this step."""
+        now = self if self.holds(optimizer) else Stacking(optimizer, self)
+        return now, now.moving(optimizer)
+
+    def moving(self, optimizer: Contract) -> list[Stack]:
+        """The stacks with gradients. Nothing has moved yet: what is wrong with weights or gradients raises."""
+        moving = []
+        for s in list(self.stacks):
+            s.group = optimizer.param_groups[s.gi]  # they can be other dicts than when the stack was made
+            grads = list(map(_grad, s.owners))
+            if all(map(operator.is_not, grads, repeat(None))):
+                moving.append(s)
+            elif any(map(operator.is_not, grads, repeat(None))):  # from here on their step counts differ
+                there = [i for i, g in enumerate(grads) if g is not None]
+                rest = [i for i, g in enumerate(grads) if g is None]
+                self.stacks = [t for t in self.stacks if t is not s] + [s.part(there), s.part(rest)]
+                moving.append(self.stacks[-2])
+        for s in moving:
+            if s.group.get("differentiable"):
+                raise RuntimeError(
+                    f"{s.names[0]} is on {s.space}: differentiable=True does not go through the step of such a weight; "
+                    "set it to False in its group"
+                )
+            upkeep.before(s, optimizer._warn)
+        return moving
+
+
+def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: str) -> str:
+    """What the group's `section` comes to. "auto" is transported for state that a turning frame would spoil."""
+    group = optimizer.param_groups[gi]
+    try:
+        kind = space.section_kind(group["section"], p.shape)
+        if kind == "implicit":
+            turning_keys(optimizer, group)
+    except ValueError as error:
+        if group["section"] == "auto":
+            return "transported"
+        raise ValueError(f"{name}: {error}") from None
+    return kind
+
+
+def turning_keys(optimizer: Contract, group: dict[str, Any]) -> set[str]:
+    """The keys of state tensors that turn with the frame."""
+    if hasattr(optimizer, "turning_keys"):  # it says so itself
+        return optimizer.turning_keys()
+    options = options_of(optimizer.Base, optimizer._options, group)
+    return {key for key, kind in parity(optimizer.Base, options).items() if kind == "vector"}

@@ -1,0 +1,29 @@
+"""Warnings at the end of a call, when everything is in order, said of the caller, and once each."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+
+class Warnings:
+    """What an optimizer has to say."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+        self.pending: list[str] = []
+
+    def __call__(self, kind: str, message: str) -> None:
+        """Say this with the next `flush`, unless something of its kind was said before."""
+        if kind not in self.said:
+            self.said.add(kind)
+            self.pending.append(message)
+
+    def flush(self) -> None:
+        """Warn, attributed to the first frame outside torch and ghor."""
+        pending, self.pending = self.pending, []
+        level, frame = 1, sys._getframe()
+        while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "ghor"):
+            level, frame = level + 1, frame.f_back
+        for message in pending:
+            warnings.warn(message, stacklevel=level)
