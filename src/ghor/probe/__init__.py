@@ -1,0 +1,20 @@
+"""Which optimizers lift: a rule is tried where it is to run before it is trusted with a manifold.
+
+`verdict` says whether, `laws` what is asked, `trial` how a rule is run, `turning` which state turns with a frame.
+"""
+
+from .laws import not_in_ghor
+from .trial import bare_step
+from .turning import parity
+from .verdict import given_options, left_ghor, options_of, refuse_unless_it_lifts, verify
+
+__all__ = [
+    "bare_step",
+    "given_options",
+    "left_ghor",
+    "not_in_ghor",
+    "options_of",
+    "parity",
+    "refuse_unless_it_lifts",
+    "verify",
+]
