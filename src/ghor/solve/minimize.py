@@ -1,0 +1,75 @@
+"""Minimise a function over points of any spaces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from .descent import Conjugate, Dense, Limited, Rule, descend
+from .problem import Log, Points, Problem, Result, Spaces
+from .trust_region import trust_region
+
+METHODS = ("auto", "lbfgs", "bfgs", "cg", "trust-region")
+DENSE_UP_TO = 4000  # coordinates for which BFGS keeps a matrix
+
+
+def minimize(
+    f: Callable[[Any], Tensor],
+    x0: Points,
+    space: Spaces = None,
+    method: str = "auto",
+    *,
+    tol: float = 1e-8,
+    rtol: float = 0.0,
+    max_iterations: int = 1000,
+    max_evaluations: int | None = None,
+    max_seconds: float | None = None,
+    memory: int = 30,
+    retraction: str = "cayley",
+    section: str = "auto",
+    callback: Callable[[dict[str, float]], object] | None = None,
+    progress: bool = False,
+) -> Result:
+    """A local minimum of f near x0: a point, a dict or a list of points, on a space for all or one for each.
+
+    >>> result = minimize(lambda Y: -(Y.mT @ S @ Y).trace(), Stiefel().random(20, 3), Stiefel())
+
+    It ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||); `result.status` says in words why it did.
+
+        lbfgs         the last `memory` curvature pairs, strong Wolfe line search
+        bfgs          the whole inverse Hessian, for up to some thousand coordinates
+        cg            conjugate gradients (Polak, Ribiere, Powell), no memory
+        trust-region  Newton's method with products of the Hessian (f is differentiated twice)
+        auto          lbfgs, and the trust region from where its line search can do no more
+
+    A callback gets a record each iteration, and ends the run by returning True.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; there are {list(METHODS)}")
+    problem = Problem(f, x0, space)
+    log = Log(problem, tol, rtol, max_iterations, max_evaluations, max_seconds, callback, progress)
+    frames = problem.frames(retraction, "transported" if method == "bfgs" else section)
+    if method == "bfgs" and frames.size > DENSE_UP_TO:
+        raise ValueError(f"bfgs keeps a {frames.size} x {frames.size} matrix here; use method='lbfgs'")
+    place = problem.place(frames)
+    if method != "trust-region":
+        rules: dict[str, Callable[[], Rule]] = {"bfgs": Dense, "cg": Conjugate}
+        place = descend(problem, place, rules.get(method, lambda: Limited(memory))(), log)
+    if method == "trust-region" or (method == "auto" and log.status.startswith("no step")):
+        log.status = ""
+        place = trust_region(problem, place, log)
+    return Result(
+        x=problem.pack([p.clone() for p in place.frames.points()]),
+        value=place.value,
+        gradient_norm=float(place.gradient.norm()),
+        iterations=len(log.history) - 1,
+        evaluations=problem.evaluations,
+        hessian_products=problem.products,
+        seconds=time.perf_counter() - log.began,
+        success=log.success,
+        status=log.status,
+        history=log.history,
+    )

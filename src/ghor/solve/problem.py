@@ -1,0 +1,177 @@
+"""A loss on points of several spaces: its value, its gradient and its Hessian in g^hor; and what has been done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..declare import check_on_space
+from ..retraction import by_name
+from ..spaces import Euclidean, Space
+from .frames import Frames
+
+Points = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
+Spaces = Space | Mapping[str, Space] | Sequence[Space] | None
+
+
+@dataclass
+class Result:
+    """What a solver found: the point, and how it got there. `history` has one record an iteration."""
+
+    x: Any = field(repr=False)
+    value: float
+    gradient_norm: float
+    iterations: int
+    evaluations: int
+    hessian_products: int
+    seconds: float
+    success: bool
+    status: str
+    history: list[dict[str, float]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Frames, with the value and the flat gradient there."""
+
+    frames: Frames
+    value: float
+    gradient: Tensor
+
+
+class Problem:
+    """f on points x: a tensor, a dict or a list of tensors, each on its space."""
+
+    def __init__(self, f: Callable[[Any], Tensor], x: Points, space: Spaces) -> None:
+        self.f, self.evaluations, self.products = f, 0, 0
+        if isinstance(x, Tensor):
+            names, points = ["x"], [x]
+            self.pack: Callable[[list[Tensor]], Any] = lambda points: points[0]
+        elif isinstance(x, Mapping):
+            names, points = [str(k) for k in x], list(x.values())
+            self.pack = lambda points: dict(zip(x, points, strict=True))
+        else:
+            names, points = [f"x[{i}]" for i in range(len(x))], list(x)
+            self.pack = lambda points: points
+        if isinstance(space, Mapping):
+            if not isinstance(x, Mapping) or set(space) - set(x):
+                raise ValueError(f"spaces are given for {sorted(space)}, points are {names}; use the same names")
+            self.spaces: list[Space] = [space.get(k, Euclidean()) for k in x]
+        elif isinstance(space, Space) or space is None:
+            self.spaces = [space or Euclidean()] * len(points)
+        else:
+            self.spaces = list(space)
+        if len(self.spaces) != len(points) or not points:
+            raise ValueError(
+                f"{len(points)} points and {len(self.spaces)} spaces; give one space for each, or one for all"
+            )
+        for p, s, name in zip(points, self.spaces, names, strict=True):
+            if not (isinstance(p, Tensor) and isinstance(s, Space)):
+                raise TypeError(
+                    f"{name} is a {type(p).__name__} on {s!r}; points are tensors, on spaces such as Stiefel()"
+                )
+            s.check_shape(p.shape)
+            s.check_dtype(p.dtype)
+            if not isinstance(s, Euclidean):
+                check_on_space([p], s, [name])
+        self.start = [p.detach().clone() for p in points]
+
+    def frames(self, retraction: str = "cayley", section: str = "auto") -> Frames:
+        """Frames above the starting points."""
+        return Frames(self.start, self.spaces, by_name(retraction), section)
+
+    def _loss(self, points: list[Tensor]) -> Tensor:
+        self.evaluations += 1
+        value = self.f(self.pack(points))
+        if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+            raise ValueError(f"f must return one real number as a tensor, got {value!r:.80}")
+        return value.reshape(())
+
+    def value(self, frames: Frames) -> float:
+        """f alone."""
+        with torch.no_grad():
+            return float(self._loss(frames.points()))
+
+    def place(self, frames: Frames) -> Place:
+        """f and its gradient."""
+        points = [p.detach().requires_grad_() for p in frames.points()]
+        with torch.enable_grad():
+            value = self._loss(points)
+            if not value.requires_grad:
+                raise ValueError("f does not depend on x, or was computed without gradients; use x in torch operations")
+            grads = torch.autograd.grad(value, points, allow_unused=True)
+        return Place(frames, float(value.detach()), frames.gradient(grads))
+
+    def hessian(self, place: Place) -> Callable[[Tensor], Tensor]:
+        """v -> Hess v in g^hor: of the pulled-back loss u -> f(Lambda R(u) E) at 0, by differentiating twice."""
+        with torch.enable_grad():
+            u = torch.zeros_like(place.gradient, requires_grad=True)
+            (g,) = torch.autograd.grad(self._loss(place.frames.pulled_back(u)), u, create_graph=True)
+
+        def product(v: Tensor) -> Tensor:
+            self.products += 1
+            if not g.requires_grad:  # f is linear in x, and x in u
+                return torch.zeros_like(v)
+            (h,) = torch.autograd.grad(g, u, v, retain_graph=True, allow_unused=True)
+            return torch.zeros_like(v) if h is None else h
+
+        return product
+
+
+class Log:
+    """Records of a run, and when it is over."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        tol: float,
+        rtol: float,
+        max_iterations: int,
+        max_evaluations: int | None,
+        max_seconds: float | None,
+        callback: Callable[[dict[str, float]], object] | None,
+        progress: bool,
+    ) -> None:
+        self.problem, self.tol, self.rtol, self.callback, self.progress = problem, tol, rtol, callback, progress
+        self.limits = (max_iterations, max_evaluations, max_seconds)
+        self.history: list[dict[str, float]] = []
+        self.began, self.status, self.success = time.perf_counter(), "", False
+
+    def target(self) -> float:
+        """The gradient norm that is asked for."""
+        return max(self.tol, self.rtol * self.history[0]["gradient_norm"])
+
+    def over(self, place: Place) -> bool:
+        """Take a record of this place; whether to stop here."""
+        seconds, norm, problem = time.perf_counter() - self.began, float(place.gradient.norm()), self.problem
+        record = {
+            "iteration": len(self.history),
+            "value": place.value,
+            "gradient_norm": norm,
+            "evaluations": problem.evaluations,
+            "hessian_products": problem.products,
+            "seconds": seconds,
+        }
+        self.history.append(record)
+        if self.progress:
+            print("  ".join(f"{k} {v:.6g}" for k, v in record.items()))
+        iterations, evaluations, longest = self.limits
+        target = self.target()
+        if norm <= target:
+            self.status, self.success = f"the gradient norm {norm:.1e} is below {target:.1e}", True
+        elif not norm < float("inf"):
+            self.status = f"the value {place.value} or its gradient is not finite"
+        elif self.callback is not None and self.callback(record) is True:
+            self.status = "the callback asked to stop"
+        elif record["iteration"] >= iterations:
+            self.status = f"{iterations} iterations, max_iterations, gradient norm {norm:.1e}"
+        elif evaluations is not None and problem.evaluations >= evaluations:
+            self.status = f"{problem.evaluations} evaluations, max_evaluations, gradient norm {norm:.1e}"
+        elif longest is not None and seconds >= longest:
+            self.status = f"{seconds:.1f} seconds, max_seconds, gradient norm {norm:.1e}"
+        return bool(self.status)

@@ -1,0 +1,69 @@
+"""The trust region method: Newton's step within a radius, by Steihaug's conjugate gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .problem import Log, Place, Problem
+
+
+def trust_region(problem: Problem, place: Place, log: Log) -> Place:
+    """min <g, u> + <u, H u>/2 over ||u|| <= radius in g^hor, then Lambda <- Lambda R(u), if the value agrees.
+
+    H is the Hessian of the pulled-back loss f(Lambda R(u) E), the Riemannian one at a critical point and beyond.
+    """
+    widest = place.frames.radius()
+    radius, product = widest / 8, None
+    while not log.over(place):
+        g, eps = place.gradient, torch.finfo(place.gradient.dtype).eps
+        product = product or problem.hessian(place)
+        u, Hu, edge = steihaug(g, product, radius, 2 * len(g), log.target() / 2)
+        decrease = -float(g.dot(u) + u.dot(Hu) / 2)
+        t = min(1.0, place.frames.ceiling(u))
+        to = place.frames.moved(u, t)
+        to.polish(float(u.norm()) * t)
+        new = problem.place(to)
+        # Within rounding of the value the model is right (Conn, Gould, Toint): both differences get the same slack.
+        slack = max(1.0, abs(place.value)) * eps * 1e3
+        ratio = (place.value - new.value + slack) / (decrease + slack)
+        if not ratio >= 0.25:
+            radius = min(radius, float(u.norm())) / 4
+        elif ratio > 0.75 and edge:
+            radius = min(2 * radius, widest)
+        if ratio > 0.1 and decrease >= 0:
+            place, product = new, None
+        elif radius < eps * widest:
+            log.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+            break
+    return place
+
+
+def steihaug(
+    g: Tensor, product: Callable[[Tensor], Tensor], radius: float, iterations: int, enough: float = 0.0
+) -> tuple[Tensor, Tensor, bool]:
+    """Conjugate gradients for H u = -g, to the edge where they leave the radius or meet negative curvature.
+
+    Ends at ||r|| <= ||g|| min(||g||, 0.1), so that the outer iteration converges quadratically, or at `enough`.
+    """
+    u, Hu, r = torch.zeros_like(g), torch.zeros_like(g), g.clone()
+    d, rr = -r, float(g.dot(g))
+    size = math.sqrt(rr)
+    target = max(size * min(size, 0.1), enough)
+    for _ in range(iterations):
+        Hd = product(d)
+        dHd = float(d.dot(Hd))
+        alpha = rr / dHd if dHd > 0 else math.inf
+        if dHd <= 0 or float((u + alpha * d).norm()) >= radius:
+            uu, ud, dd = float(u.dot(u)), float(u.dot(d)), float(d.dot(d))
+            tau = (-ud + math.sqrt(ud * ud + dd * (radius * radius - uu))) / dd
+            return u + tau * d, Hu + tau * Hd, True
+        u, Hu, r = u + alpha * d, Hu + alpha * Hd, r + alpha * Hd
+        new = float(r.dot(r))
+        if math.sqrt(new) <= target:
+            break
+        d, rr = d * (new / rr) - r, new
+    return u, Hu, False

@@ -1,0 +1,110 @@
+"""A line search for the strong Wolfe conditions, as torch.optim.LBFGS has it (after minFunc).
+
+f(t) <= f(0) + c1 t f'(0)   and   |f'(t)| <= c2 |f'(0)|
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A step t, the value and the slope there, and whatever else is known of the place."""
+
+    t: float
+    f: float
+    slope: float
+    at: Any = None
+
+
+def strong_wolfe(
+    phi: Callable[[float], Trial],
+    start: Trial,
+    t: float,
+    *,
+    c1: float = 1e-4,
+    c2: float = 0.9,
+    size: float = 1.0,
+    tolerance: float = 1e-9,
+    iterations: int = 25,
+    longest: float = math.inf,
+    slack: float = 0.0,
+) -> Trial:
+    """A step that satisfies both, tried from t on and never beyond `longest`; else the best one seen.
+
+    Ends when the bracket times `size` is below `tolerance`. Values that differ by no more than `slack` count as equal:
+    within rounding of the value the slope alone decides. A value that is not finite counts as too far.
+    """
+
+    def too_high(a: Trial) -> bool:
+        return not a.f <= start.f + c1 * a.t * start.slope + slack
+
+    def order(a: Trial, b: Trial) -> tuple[int, int]:
+        """The better one first; of equal values, that with the smaller slope."""
+        better = abs(a.slope) <= abs(b.slope) if abs(a.f - b.f) < slack else a.f <= b.f
+        return (0, 1) if better else (1, 0)
+
+    def gentle(a: Trial) -> bool:
+        return abs(a.slope) <= -c2 * start.slope
+
+    last, now, count = start, phi(min(t, longest)), 0
+    while not math.isfinite(now.f) and count < iterations:
+        now, count = phi(now.t / 10), count + 1
+    bracket: list[Trial] = []
+    while count < iterations and not bracket:
+        if too_high(now) or (count > 1 and now.f >= last.f + slack):
+            bracket = [last, now]
+        elif gentle(now) or (now.t >= longest and now.slope < 0):
+            return now
+        elif now.slope >= 0:
+            bracket = [last, now]
+        else:
+            t = _cubic(last, now, now.t + 0.01 * (now.t - last.t), now.t * 10, slack)
+            last, now, count = now, phi(min(t, longest)), count + 1
+    bracket = bracket or [start, now]
+    stuck = False
+    low, high = order(bracket[0], bracket[1])
+    while count < iterations:
+        left, right = sorted(a.t for a in bracket)
+        if (right - left) * size < tolerance:
+            break
+        t = _cubic(bracket[0], bracket[1], left, right, slack)
+        edge = 0.1 * (right - left)
+        near = min(right - t, t - left) < edge  # twice in a row, or on the edge: away from it
+        if near and (stuck or t >= right or t <= left):
+            t = right - edge if abs(t - right) < abs(t - left) else left + edge
+            near = False
+        stuck = near
+        now, count = phi(t), count + 1
+        if too_high(now) or now.f >= bracket[low].f + slack:
+            bracket[high] = now
+            low, high = order(bracket[0], bracket[1])
+            continue
+        if gentle(now):
+            return now
+        if now.slope * (bracket[high].t - bracket[low].t) >= 0:
+            bracket[high] = bracket[low]
+        bracket[low] = now
+    return bracket[low]
+
+
+def _cubic(a: Trial, b: Trial, lower: float, upper: float, slack: float) -> float:
+    """The minimum of the cubic through values and slopes of two trials, between bounds; their middle if there is none.
+
+    Of values that count as equal it is the zero of the slope, by the secant.
+    """
+    a, b = (a, b) if a.t <= b.t else (b, a)
+    d1 = a.slope + b.slope - 3 * (a.f - b.f) / (a.t - b.t) if a.t != b.t else math.nan
+    square = d1 * d1 - a.slope * b.slope
+    if not square >= 0 or math.isinf(square):
+        return (lower + upper) / 2
+    d2 = math.sqrt(square)
+    below = b.slope - a.slope + 2 * d2
+    t = b.t - (b.t - a.t) * ((b.slope + d2 - d1) / below) if below != 0 else math.nan
+    if abs(a.f - b.f) < slack and b.slope != a.slope:
+        t = b.t - b.slope * (b.t - a.t) / (b.slope - a.slope)
+    return min(max(t, lower), upper) if math.isfinite(t) else (lower + upper) / 2
