@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..groups import GROUP_KEYS
 from ..optimizer import Lifted
 from ..spaces import Space
 from ..stack import Stack
@@ -52,7 +53,7 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
         norm: str = "canonical",
         **ours: Any,
     ) -> None:
-        for key in set(ours) - {"space", "retraction", "section", "error_if_nonfinite"}:
+        for key in set(ours) - set(GROUP_KEYS):
             raise TypeError(f"ScalarMomentAdam has no option {key!r}")
         self._norm = norm
         super().__init__(params, lr=lr, betas=betas, eps=eps, **ours)
@@ -67,7 +68,9 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
         """As torch's, from the same class only: a second moment a coordinate says nothing of one a matrix."""
         for gi, group in enumerate(state_dict["param_groups"]):
             if "norm" not in group:
-                raise ValueError(f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start anew instead")
+                raise ValueError(
+                    f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start from scratch instead"
+                )
             _check(group["norm"], gi)
         super().load_state_dict(state_dict)
 
@@ -105,6 +108,6 @@ def _update(H: Tensor, g: Tensor, state: dict[str, Any], space: Space, group: di
 def square_norm(space: Space, g: Tensor, share: float) -> Tensor:
     """share ||A||_F^2 + ||B||_F^2 of g = [A; B] in the layout of weights: one a matrix, (..., 1, 1), g.dim() kept."""
     M = space.matrix(g)
-    n, squares = M.shape[-1], M.square()
+    n, squares = M.shape[-1], (M.conj() * M).real
     total = squares[..., n:, :].sum((-2, -1)) + share * squares[..., :n, :].sum((-2, -1))
     return total.reshape(*total.shape, *[1] * (g.dim() - total.dim()))
