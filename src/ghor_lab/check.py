@@ -9,11 +9,9 @@ from typing import Any
 
 from . import checkpoint
 from .config import Config
-from .record import Damaged, Run, read
+from .pack import SUFFIX, is_packed, load
+from .record import Damaged, Run, ours
 from .tasks import TASKS, drift, off_spaces
-
-SUFFIXES = (".jsonl", ".ckpt")
-BEGIN, SUM = b'{"kind":"run"', b'"crc":"'
 
 
 @dataclass
@@ -33,27 +31,21 @@ def runs_in(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(2, "no such file or folder", str(path))
-        if path.is_file() and path.suffix not in SUFFIXES:
-            raise ValueError(f"{path} is neither a record (.jsonl) nor a checkpoint (.ckpt)")
-        files = [path] if path.is_file() else [p for p in path.rglob("*") if p.suffix in SUFFIXES and ours(p)]
-        found |= {p.with_suffix(".jsonl") for p in files}
+        if path.is_file() and not is_packed(path) and path.suffix not in (".jsonl", ".ckpt"):
+            raise ValueError(f"{path} is neither a record (.jsonl, {SUFFIX}) nor a checkpoint (.ckpt)")
+        files = [path] if path.is_file() else [p for p in path.rglob("*.jsonl") if ours(p)]
+        if path.is_dir():
+            files += [*path.rglob("*.ckpt"), *path.rglob(f"*{SUFFIX}")]
+        found |= {p if is_packed(p) else p.with_suffix(".jsonl") for p in files}
     if not found:
         raise ValueError(f"no records in {', '.join(map(str, paths))}; ghor run makes them")
     return sorted(found)
 
 
-def ours(path: Path) -> bool:
-    """Other programs have files of lines too. One flipped bit does not make ours one of those."""
-    if path.suffix == ".ckpt":
-        return True
-    with path.open("rb") as stream:
-        line = stream.readline()
-    return BEGIN.startswith(line[: len(BEGIN)]) or SUM in line
-
-
 def look(path: Path) -> Found:
     """At a checkpoint and then its record, in this order: of a run under way the record is never behind."""
     found, saved = Found(), path.with_suffix(".ckpt")
+    name = path.name.removesuffix(SUFFIX) if is_packed(path) else path.stem
     run: Run | None = None
     values: dict[str, Any] | None = None
     try:
@@ -63,7 +55,7 @@ def look(path: Path) -> Found:
         found.checkpoint, found.wrong = "damaged", [str(error)]
     try:
         size = path.stat().st_size if path.exists() else None
-        run = read(path) if path.exists() else None
+        run = load(path) if path.exists() else None
         found.record = "missing" if size is None else "no whole line yet"
     except (Damaged, OSError) as error:
         found.record, found.wrong = "damaged", [*found.wrong, str(error)]
@@ -75,7 +67,7 @@ def look(path: Path) -> Found:
     elif values is not None and found.record != "damaged":
         found.wrong.append(f"{saved} has no record beside it, {path.name}: {found.record}")
     for file, owner in ((path, run and run.header["name"]), (saved, values and values["name"])):
-        if owner is not None and owner != path.stem:
+        if owner is not None and owner != name:
             found.wrong.append(f"{file} belongs to the run {owner}")
     if run is not None and values is not None and not found.wrong:
         look_at_both(run, values, found)
@@ -83,7 +75,7 @@ def look(path: Path) -> Found:
 
 
 def look_at_both(run: Run, values: dict[str, Any], found: Found) -> None:
-    """Whether the record goes on from the checkpoint, and how far the weights are off their spaces."""
+    """Whether the record continues the checkpoint, and how far the weights are off their spaces."""
     saved, lines, epoch = run.path.with_suffix(".ckpt"), len(run.epochs), values["epoch"]
     under_way = lines > epoch and checkpoint.load(saved)["epoch"] > epoch
     if lines not in (epoch - 1, epoch) and not under_way:

@@ -29,7 +29,7 @@ def load(path: Path, device: str = "cpu") -> dict[str, Any]:
     content = raw[len(_head(b"")) :]
     if not raw.startswith(_head(content)):
         raise Damaged(
-            f"{path} is damaged ({len(raw)} bytes; its check sum is wrong). The run can start anew from its seed: "
+            f"{path} is damaged ({len(raw)} bytes; its check sum is wrong). The run can start again from its seed: "
             "use --restart, which removes its record and checkpoint"
         )
     values: dict[str, Any] = torch.load(io.BytesIO(content), map_location=device, weights_only=True)

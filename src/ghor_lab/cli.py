@@ -1,4 +1,4 @@
-"""The command line: `ghor run`, `report`, `data`, `check`, `bench`."""
+"""The command line: `ghor run`, `caught`, `report`, `pack`, `data`, `check`, `bench`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from . import data as datasets
 from . import execute
 from .check import look, runs_in
 from .config import EXPERIMENTS, OPTIMIZERS, READINGS, Config
+from .files import store
+from .pack import pack_all
+from .pool import pool
 from .progress import progress
-from .record import Damaged
+from .record import Damaged, read
 from .train import Busy, forget
 
 app = typer.Typer(
@@ -43,6 +46,13 @@ class Executor(StrEnum):
 
     local = "local"
     ray = "ray"
+
+
+class Protocol(StrEnum):
+    """Whose set-up."""
+
+    ours = "ours"
+    authors = "authors"
 
 
 WIDE = 120  # columns of a table that goes to a file or a pipe
@@ -127,6 +137,31 @@ def run(
     label: Annotated[
         str | None, option("What is special about these runs, for their names and tables.", "TEXT", WHAT)
     ] = None,
+    protocol: Annotated[
+        Protocol,
+        option(
+            "authors: what --start authors, --frame random and --loss after do, for mnist and fashion-mnist.",
+            "ours|authors",
+            HOW,
+        ),
+    ] = Protocol.ours,
+    start: Annotated[
+        str | None,
+        option(
+            "First weights on manifolds: uniform, or authors, the Q of LAPACK's QR of a normal matrix.",
+            "NAME",
+            HOW,
+            "uniform",
+        ),
+    ] = None,
+    frame: Annotated[
+        str | None,
+        option("The complement in their first sections: closed-form or random.", "NAME", HOW, "closed-form"),
+    ] = None,
+    loss: Annotated[
+        str | None, option("Evaluated before each step or after it, on the same batch.", "before|after", HOW, "before")
+    ] = None,
+    warmup: Annotated[int, option("Steps in which the learning rate grows to its value, linearly.", "N", HOW)] = 0,
     retraction: Annotated[str, option("cayley or geodesic.", "NAME", HOW)] = "cayley",
     section: Annotated[str, option("auto, transported or implicit.", "NAME", HOW)] = "auto",
     norm: Annotated[str, option("Of scalar-moment-adam: canonical or frobenius.", "NAME", HOW)] = "canonical",
@@ -158,7 +193,12 @@ def run(
     out: Annotated[Path | None, option("Where records and checkpoints go.", "FOLDER", WHERE, "runs/EXPERIMENT")] = None,
     restart: Annotated[
         bool,
-        option("Remove the records and checkpoints of these runs and begin anew.", None, WHERE, names=("--restart",)),
+        option(
+            "Remove the records and checkpoints of these runs and start from scratch.",
+            None,
+            WHERE,
+            names=("--restart",),
+        ),
     ] = False,
     jobs: Annotated[int, option("Runs at a time.", "N", WHERE, names=("--jobs", "-j"))] = 1,
     executor: Annotated[
@@ -168,7 +208,7 @@ def run(
         str | None, option("Of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine")
     ] = None,
 ) -> None:
-    """Train: every optimizer with every seed, one record a run. The same command goes on where it was stopped.
+    """Train: every optimizer with every seed, one record a run. The same command resumes where it was stopped.
 
     Ctrl-C, a kill or a full disk costs the epoch under way and nothing else.
 
@@ -178,6 +218,7 @@ def run(
     ghor run mnist --seeds 0-1           5 optimizers, 2 seeds, 25 epochs
     ghor run mnist --seeds 0-1 --epochs 100      the same runs, made longer
     ghor run mnist -o geometric-adam --set blocks=4 --label small
+    ghor run mnist --seeds 0-9 --epochs 500 --protocol authors   as the paper's authors ran it
 
     Under torchrun the processes share every batch of the transformer:
 
@@ -186,7 +227,7 @@ def run(
     """
     console = Console(stderr=True)
     pendulum = experiment == "pendulum"
-    with told(console, "Finished epochs are safe: when this is put right, the same command goes on from there."):
+    with told(console, "Finished epochs are safe: when this is put right, the same command resumes there."):
         if jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {jobs}")
         if reading and (not pendulum or lr is not None):
@@ -195,12 +236,21 @@ def run(
             raise ValueError("--address is for --executor ray")
         if address is not None and jobs > 1:
             raise ValueError("a Ray cluster runs as many as it has cores for: not --jobs with --address, but --threads")
+        authors = protocol == "authors"
+        if authors and pendulum:
+            raise ValueError("--protocol authors is for mnist and fashion-mnist")
+        begin: dict[str, Any] = {
+            "start": start or ("authors" if authors else "uniform"),
+            "frame": frame or ("random" if authors else "closed-form"),
+        }
         cores = (os.cpu_count() or 1) // (jobs * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         common: dict[str, Any] = {
             "experiment": str(experiment),
             "epochs": epochs if epochs is not None else 1000 if pendulum else 25,
             "batch_size": batch_size if batch_size is not None else 256 if pendulum else 2048,
             "manifold_lr": manifold_lr,
+            "loss": loss or ("after" if authors else "before"),
+            "warmup": warmup,
             "retraction": retraction,
             "section": section,
             "norm": norm,
@@ -218,19 +268,23 @@ def run(
                 for o in names:
                     if o in READINGS[name]:
                         rate = READINGS[name][o]
-                        configs.append(Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **common))
+                        configs.append(
+                            Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **begin, **common)
+                        )
                     elif optimizer:
                         raise ValueError(f"the reading {name!r} has no {o}, it is of {', '.join(READINGS[name])}")
         else:
             rate = lr if lr is not None else 1e-3
             for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
-                configs += [Config(optimizer=o, seeds=some, lr=rate, label=label, **common) for o in names]
+                for o in names:
+                    first = begin if o != "standard-adam" else {}  # it has no weights on manifolds
+                    configs.append(Config(optimizer=o, seeds=some, lr=rate, label=label, **first, **common))
         folder = out if out is not None else Path("runs") / str(experiment)
         if execute.world_size() > 1 and (jobs > 1 or executor == "ray"):
             raise ValueError("torchrun's processes do one run together: not with --jobs or --executor ray")
         if execute.world_size() > 1 and pendulum:
             raise ValueError(
-                "the pendulum's networks are too small to be spread over processes: run it without torchrun"
+                "the pendulum's networks are too small to be sharded over processes: run it without torchrun"
             )
         with execute.ranks() as (rank, world):  # not before all that can be refused is: the others would wait
             if restart and rank == 0:
@@ -297,7 +351,7 @@ def told(console: Console, comfort: str = "") -> Iterator[None]:
             warnings.showwarning = warn  # type: ignore[assignment]
             yield
     except KeyboardInterrupt:
-        console.print("stopped. The same command goes on from the last finished epoch.", highlight=False)
+        console.print("stopped. The same command resumes from the last finished epoch.", highlight=False)
         raise typer.Exit(130) from None
     except (Busy, Damaged) as error:
         say(error)
@@ -312,7 +366,74 @@ def told(console: Console, comfort: str = "") -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-# -- report, data, check, bench ----------------------------------------------------------------------------------------
+@app.command()
+def caught(
+    experiment: Annotated[
+        list[Experiment] | None,
+        typer.Argument(metavar="EXPERIMENT", help="mnist, fashion-mnist.", show_default="both"),
+    ] = None,
+    optimizer: Annotated[
+        str, option(f"One of {', '.join(OPTIMIZERS)}.", "NAME", WHAT, names=("--optimizer", "-o"))
+    ] = "geometric-adam",
+    seeds: Annotated[str, option("Such as 0-9 or 0,3,5.", "LIST", WHAT)] = "0-9",
+    warmup: Annotated[int, option("Steps of the runs with a linear warm-up; 0: none of these.", "N", WHAT)] = 10,
+    batch_size: Annotated[int, option("Samples a step.", "N", WHAT)] = 2048,
+    dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
+    threads: Annotated[int | None, option("Threads of each run.", "N", HOW, "cores / jobs")] = None,
+    compiled: Annotated[
+        bool, option("Layers as compiled C, or by torch alone.", None, HOW, names=("--compile/--no-compile",))
+    ] = True,
+    setting: Annotated[
+        list[str] | None,
+        option("Change the network: blocks=4. May be repeated.", "NAME=VALUE", HOW, names=("--set",)),
+    ] = None,
+    data: Annotated[Path | None, option("Where the data files are.", "FOLDER", WHERE, "GHOR_DATA")] = None,
+    out: Annotated[Path, option("Where records and the table go.", "FOLDER", WHERE)] = Path("runs/caught"),
+    jobs: Annotated[int, option("Runs at a time.", "N", WHERE, names=("--jobs", "-j"))] = 1,
+) -> None:
+    """Count the runs that are caught in the constant prediction by the end of their first epoch.
+
+    The first epoch of every seed with a uniform start or the authors', a closed-form or a random frame, and with a
+    warm-up. The same command resumes where it was stopped, and with more seeds adds theirs.
+
+    \b
+    ghor caught mnist --seeds 0-49 -j 2
+    """
+    from .caught import configurations, table
+
+    console = Console(stderr=True)
+    with told(console, "Finished runs are safe: when this is put right, the same command resumes there."):
+        if jobs < 1:
+            raise ValueError(f"--jobs must be at least 1, got {jobs}")
+        configs = configurations(
+            [str(e) for e in experiment or ("mnist", "fashion-mnist")],
+            optimizer,
+            parse_seeds(seeds),
+            warmup,
+            batch_size=batch_size,
+            dtype=dtype,
+            compile=compiled,
+            threads=threads if threads is not None else max(1, (os.cpu_count() or 1) // jobs),
+            network=dict(assigned(text) for text in setting or ()),
+        )
+        with progress(console, configs, 0) as show:
+            if jobs > 1:
+                left = execute.in_processes(configs, out, data, show, jobs)
+            else:
+                left = execute.one_by_one(configs, out, data, show)
+        found = [run for config in configs if (run := read(out / f"{config.name}.jsonl")) is not None]
+        made = table("caught", pool(found)[0])
+        assert made is not None
+        store(made.csv().encode(), out / "caught.csv")
+    wide = Console()
+    wide.print(made.rich(wide.width if wide.is_terminal else max(WIDE, wide.width)))
+    for line in left:
+        console.print(f"left: {line}", markup=False, highlight=False, soft_wrap=True)
+    if left:
+        raise typer.Exit(1)
+
+
+# -- report, pack, data, check, bench ----------------------------------------------------------------------------------
 
 
 @app.command()
@@ -330,6 +451,21 @@ def report(
 
     with told(Console(stderr=True)):
         make(folders, out, console=Console())
+
+
+@app.command()
+def pack(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")],
+    out: Annotated[Path | None, option("Where to write them.", "FOLDER", default="beside the records")] = None,
+) -> None:
+    """Pack records for keeping: about a seventh of their size, nothing lost. ghor report reads both.
+
+    \b
+    ghor pack runs/pendulum --out results/pendulum
+    """
+    with told(Console(stderr=True)):
+        for path in pack_all(folders, out):
+            print(path)
 
 
 @app.command()
@@ -369,7 +505,7 @@ def check(
     wrong: list[str] = []
     for path in runs:
         found = look(path)
-        table.add_row(path.stem, found.epochs, found.record, found.checkpoint, found.off)
+        table.add_row(path.name.removesuffix(".jsonl"), found.epochs, found.record, found.checkpoint, found.off)
         wrong += found.wrong
     console = Console()
     console.print(table, width=None if console.is_terminal else max(WIDE, console.width))

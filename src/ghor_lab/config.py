@@ -15,9 +15,14 @@ from ghor.baselines.scalar_moment_adam import SHARE_OF_A
 from ghor.retraction import RETRACTIONS
 from ghor.section import SECTIONS
 
+from .protocol import FRAMES, STARTS
+
 OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
 EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist")
 DTYPES = ("float32", "float64")
+LOSSES = ("before", "after")
+# Of fields that came later: a configuration that has them is written, and named, as it was before they came.
+DEFAULTS = {"manifold_lr": None, "start": "uniform", "frame": "closed-form", "loss": "before", "warmup": 0}
 NORMS = tuple(SHARE_OF_A)
 
 TRANSFORMER = {"patch_size": 7, "blocks": 16, "heads": 7, "scale": "dim"}
@@ -66,6 +71,10 @@ class Config:
     flush_subnormals: bool = True  # to zero: gradients that vanish through 16 blocks are 8 times slower otherwise
     network: dict[str, Any] = field(default_factory=dict)
     manifold_lr: float | None = None  # of the weights on manifolds; None: `lr`, as all others
+    start: str = "uniform"  # the first weights on manifolds
+    frame: str = "closed-form"  # the complement in their first sections
+    loss: str = "before"  # the step that it is evaluated at, or "after" it, on the same batch
+    warmup: int = 0  # steps in which the learning rate grows to its value, linearly
 
     def __post_init__(self) -> None:
         for name in ("lr", "eps", "momentum", "manifold_lr"):  # 1 and 1.0 are one configuration, with one name
@@ -79,6 +88,9 @@ class Config:
         one_of("section", self.section, SECTIONS)
         one_of("norm", self.norm, NORMS)
         one_of("dtype", self.dtype, DTYPES)
+        one_of("start", self.start, STARTS)
+        one_of("frame", self.frame, FRAMES)
+        one_of("loss", self.loss, LOSSES)
         try:
             torch.device(self.device)
         except RuntimeError:
@@ -89,16 +101,21 @@ class Config:
             raise ValueError(f"seeds must be different numbers from 0 to 2^40, got {list(self.seeds)}")
         if self.experiment != "pendulum" and len(self.seeds) != 1:
             raise ValueError(f"{self.experiment} trains one seed a run, got {list(self.seeds)}")
-        for name in ("epochs", "batch_size", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("epochs", 1), ("batch_size", 1), ("threads", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         for name, number in (("lr", self.lr), ("eps", self.eps), ("manifold_lr", self.manifold_lr)):
             if number is not None and not 0 < number < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {number}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(self.betas)}")
-        if self.manifold_lr is not None and self.optimizer == "standard-adam":
-            raise ValueError("standard-adam has no weights on manifolds: no manifold_lr")
+        changed = [name for name in ("manifold_lr", "start", "frame") if getattr(self, name) != DEFAULTS[name]]
+        if changed and self.optimizer == "standard-adam":
+            raise ValueError(f"standard-adam has no weights on manifolds: no {changed[0]}")
+        if self.experiment == "pendulum" and {"start", "frame"} & set(changed):
+            raise ValueError(f"{changed[-1]} can be chosen for mnist and fashion-mnist only")
+        if self.frame == "random" and self.section == "implicit":
+            raise ValueError("an implicit section has no frame to choose: not frame random")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum}")
         known: dict[str, Any] = AUTOENCODER if self.experiment == "pendulum" else TRANSFORMER
@@ -112,9 +129,7 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         values = {**dataclasses.asdict(self), "seeds": list(self.seeds), "betas": list(self.betas)}
-        if self.manifold_lr is None:
-            del values["manifold_lr"]
-        return values
+        return {k: v for k, v in values.items() if k not in DEFAULTS or v != DEFAULTS[k]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:

@@ -110,7 +110,7 @@ def follow_parent() -> None:
 
     def wait() -> None:
         parent.join()
-        os._exit(1)  # as safe as any other kill: the run goes on from its last checkpoint
+        os._exit(1)  # as safe as any other kill: the run resumes from its last checkpoint
 
     threading.Thread(target=wait, daemon=True).start()
 
@@ -120,7 +120,7 @@ def on_ray(
 ) -> list[str]:
     """As tasks of a Ray cluster; `folder` must be the same for all of its machines.
 
-    A task whose worker dies is started again elsewhere and goes on from its last checkpoint.
+    A task whose worker dies is started again elsewhere and resumes from its last checkpoint.
     """
     try:
         import ray

@@ -12,7 +12,7 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from ghor.nn.symplectic_autoencoder import PhaseSpaceMap
+from ghor.nn.phase_space import PhaseSpaceMap
 
 from .data import say
 from .files import cache_folder, store

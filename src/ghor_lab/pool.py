@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .config import READINGS
+from .protocol import verdicts
 from .record import Run
 
 Array = NDArray[np.float64]
@@ -25,6 +26,8 @@ OPTIMIZERS = {
     "gradient": "Riemannian gradient",
     "standard-adam": "Standard Adam",
 }
+# settings that are not the usual ones if a configuration names them at all
+SPECIAL = {"start": "{}' start", "frame": "{} frame", "warmup": "{} steps of warm-up", "loss": "loss {} the step"}
 EXPERIMENTS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "pendulum": "Pendulum"}
 
 
@@ -67,9 +70,15 @@ class Pool:
         """The last line of a kind of the first run that has one."""
         return next((line for run in self.runs if (line := run.last(kind)) is not None), None)
 
+    @property
+    def verdicts(self) -> list[str | None]:
+        """For each seed why the authors' gate would exclude its run, None if it would not."""
+        return [why for run in self.runs for why in verdicts(run)]
+
     def title(self, label: bool = True) -> str:
         """The optimizer as the paper calls it, the label, and what else is special."""
-        parts = [name(OPTIMIZERS, self.optimizer), self.label if label else None, self.variant]
+        special = [words.format(self.config[key]) for key, words in SPECIAL.items() if key in self.config]
+        parts = [name(OPTIMIZERS, self.optimizer), self.label if label else None, *special, self.variant]
         return ", ".join(part for part in parts if part)
 
     def series(self, *keys: str) -> Array | None:
@@ -175,7 +184,7 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
 def _told_apart(p: Pool, pools: Sequence[Pool]) -> Pool:
     """With the settings, beside optimizer and label, in which it differs from another pool of that name."""
     others = [q for q in pools if (q.experiment, q.optimizer, q.label) == (p.experiment, p.optimizer, p.label)]
-    keys = [key for key in p.config if any(q.config.get(key) != p.config[key] for q in others)]
+    keys = [key for key in p.config if key not in SPECIAL and any(q.config.get(key) != p.config[key] for q in others)]
     parts = [f"{key} {p.config[key]}" for key in keys]
     if p.finished and any(q.config == p.config and q.finished and q.epochs != p.epochs for q in others):
         parts.append(f"{p.epochs} epochs")
@@ -187,6 +196,7 @@ def _order(p: Pool) -> tuple[Any, ...]:
         place(EXPERIMENTS, p.experiment),
         place(OPTIMIZERS, p.optimizer),
         place(READINGS, p.label),
+        [str(p.config.get(key, "")) for key in ("warmup", "start", "frame", "loss")],
         json.dumps(p.config),
         -p.epochs,
         -p.asked,

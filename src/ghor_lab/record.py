@@ -1,7 +1,7 @@
 """The record of a run: JSON lines, appended one by one, readable while they grow.
 
 Every line ends with the CRC-32 of the rest of it, so that a changed digit is found. The last line may be half written
-(a kill, a full disk): readers leave it out, and a run that goes on cuts it off.
+(a kill, a full disk): readers leave it out, and a run that resumes cuts it off.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from .files import named
 
 FORMAT = 1
+BEGIN, SUM = b'{"kind":"run"', b'"crc":"'
 
 
 class Damaged(ValueError):
@@ -78,33 +79,51 @@ class Run:
 
 def read(path: Path) -> Run | None:
     """The record, or None if it has no whole line yet. `Damaged` names the line that is not as it was written."""
-    run: Run | None = None
-    size = 0
-    lines = path.read_bytes().splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        if number == len(lines) and not line.endswith(b"\n"):
+    found, size = lines(path)
+    return assemble(path, found, size)
+
+
+def lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The values of the whole lines of a file, and their length in bytes."""
+    found, size = [], 0
+    raw = path.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(raw, 1):
+        if number == len(raw) and not line.endswith(b"\n"):
             break  # half written
         try:
-            values = decode(line)
+            found.append(decode(line))
         except ValueError as error:
             raise Damaged(
                 f"{path}, line {number}: {error}; the file was changed after it was written. Put back a copy of it, or "
-                "begin anew with --restart, which removes record and checkpoint"
+                "start from scratch with --restart, which removes record and checkpoint"
             ) from None
         size += len(line)
-        if run is None:
-            if values.get("kind") != "run" or values.get("format") != FORMAT:
-                raise Damaged(f"{path}: the first line is not the header of a run of format {FORMAT}")
-            run = Run(path, values)
-        elif values["kind"] == "epoch":
-            if values["epoch"] != len(run.epochs) + 1:
-                raise Damaged(f"{path}, line {number}: epoch {values['epoch']} after epoch {len(run.epochs)}")
+    return found, size
+
+
+def assemble(path: Path, lines: list[dict[str, Any]], size: int) -> Run | None:
+    """The run that these lines tell of, None if there are none; `Damaged` if they do not follow one another."""
+    if not lines:
+        return None
+    header, *rest = lines
+    if header.get("kind") != "run" or header.get("format") != FORMAT:
+        raise Damaged(f"{path}: the first line is not the header of a run of format {FORMAT}")
+    run = Run(path, header, size=size)
+    for number, values in enumerate(rest, 2):
+        if values["kind"] != "epoch":
+            run.others.append(values)
+        elif values["epoch"] == len(run.epochs) + 1:
             run.epochs.append(values)
         else:
-            run.others.append(values)
-    if run is not None:
-        run.size = size
+            raise Damaged(f"{path}, line {number}: epoch {values['epoch']} after epoch {len(run.epochs)}")
     return run
+
+
+def ours(path: Path) -> bool:
+    """Other programs have files of lines too. One flipped bit does not make ours one of those."""
+    with path.open("rb") as stream:
+        line = stream.readline()
+    return BEGIN.startswith(line[: len(BEGIN)]) or SUM in line
 
 
 def append(path: Path, values: dict[str, Any], size: int) -> int:

@@ -16,8 +16,9 @@ from rich.console import Console
 
 from . import tables
 from .files import store
+from .pack import SUFFIX, load
 from .pool import pool
-from .record import Run, read
+from .record import Run
 from .sections import Section, sections
 from .table import markdown
 
@@ -81,12 +82,12 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; `ghor run` makes one and says which")
-        found = sorted(folder.rglob("*.jsonl"))
+        found = sorted([*folder.rglob("*.jsonl"), *folder.rglob(f"*{SUFFIX}")])
         for path in found:
             if path.resolve() in runs:
                 continue
             try:
-                run = read(path)
+                run = load(path)
             except OSError as error:
                 warnings.append(f"{path} cannot be read and is left out: {error.strerror}")
                 continue
@@ -96,7 +97,7 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
                 runs[path.resolve()] = run
         if not any(path.resolve() in runs for path in found):
             raise ValueError(
-                f"{folder} has no records (*.jsonl){''.join(f'; {line}' for line in warnings)}; "
+                f"{folder} has no records (*.jsonl, *{SUFFIX}){''.join(f'; {line}' for line in warnings)}; "
                 "`ghor run pendulum`, `ghor run mnist` and `ghor run fashion-mnist` make some"
             )
     return list(runs.values()), warnings

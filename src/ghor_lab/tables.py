@@ -9,10 +9,12 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import paper
 from .config import READINGS
 from .pool import EXPERIMENTS, OPTIMIZERS, Pool, best, deviations, name, place, spread
+from .protocol import JUDGED, verdicts
 from .record import Run
 from .table import Column, Row, Table
 
@@ -45,14 +47,10 @@ def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
             asked = (paper.EPOCHS[experiment], None)
             rows.append(Row((OPTIMIZERS[optimizer], "paper", asked, paper.SEEDS, *numbers), paper=True))
         for p in same:
-            losses, accuracy, drift = (p.series(key) for key in QUANTITIES)
-            numbers_of_ours = (
-                None if losses is None else spread(losses[-1]),
-                None if losses is None else spread(best(losses)),
-                None if accuracy is None else spread(accuracy[-1]),
-                None if drift is None else (float(drift[-1].min()), float(drift[-1].max())),
-            )
-            rows.append(Row((p.title(), "ghor", (p.epochs, p.asked), len(p.seeds), *numbers_of_ours)))
+            counts = np.array([why is None for why in p.verdicts])
+            rows.append(_outcome(p, "ghor", np.ones_like(counts)))
+            if not counts.all():
+                rows.append(_outcome(p, "ghor, by the gate", counts))
     columns = (
         *(CONFIGURATION, SOURCE, EPOCHS, SEEDS),
         Column("final_loss", "final loss", "spread", ".3f"),
@@ -61,6 +59,20 @@ def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
         Column("drift", "drift ‖YᵀY - I‖", "range", ".1e"),
     )
     return Table(f"{experiment}-outcomes", f"{name(EXPERIMENTS, experiment)}: outcomes", columns, rows)
+
+
+def _outcome(p: Pool, source: str, which: NDArray[np.bool_]) -> Row:
+    """Of some of the seeds."""
+    losses, accuracy, drift = (None if (x := p.series(key)) is None else x[:, which] for key in QUANTITIES)
+    numbers: tuple[Any, ...] = (None,) * 4
+    if which.any():
+        numbers = (
+            None if losses is None else spread(losses[-1]),
+            None if losses is None else spread(best(losses)),
+            None if accuracy is None else spread(accuracy[-1]),
+            None if drift is None else (float(drift[-1].min()), float(drift[-1].max())),
+        )
+    return Row((p.title(), source, (p.epochs, p.asked), int(which.sum()), *numbers))
 
 
 def equal_epochs(pools: Sequence[Pool]) -> Table | None:
@@ -261,6 +273,7 @@ def provenance(runs: Sequence[Run]) -> Table:
             ", ".join(part for part in (name(OPTIMIZERS, config["optimizer"]), config.get("label")) if part),
             numbers(config["seeds"]),
             (len(run.epochs), run.epochs_asked),
+            _verdict(run),
             *(", then ".join(history(run, key)) for key in ("commit", "ghor", "torch", "python", "machine")),
             config.get("device"),
             config.get("threads"),
@@ -269,11 +282,29 @@ def provenance(runs: Sequence[Run]) -> Table:
         rows.append(Row(cells))
     columns = (
         *(Column("file", "file"), Column("experiment", "experiment"), CONFIGURATION, Column("seeds", "seeds"), EPOCHS),
-        *(Column("commit", "commit"), Column("ghor", "ghor"), Column("torch", "torch"), Column("python", "Python")),
+        *(
+            Column("gate", "authors' gate"),
+            Column("commit", "commit"),
+            Column("ghor", "ghor"),
+            Column("torch", "torch"),
+            Column("python", "Python"),
+        ),
         *(Column("machine", "machine"), Column("device", "device"), Column("threads", "threads", "number", "d")),
         *(Column("started", "started"), Column("last", "last epoch")),
     )
     return Table("runs", "Runs", columns, rows)
+
+
+def _verdict(run: Run) -> str | None:
+    """What the authors' gate says of the run's seeds, in words."""
+    if not run.epochs:
+        return None
+    seeds = run.header["config"]["seeds"]
+    found = [(seed, why) for seed, why in zip(seeds, verdicts(run), strict=True) if why is not None]
+    words = [why if len(seeds) == 1 else f"seed {seed}: {why}" for seed, why in found]
+    if words:
+        return f"excluded: {'; '.join(words)}"
+    return "accepted" if len(run.epochs) >= JUDGED else "accepted so far"
 
 
 def settings(pools: Sequence[Pool]) -> Table:

@@ -17,29 +17,27 @@ from torch import Generator, Tensor, nn
 
 from ghor.declare import spaces as declared_spaces
 from ghor.nn import SymplecticAutoencoder, VisionTransformer
-from ghor.nn.symplectic_autoencoder import symplecticity
+from ghor.nn.phase_space import symplecticity
 from ghor.spaces import Euclidean, Stiefel
-from ghor.stack import tolerance
 
-from . import data, pendulum
+from . import compiled, data, pendulum
 from .config import Config
+from .protocol import authors_start
 
 CLASSES = 10
 
 
 def generator(seed: int, epoch: int = 0) -> Generator:
-    """Random numbers that depend on the seed and the epoch alone: a run that goes on needs no saved random state."""
+    """Random numbers that depend on the seed and the epoch alone: a run that resumes needs no saved random state."""
     return Generator().manual_seed(seed * 1_000_003 + epoch)
 
 
 def drift(model: nn.Module, copies: int) -> list[float] | None:
-    """max over weights of ||Y^T Y - I||_F, one for each of the copies; None where nothing is on a Stiefel manifold."""
+    """The largest distance of a weight from its space, one for each of the copies; None where all are Euclidean."""
     worst = []
     for _, p, space in declared_spaces(model):
         if not isinstance(space, Euclidean):
-            Y = space.matrix(p.detach()).double()
-            off = torch.linalg.matrix_norm(Y.mT @ Y - torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device))
-            worst.append(off.reshape(copies, -1).amax(-1))
+            worst.append(space.distance(p.detach().double()).reshape(copies, -1).amax(-1))
     return brief(torch.stack(worst).amax(0).tolist()) if worst else None
 
 
@@ -49,7 +47,7 @@ def off_spaces(model: nn.Module) -> list[str]:
     for name, p, space in declared_spaces(model):
         if not isinstance(space, Euclidean):
             distance = float(space.distance(p.detach().double()).max())
-            if not distance <= tolerance(space, p):
+            if not distance <= float(space.tolerance(p.detach()).max()):
                 found.append(f"{name} is {distance:.1e} off {space}")
     return found
 
@@ -81,17 +79,19 @@ class Classification:
     def network(config: Config) -> VisionTransformer:
         """As it is before the first step."""
         scale = config.network["scale"]
-        return VisionTransformer(
+        model = VisionTransformer(
             **{**config.network, "scale": None if scale == "none" else scale},
             space=None if config.optimizer == "standard-adam" else Stiefel(),
-            fused=config.compile,
             generator=generator(config.seeds[0]),
             dtype=getattr(torch, config.dtype),
             device=torch.device(config.device),
         )
+        if config.start == "authors":
+            authors_start(model)
+        return compiled.use(model, config.compile)
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled anew every epoch; the last incomplete batch is dropped."""
+        """Shuffled again every epoch; the last incomplete batch is dropped."""
         size = self.config.batch_size
         order = torch.randperm(len(self.images.train_labels), generator=generator(self.config.seeds[0], epoch))
         share = [size * r // self.world for r in (self.rank, self.rank + 1)]
@@ -111,19 +111,20 @@ class Classification:
         if self.world > 1:
             torch.distributed.all_reduce(total)
         norm = math.sqrt(self.config.batch_size)  # of onehot
-        loss = total.sqrt() / norm
+        self.last_loss = [float(total.sqrt() / norm)]
         # d sqrt(total) = d square / (2 sqrt(total)); the gradients of several processes are averaged, hence world
-        return square * (self.world / (2 * norm * total.sqrt())), [float(loss)]
+        return square * (self.world / (2 * norm * total.sqrt())), self.last_loss
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
-        """Accuracy in percent on the test images."""
+        """The loss of the last step, the accuracy in percent on the test images, the drift."""
         images, labels = self.images.test_images, self.images.test_labels.to(self.device)
         right = 0
         for i in range(0, len(labels), 2000):
             guess = self.model(self._pixels(images[i : i + 2000])).argmax(-1)
             right += int((guess == labels[i : i + 2000]).sum())
-        return {"test_accuracy": [100 * right / len(labels)], "drift": drift(self.model, 1)}
+        accuracy = [100 * right / len(labels)]
+        return {"last_loss": self.last_loss, "test_accuracy": accuracy, "drift": drift(self.model, 1)}
 
     def sample(self) -> dict[str, Any] | None:
         """Nothing to draw."""
@@ -131,7 +132,7 @@ class Classification:
 
 
 class Autoencoder:
-    """The symplectic autoencoder of the pendulum, one copy for every seed: the relative error of reconstruction."""
+    """The symplectic autoencoder of the pendulum, one copy for every seed: the relative reconstruction error."""
 
     def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
         assert world == 1, "refused by the command line"
@@ -152,14 +153,14 @@ class Autoencoder:
     @staticmethod
     def network(config: Config) -> SymplecticAutoencoder:
         """As it is before the first step."""
-        return SymplecticAutoencoder(
+        model = SymplecticAutoencoder(
             **config.network,
-            fused=config.compile,
             copies=(len(config.seeds),),
             generator=[generator(seed) for seed in config.seeds],
             dtype=getattr(torch, config.dtype),
             device=torch.device(config.device),
         )
+        return compiled.use(model, config.compile)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """(copies, 4, batch): every seed has its own order; the last incomplete batch is dropped."""
@@ -181,8 +182,7 @@ class Autoencoder:
         dtype of the training ("encoder_rounded", ...), where rounding is multiplied by the square of their norms.
         """
         found = {}
-        exact = copy.deepcopy(self.model).double()
-        exact.encoder.fused = exact.decoder.fused = False  # compiled C is for float32
+        exact = compiled.use(copy.deepcopy(self.model).double(), False)  # compiled C is for float32
         for suffix, model in (("", exact), ("_rounded", self.model)):
             z = self.points[:: len(self.points) // 4].to(next(model.parameters()).dtype)
             with torch.no_grad():

@@ -1,7 +1,7 @@
 """From a configuration to its record: train, write a checkpoint and a line after every epoch, go on where it stopped.
 
 A checkpoint carries the line of its epoch and is written first. Whenever the process is killed, what is on the disk is
-a whole checkpoint and a record that lacks at most that line; the next call adds it and goes on, to the bit.
+a whole checkpoint and a record that lacks at most that line; the next call adds it and resumes, to the bit.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ghor import __version__, baselines, optim
 from ghor.declare import param_groups
 from ghor.declare import spaces as declared_spaces
 from ghor.spaces import Euclidean
-from ghor.stack import Stack
 
 from . import checkpoint
 from .config import Config
 from .files import clean
+from .protocol import gate, random_frames
 from .record import FORMAT, Damaged, Run, append, read
-from .tasks import TASKS
+from .tasks import TASKS, generator
 
 Report = Callable[[int, dict[str, Any]], None]
 PATIENCE = 1.0  # seconds to wait for a run that another process has in hand: it may be about to end
@@ -45,9 +45,17 @@ class Busy(RuntimeError):
 
 
 def optimizer_of(config: Config, model: nn.Module) -> Optimizer:
-    """The optimizer that a configuration names."""
+    """The optimizer that a configuration names, before its first step."""
+    opt = _optimizer_of(config, model)
+    if config.frame == "random":
+        random_frames(opt, model, generator(config.seeds[0]))
+    return opt
+
+
+def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
     adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
-    space: dict[str, Any] = {"retraction": config.retraction, "section": config.section}
+    section = "transported" if config.frame == "random" else config.section
+    space: dict[str, Any] = {"retraction": config.retraction, "section": section}
     params: Any = model
     if config.manifold_lr is not None:
         params = param_groups(model)
@@ -159,33 +167,19 @@ def peak_mib() -> float:
 
 
 class Stopwatch:
-    """Seconds that sections take to move, beside everything else that an optimizer's step does."""
+    """Seconds that steps take to apply velocities: the `phase_hook` of a lifted optimizer."""
 
-    def __init__(self) -> None:
-        self.retraction = 0.0
+    def __init__(self, opt: Optimizer) -> None:
+        self.retraction = self._since = 0.0
+        self._phase = "done"
+        if hasattr(opt, "phase_hook"):
+            opt.phase_hook = self
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the calls of three methods of `Stack` within."""
-        methods = {name: getattr(Stack, name) for name in ("update_section", "apply_section", "look_after")}
-
-        def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                before, begun = self.retraction, time.perf_counter()
-                try:
-                    return method(*args, **kwargs)
-                finally:  # what one of them calls of the others is in it
-                    self.retraction = before + time.perf_counter() - begun
-
-            return call
-
-        for name, method in methods.items():
-            setattr(Stack, name, timed(method))
-        try:
-            yield
-        finally:
-            for name, method in methods.items():
-                setattr(Stack, name, method)
+    def __call__(self, phase: str) -> None:
+        now = time.perf_counter()
+        if (self._phase, phase) == ("retraction", "done"):
+            self.retraction += now - self._since
+        self._phase, self._since = phase, now
 
 
 # -- the run ----------------------------------------------------------------------------------------------------------
@@ -217,7 +211,7 @@ def train(
 
 
 def forget(config: Config, folder: Path) -> None:
-    """Remove the record and the checkpoint of a run, so that it begins anew; `Busy` if another process has it."""
+    """Remove the record and the checkpoint of a run, so that it starts from scratch; `Busy` if a process has it."""
     path = folder / f"{config.name}.jsonl"
     with in_hand(path):
         path.with_suffix(".ckpt").unlink(missing_ok=True)
@@ -248,7 +242,7 @@ def in_hand(path: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
     if world > 1:
         torch.distributed.broadcast_object_list(free)
     if not free[0]:
-        raise Busy(f"{path} is in the hands of another process; wait for it, or stop it")
+        raise Busy(f"{path} is locked by another process; wait for it, or stop it")
     try:
         if rank == 0:
             clean(path.with_suffix(".ckpt"))
@@ -270,12 +264,13 @@ def _train(config: Config, path: Path, data: Path | None, report: Report | None,
     if world > 1:
         task.predict = nn.parallel.DistributedDataParallel(model)
     opt = optimizer_of(config, model)
+    rates = [group["lr"] for group in opt.param_groups]
     done, size = resume(config, path, run, model, opt, task, rank, world)
     if world > 1:
         torch.distributed.barrier()  # no checkpoint is written before everybody has read the last
-    watch = Stopwatch()
+    watch = Stopwatch(opt)
     for epoch in range(done + 1, config.epochs + 1):
-        line = one_epoch(task, opt, epoch, watch)
+        line = one_epoch(task, opt, epoch, watch, rates)
         if rank == 0:
             values = {"name": config.name, "epoch": epoch, "line": line}
             state = {"model": model.state_dict(), "optimizer": opt.state_dict()}
@@ -288,7 +283,10 @@ def _train(config: Config, path: Path, data: Path | None, report: Report | None,
         sample = None if there and there["epoch"] == config.epochs else task.sample()
         if sample is not None:
             size = append(path, {"kind": "sample", "epoch": config.epochs, **sample}, size)
-        append(path, {"kind": "end", "epochs": config.epochs, "time": now()}, size)
+        run = read(path)
+        assert run is not None
+        verdicts = gate(config.optimizer, run.epochs, model)
+        append(path, {"kind": "end", "epochs": config.epochs, "gate": verdicts, "time": now()}, size)
 
 
 def resume(
@@ -302,7 +300,7 @@ def resume(
             raise Damaged(f"{file} belongs to the run {owner}; move it away")
     if run is None:
         if state is not None:
-            raise Damaged(f"{saved} has no record {path.name} beside it; use --restart to begin anew")
+            raise Damaged(f"{saved} has no record {path.name} beside it; use --restart to start from scratch")
         header = {
             "kind": "run",
             "format": FORMAT,
@@ -322,7 +320,7 @@ def resume(
         there = "is missing" if state is None else f"is of epoch {done}"
         raise Damaged(
             f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. Put back a "
-            "copy of the file, or begin anew with --restart"
+            "copy of the file, or start from scratch with --restart"
         )
     size = run.size
     if state is not None:
@@ -336,23 +334,29 @@ def resume(
     return done, size
 
 
-def one_epoch(task: Any, opt: Optimizer, epoch: int, watch: Stopwatch) -> dict[str, Any]:
-    """Train for one epoch; its line."""
+def one_epoch(task: Any, opt: Optimizer, epoch: int, watch: Stopwatch, rates: list[float]) -> dict[str, Any]:
+    """Train for one epoch; its line. `rates` are the learning rates of the groups, after a warm-up."""
     began = time.perf_counter()
     ad = step = 0.0
+    warmup = task.config.warmup
     watch.retraction = 0.0
     losses: list[list[float]] = []
-    with watch.running():
-        for batch in task.batches(epoch):
-            t0 = time.perf_counter()
-            opt.zero_grad()
-            objective, values = task.loss(batch)
-            objective.backward()
-            t1 = time.perf_counter()
-            opt.step()
-            t2 = time.perf_counter()
-            ad, step = ad + t1 - t0, step + t2 - t1
-            losses.append(values)
+    for i, batch in enumerate(task.batches(epoch), (epoch - 1) * task.steps + 1):
+        if warmup:
+            for group, rate in zip(opt.param_groups, rates, strict=True):
+                group["lr"] = rate * min(1, i / warmup)
+        t0 = time.perf_counter()
+        opt.zero_grad()
+        objective, values = task.loss(batch)
+        objective.backward()
+        t1 = time.perf_counter()
+        opt.step()
+        t2 = time.perf_counter()
+        ad, step = ad + t1 - t0, step + t2 - t1
+        if task.config.loss == "after":
+            with torch.no_grad():
+                _, values = task.loss(batch)
+        losses.append(values)
     trained = time.perf_counter() - began
     per_step = 1000 / task.steps
     found = task.evaluate()

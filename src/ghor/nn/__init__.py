@@ -1,7 +1,8 @@
 """Layers and networks whose weights arrive on their spaces, declared: hand the model to `ghor.optim.Adam`."""
 
 from .attention import StiefelAttention
-from .symplectic_autoencoder import PSD, GradientP, GradientQ, SymplecticAutoencoder, symplecticity
+from .phase_space import PSD, GradientP, GradientQ, symplecticity
+from .symplectic_autoencoder import SymplecticAutoencoder
 from .vision_transformer import VisionTransformer
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,6 @@ from torch import Generator, Tensor, nn
 
 from ..declare import constrain
 from ..spaces import Space, Stiefel
-from . import fused as compiled
 
 STIEFEL = Stiefel()
 Scale = float | Literal["dim"] | None
@@ -53,16 +52,15 @@ class StiefelAttention(nn.Module):
 
     `weight` is (3, heads, dim, dim / heads): Q, K and V of every head, each a point of `space` (Stiefel(), Grassmann(),
     or None: Glorot-uniform and unconstrained). `scale` is a number, "dim" for 1 / sqrt(dim), as the paper's experiments
-    were run, or None for the formula of the paper, which has no scale. With `fused=True` it is one pass of compiled C
-    wherever that can be had (float32 on the CPU, up to 64 tokens and 128 features, a C compiler: `ghor.nn.fused`).
-    Every call decides; where it cannot, the formula is used, a warning says why, and `unfused` keeps that reason until
-    a call can.
+    were run, or None for the formula of the paper, which has no scale.
+
+    `formula` computes it, and can be set to another function of the same arguments.
 
     >>> StiefelAttention(49, 7)(torch.randn(2, 16, 49)).shape
     torch.Size([2, 16, 49])
     """
 
-    unfused: str | None = None
+    formula: Callable[..., Tensor] = staticmethod(formula)
 
     def __init__(
         self,
@@ -70,7 +68,6 @@ class StiefelAttention(nn.Module):
         heads: int,
         space: Space | None = STIEFEL,
         scale: Scale = "dim",
-        fused: bool = False,
         generator: Generator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -80,7 +77,7 @@ class StiefelAttention(nn.Module):
             raise ValueError(f"dim must be a multiple of heads, got dim={dim}, heads={heads}")
         if isinstance(scale, str) and scale != "dim":
             raise ValueError(f"scale is a number, 'dim' or None, got {scale!r}")
-        self.dim, self.heads, self.space, self.fused = dim, heads, space, fused
+        self.dim, self.heads, self.space = dim, heads, space
         self.scale = dim**-0.5 if isinstance(scale, str) else 1.0 if scale is None else float(scale)
         self.weight = nn.Parameter(torch.empty(3, heads, dim, dim // heads, device=device, dtype=dtype))
         self.reset_parameters(generator)
@@ -106,15 +103,7 @@ class StiefelAttention(nn.Module):
         """The same for (batch, dim, tokens) -> (batch, dim, tokens); with A and b then x <- x + tanh(A x + b)."""
         # the scale goes into Q: a pass over the weights and not over the scores
         M = torch.cat([self.weight[:1] * self.scale, self.weight[1:]]).mT.reshape(3 * self.dim, self.dim)
-        if self.fused and not torch.compiler.is_compiling():
-            why = compiled.unavailable(self.heads, *(t for t in (x, M, A, b) if t is not None))
-            if why is None:
-                self.unfused = None
-                return compiled.block(formula, self.heads, x, M, A, b)
-            if why != self.unfused:
-                self.unfused = why
-                warnings.warn(f"fused attention is not used: {why}", stacklevel=2)
-        return formula(self.heads, x, M, A, b)
+        return self.formula(self.heads, x, M, A, b)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, heads={self.heads}, space={self.space}, scale={self.scale:.4g}, fused={self.fused}"
+        return f"dim={self.dim}, heads={self.heads}, space={self.space}, scale={self.scale:.4g}"

@@ -1,239 +1,15 @@
-"""The symplectic autoencoder of the paper's second experiment: layers on z = (q, p), many networks at once."""
+"""The symplectic autoencoder of the paper's second experiment, many networks at once."""
 
 from __future__ import annotations
 
-import math
-import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor
 
-from ..declare import constrain
-from . import fused_gradients as compiled
-from .attention import STIEFEL, glorot_
-
-Generators = Generator | Sequence[Generator] | None
-
-
-class PhaseSpaceMap(nn.Module, ABC):
-    """A map of z = (q, p) in R^in_dim to R^out_dim. `copies` are the leading dimensions of every parameter.
-
-    Copies are independent networks that are computed, and trained, at once.
-    """
-
-    def __init__(self, in_dim: int, out_dim: int, copies: Iterable[int] = ()) -> None:
-        super().__init__()
-        self.in_dim, self.out_dim, self.copies = in_dim, out_dim, tuple(copies)
-        for dim in (in_dim, out_dim):
-            if dim < 2 or dim % 2:
-                raise ValueError(f"{type(self).__name__} acts on (q, p), so on an even number of dimensions, got {dim}")
-        if any(k < 1 for k in self.copies):
-            raise ValueError(f"copies must be positive, got {self.copies}")
-
-    @abstractmethod
-    def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """(copies, in_dim / 2, points), two of them, to (copies, out_dim / 2, points); copies as one dimension.
-
-        In this layout every layer is two batched products on halves as they lie in memory: the form to train in.
-        """
-
-    @abstractmethod
-    def reset_parameters(self, generator: Generators = None) -> None:
-        """Everything drawn anew. `generator` is one, or a sequence with one for each copy.
-
-        In the latter case copy i gets the weights, bit for bit, that a network without copies gets from generator i.
-        """
-
-    def forward(self, z: Tensor) -> Tensor:
-        """(..., points, in_dim) -> (..., points, out_dim), where ... and `copies` broadcast."""
-        if z.dim() < 2 or z.shape[-1] != self.in_dim:
-            raise ValueError(f"expected (..., points, {self.in_dim}), got {tuple(z.shape)}")
-        lead, points, C = self.broadcast(z), z.shape[-2], math.prod(self.copies)
-        more = math.prod(lead) // C  # dimensions before the copies are more points
-        x = z.expand(*lead, *z.shape[-2:]).reshape(more, C, points, self.in_dim)
-        q, p = x.permute(1, 3, 0, 2).reshape(C, self.in_dim, more * points).chunk(2, 1)
-        y = torch.cat(self.features_first(q, p), 1)
-        return y.view(C, self.out_dim, more, points).permute(2, 0, 3, 1).reshape(*lead, points, self.out_dim)
-
-    def broadcast(self, z: Tensor) -> tuple[int, ...]:
-        """The leading dimensions of the result for z (..., points, in_dim)."""
-        try:
-            return tuple(torch.broadcast_shapes(z.shape[:-2], self.copies))
-        except RuntimeError:
-            raise ValueError(
-                f"expected (..., points, {self.in_dim}) whose leading dimensions broadcast with "
-                f"copies={self.copies}, got {tuple(z.shape)}"
-            ) from None
-
-    def generators(self, generator: Generators) -> list[Generator | None]:
-        """One for each copy; the copies draw one after another from a single one."""
-        C = math.prod(self.copies)
-        if generator is None or isinstance(generator, Generator):
-            return [generator] * C
-        if len(generator) != C:
-            raise ValueError(f"{len(generator)} generators for copies={self.copies}; give one, or {C}")
-        return list(generator)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_dim}, {self.out_dim}" + (f", copies={self.copies}" if self.copies else "")
-
-
-class Gradient(PhaseSpaceMap):
-    """What GradientQ and GradientP share: `weight` K is (*copies, m, d), `scale` a and `bias` b are (*copies, m).
-
-    d = dim / 2, m = width. K is Glorot-uniform, a uniform in +-sqrt(6 / m), b zero.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        width: int,
-        copies: Iterable[int] = (),
-        generator: Generators = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(dim, dim, copies)
-        if width < 1:
-            raise ValueError(f"width must be positive, got {width}")
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(*self.copies, width, dim // 2, device=device, dtype=dtype))
-        self.scale = nn.Parameter(torch.empty(*self.copies, width, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(*self.copies, width, device=device, dtype=dtype))
-        self.reset_parameters(generator)
-
-    def reset_parameters(self, generator: Generators = None) -> None:
-        K_all, a_all = self.weight.view(-1, *self.weight.shape[-2:]), self.scale.view(-1, self.width)
-        for K, a, g in zip(K_all, a_all, self.generators(generator), strict=True):
-            glorot_(K.detach(), g)
-            glorot_(a.detach(), g)
-        nn.init.zeros_(self.bias)
-
-    def kick(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + K^T (a * tanh(K y + b))."""
-        return compiled.kick(x, y, self.weight, self.scale, self.bias)
-
-    def extra_repr(self) -> str:
-        return f"{self.in_dim}, width={self.width}" + (f", copies={self.copies}" if self.copies else "")
-
-
-class GradientQ(Gradient):
-    """q <- q + K^T (a * tanh(K p + b)): the flow of a potential of p, symplectic whatever K, a and b are.
-
-    >>> GradientQ(4, 40)(torch.randn(5, 4)).shape
-    torch.Size([5, 4])
-    """
-
-    def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        return self.kick(q, p), p
-
-
-class GradientP(Gradient):
-    """p <- p + K^T (a * tanh(K q + b)): the flow of a potential of q, symplectic whatever K, a and b are."""
-
-    def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        return q, self.kick(p, q)
-
-
-class PSD(PhaseSpaceMap):
-    """Proper symplectic decomposition, (q, p) <- (Phi^T q, Phi^T p) down or (Phi q, Phi p) up, Phi on St(n, N).
-
-    Down if out_dim < in_dim, up otherwise; 2N is the larger and 2n the smaller of the two. `weight` is Phi,
-    (*copies, N, n), from the QR decomposition of a normal matrix, declared.
-
-    >>> PSD(2, 4)(torch.randn(5, 2)).shape
-    torch.Size([5, 4])
-    """
-
-    def __init__(
-        self,
-        in_dim: int,
-        out_dim: int,
-        copies: Iterable[int] = (),
-        generator: Generators = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(in_dim, out_dim, copies)
-        n, N = sorted((in_dim // 2, out_dim // 2))
-        self.weight = nn.Parameter(torch.empty(*self.copies, N, n, device=device, dtype=dtype))
-        self.reset_parameters(generator)
-
-    def reset_parameters(self, generator: Generators = None) -> None:
-        p = self.weight
-        points = [
-            STIEFEL.random(*p.shape[-2:], generator=g, dtype=p.dtype, device=p.device if g is None else g.device)
-            for g in self.generators(generator)
-        ]
-        drawn = torch.stack(points).view(p.shape)
-        with torch.no_grad():
-            p.copy_(drawn)
-            constrain(self, "weight", STIEFEL)
-            p.copy_(drawn)  # the very points: what `constrain` rounds depends on the number of copies
-
-    def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        Phi = self.weight.view(-1, *self.weight.shape[-2:])
-        if self.out_dim < self.in_dim:
-            Phi = Phi.mT
-        return torch.bmm(Phi, q), torch.bmm(Phi, p)
-
-
-class Chain(PhaseSpaceMap):
-    """Maps one after another; the halves stay apart from the first to the last. `fused` as in SymplecticAutoencoder."""
-
-    unfused: str | None = None
-
-    def __init__(self, layers: Sequence[PhaseSpaceMap], fused: bool = False) -> None:
-        super().__init__(layers[0].in_dim, layers[-1].out_dim, layers[0].copies)
-        self.layers, self.fused = nn.ModuleList(layers), fused
-
-    def reset_parameters(self, generator: Generators = None) -> None:
-        for layer in self.layers:
-            assert isinstance(layer, PhaseSpaceMap)
-            layer.reset_parameters(generator)
-
-    def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        said, self.unfused = self.unfused, None
-        for run in self.runs():
-            if self.fused and isinstance(run[0], Gradient) and not torch.compiler.is_compiling():
-                parameters = [w for layer in run for w in (layer.weight, layer.scale, layer.bias)]
-                why = compiled.unavailable(q, p, *parameters)
-                if why is None:
-                    if isinstance(run[0], GradientQ):
-                        q, p = compiled.kicks(q, p, parameters)
-                    else:
-                        p, q = compiled.kicks(p, q, parameters)
-                    continue
-                self.unfused = why
-            for layer in run:
-                q, p = layer.features_first(q, p)
-        if self.unfused not in (None, said):
-            warnings.warn(f"fused gradient layers are not used: {self.unfused}", stacklevel=2)
-        return q, p
-
-    def runs(self) -> list[list[Any]]:
-        """The layers, where gradient layers of one size that take turns, Q and P, are one run; every other is alone."""
-        runs: list[list[Any]] = []
-        for layer in self.layers:
-            last = runs[-1][-1] if runs else None
-            one_run = (
-                isinstance(layer, Gradient)
-                and isinstance(last, Gradient)
-                and type(layer) is not type(last)
-                and (layer.in_dim, layer.width) == (last.in_dim, last.width)
-            )
-            if one_run:
-                runs[-1].append(layer)
-            else:
-                runs.append([layer])
-        return runs
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, fused={self.fused}"
+from .phase_space import PSD, Chain, Generators, GradientP, GradientQ, PhaseSpaceMap
 
 
 class SymplecticAutoencoder(PhaseSpaceMap):
@@ -247,11 +23,6 @@ class SymplecticAutoencoder(PhaseSpaceMap):
     gradient layers and a PSD layer down to the next one. The decoder takes its dimensions the other way: for all but
     the last, `decoder_layers` gradient layers and a PSD layer up, and then `decoder_output_layers` at full_dim.
     Gradient layers of one dimension alternate, GradientQ first; their width is upscale * d.
-
-    With `fused=True` consecutive gradient layers of one dimension are one pass of compiled C where that can be had
-    (float32 on the CPU, halves of at most 16 dimensions, a C compiler: `ghor.nn.fused_gradients`); every call decides,
-    a warning says why where it cannot, and `encoder.unfused` keeps that reason until a call can. `encoder.fused` and
-    `decoder.fused` can be set at any time.
 
     `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model; `reset_parameters`
     and `generator` take ten generators for the ten networks that these give one by one.
@@ -272,7 +43,6 @@ class SymplecticAutoencoder(PhaseSpaceMap):
         decoder_layers: int = 20,
         decoder_output_layers: int = 10,
         upscale: int = 20,
-        fused: bool = False,
         copies: Iterable[int] = (),
         generator: Generators = None,
         device: Any = None,
@@ -298,8 +68,8 @@ class SymplecticAutoencoder(PhaseSpaceMap):
 
         down = dimensions(full_dim, reduced_dim, encoder_blocks)
         up = dimensions(full_dim, reduced_dim, decoder_blocks)[::-1]
-        self.encoder = Chain(blocks(down, encoder_layers), fused)
-        self.decoder = Chain([*blocks(up, decoder_layers), *gradients(full_dim, decoder_output_layers)], fused)
+        self.encoder = Chain(blocks(down, encoder_layers))
+        self.decoder = Chain([*blocks(up, decoder_layers), *gradients(full_dim, decoder_output_layers)])
 
     def reset_parameters(self, generator: Generators = None) -> None:
         self.encoder.reset_parameters(generator)
@@ -321,34 +91,3 @@ def dimensions(full_dim: int, reduced_dim: int, blocks: int) -> list[int]:
     if not 2 <= blocks <= fall + 1:
         raise ValueError(f"from {full_dim} to {reduced_dim} dimensions there are 2 to {fall + 1} blocks, got {blocks}")
     return [full_dim - 2 * (i * fall // (blocks - 1)) for i in range(blocks)]
-
-
-def jacobian(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
-    """The derivative at every point of z (..., points, in_dim), of every copy: (..., points, out_dim, in_dim)."""
-    x = z.detach().expand(*layer.broadcast(z), *z.shape[-2:]).clone().requires_grad_()
-    with torch.enable_grad():
-        y = layer(x)
-        # points and copies do not mix: a row for all of them is the gradient of a sum over all of them
-        rows = [torch.autograd.grad(row.sum(), x, retain_graph=True)[0] for row in y.unbind(-1)]
-    return torch.stack(rows, -2)
-
-
-def symplecticity(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
-    """How far the map is from symplectic: its largest defect over the points of z (..., points, in_dim), a copy each.
-
-        max |M^T J M - J| if out_dim >= in_dim (decoder),  max |M J M^T - J| otherwise (encoder),  J = [0, I; -I, 0]
-
-    with M the Jacobian, out_dim x in_dim, and J of the size that fits. Zero up to rounding for every layer here, for
-    the encoder and for the decoder; not for the autoencoder, whose Jacobian has the rank of reduced_dim.
-    """
-    M = jacobian(layer, z)
-    if layer.out_dim < layer.in_dim:
-        M = M.mT
-    return (M.mT @ canonical(M.shape[-2], M) @ M - canonical(M.shape[-1], M)).abs().amax((-3, -2, -1))
-
-
-def canonical(dim: int, like: Tensor) -> Tensor:
-    """J = [0, I; -I, 0] of order dim, in dtype and on the device of `like`."""
-    I = torch.eye(dim // 2, dtype=like.dtype, device=like.device)
-    zero = torch.zeros_like(I)
-    return torch.cat([torch.cat([zero, I], 1), torch.cat([-I, zero], 1)])

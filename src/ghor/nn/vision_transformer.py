@@ -22,12 +22,12 @@ def patches(images: Tensor, size: int) -> Tensor:
 class Block(nn.Module):
     """x <- attention(x); x <- x + tanh(A x + b), on (batch, dim, tokens).
 
-    Both are one pass of compiled C if the attention is `fused`, unless hooks have to see what the attention gives.
+    Both are one call of the attention's `formula`, unless hooks have to see what the attention gives.
     """
 
-    def __init__(self, dim: int, heads: int, space: Space | None, scale: Scale, fused: bool, **factory: Any) -> None:
+    def __init__(self, dim: int, heads: int, space: Space | None, scale: Scale, **factory: Any) -> None:
         super().__init__()
-        self.attention = StiefelAttention(dim, heads, space, scale, fused, **factory)
+        self.attention = StiefelAttention(dim, heads, space, scale, **factory)
         self.weight = nn.Parameter(torch.empty(dim, dim, **factory))
         self.bias = nn.Parameter(torch.empty(dim, **factory))
         self.reset_parameters()
@@ -57,7 +57,7 @@ class VisionTransformer(nn.Module):
         x <- patches(image);  16 times: x <- attention(x), x <- x + tanh(A x + b);  softmax(W x_last)
 
     No positional encoding, no class token, no normalisation, no residual around the attention. With the defaults 16
-    patches of 7 x 7 and 16 * 3 * 7 = 336 projections on St(7, 49). `space`, `scale` and `fused` go to
+    patches of 7 x 7 and 16 * 3 * 7 = 336 projections on St(7, 49). `space` and `scale` go to
     `StiefelAttention`. Euclidean weights are Glorot-uniform, biases zero. For one `generator` seed the Euclidean
     weights outside the attention are the same whatever `space` is.
 
@@ -74,7 +74,6 @@ class VisionTransformer(nn.Module):
         classes: int = 10,
         space: Space | None = STIEFEL,
         scale: Scale = "dim",
-        fused: bool = False,
         generator: Generator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -84,12 +83,12 @@ class VisionTransformer(nn.Module):
             raise ValueError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
         self.image_size, self.patch_size = image_size, patch_size
         dim, factory = patch_size**2, {"device": device, "dtype": dtype}
-        self.blocks = nn.ModuleList(Block(dim, heads, space, scale, fused, **factory) for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(dim, heads, space, scale, **factory) for _ in range(blocks))
         self.head = nn.Parameter(torch.empty(classes, dim, **factory))
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Everything drawn anew, the Euclidean weights first: they are then the same for every space."""
+        """Everything drawn again, the Euclidean weights first: they are then the same for every space."""
         glorot_(self.head, generator)
         for block in self.blocks:
             assert isinstance(block, Block)

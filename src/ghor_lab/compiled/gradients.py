@@ -1,4 +1,4 @@
-"""A run of gradient layers as one pass over memory: C, compiled on first use, as `ghor.nn.fused` does for attention.
+"""A run of gradient layers as one pass over memory: C, compiled on first use by the machine's own compiler.
 
 With halves of one or two dimensions and 20 rows a dimension, the plain formula is some hundred small operations whose
 activations, width x points, go through memory several times. `kicks` gives the same values up to rounding, on the same
@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .fused import build, derivatives, in_parts, not_plain
+from ghor.nn.phase_space import Gradient, GradientQ, PhaseSpaceMap, kick
+
+from .build import build
+from .fallback import derivatives, not_plain
+from .parts import in_parts
 
 SOURCE = Path(__file__).with_name("gradient_core.c")
 LARGEST = 16  # dimensions of a half: beyond, they do not fit into registers, and a matrix library is good
@@ -57,14 +62,6 @@ def addresses(tensors: Sequence[Tensor]) -> Any:
     array: Any = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
     array.tensors = tensors
     return array
-
-
-def kick(x: Tensor, y: Tensor, K: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x + K^T (a * tanh(K y + b)) by operations of torch, for the shapes of `kicks`."""
-    m, d = K.shape[-2:]
-    K, a, b = K.reshape(-1, m, d), a.reshape(-1, m, 1), b.reshape(-1, m, 1)
-    # a goes into K: a pass over m x d weights and not over m x points activations
-    return torch.baddbmm(x, (a * K).mT, torch.tanh(torch.baddbmm(b, K, y)))
 
 
 def formula(x: Tensor, y: Tensor, *parameters: Tensor) -> Tensor:
@@ -121,7 +118,7 @@ def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, T
     """x <- x + K^T (a * tanh(K y + b)), then y by x with the next K, a, b, and so on: x and y after the last layer.
 
     x and y are (copies, d, points), `parameters` K, a, b of every layer, (*copies, m, d) and twice (*copies, m).
-    Gradients that are to be differentiated again, and those of a backward pass that is watched, traced or batched, are
+    Gradients that are to be differentiated again, and those of a backward pass that is traced or batched, are
     by operations of torch.
     """
     if x.dim() != 3 or x.shape != y.shape or not parameters or len(parameters) % 3:
@@ -138,3 +135,49 @@ def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, T
         raise ValueError(why)
     out: tuple[Tensor, Tensor] = Kicks.apply(x, y, *parameters)  # type: ignore[no-untyped-call]
     return out
+
+
+class Gradients:
+    """What `ghor.nn.phase_space.chained` gives, runs of gradient layers by `kicks` where they can be.
+
+    A warning says why where they cannot; `unused` keeps that reason until a call can.
+    """
+
+    unused: str | None = None
+
+    def __call__(self, layers: Iterable[PhaseSpaceMap], q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        said, self.unused = self.unused, None
+        for run in runs(layers):
+            if isinstance(run[0], Gradient) and not torch.compiler.is_compiling():
+                parameters = [w for layer in run for w in (layer.weight, layer.scale, layer.bias)]
+                why = unavailable(q, p, *parameters)
+                if why is None:
+                    if isinstance(run[0], GradientQ):
+                        q, p = kicks(q, p, parameters)
+                    else:
+                        p, q = kicks(p, q, parameters)
+                    continue
+                self.unused = why
+            for layer in run:
+                q, p = layer.features_first(q, p)
+        if self.unused not in (None, said):
+            warnings.warn(f"compiled gradient layers are not used: {self.unused}", stacklevel=2)
+        return q, p
+
+
+def runs(layers: Iterable[PhaseSpaceMap]) -> list[list[Any]]:
+    """The layers, where gradient layers of one size that take turns, Q and P, are one run; every other is alone."""
+    found: list[list[Any]] = []
+    for layer in layers:
+        last = found[-1][-1] if found else None
+        one_run = (
+            isinstance(layer, Gradient)
+            and isinstance(last, Gradient)
+            and type(layer) is not type(last)
+            and (layer.in_dim, layer.width) == (last.in_dim, last.width)
+        )
+        if one_run:
+            found[-1].append(layer)
+        else:
+            found.append([layer])
+    return found

@@ -1,0 +1,85 @@
+"""How often its first steps catch a run in the constant prediction: by start, frame and warm-up, k of n seeds.
+
+A run is caught if the loss of the last step of its first epoch is still above 1.32: a constant prediction has
+sqrt(1.8) = 1.34, and a uniform one, where training begins, 0.95.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any
+
+from .config import Config
+from .pool import EXPERIMENTS, Pool, name
+from .protocol import FRAMES, STARTS
+from .record import Run
+from .table import Column, Row, Table
+from .tables import numbers
+
+ABOVE = 1.32
+Z = 1.959963984540054  # 95 % of a normal distribution are within this many deviations
+
+
+def configurations(
+    experiments: Iterable[str], optimizer: str, seeds: Iterable[int], warmup: int, **common: Any
+) -> list[Config]:
+    """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there is one."""
+    manifold = optimizer != "standard-adam"
+    cells: list[dict[str, Any]] = [{"start": s, "frame": f} for s, f in product(STARTS, FRAMES)] if manifold else [{}]
+    cells += [{"warmup": warmup}] if warmup else []
+    return [
+        Config(experiment, optimizer, (seed,), 1, 1e-3, **cell, **common)
+        for experiment, cell, seed in product(experiments, cells, seeds)
+    ]
+
+
+def caught(run: Run) -> bool | None:
+    """Whether the run's one seed was; None where the record does not say."""
+    losses = run.epochs[0].get("last_loss") if run.epochs else None
+    return losses and (losses[0] is None or losses[0] > ABOVE)
+
+
+def wilson(k: int, n: int) -> tuple[float, float]:
+    """The share of which k of n is no surprise, at 95 %: p with |k / n - p| <= z sqrt(p (1 - p) / n)."""
+    middle, half = (k + Z**2 / 2) / (n + Z**2), Z / (n + Z**2) * math.sqrt(k * (n - k) / n + Z**2 / 4)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def table(file: str, pools: Sequence[Pool]) -> Table | None:
+    """Of configurations whose records say it, and of all starts and frames of an optimizer together."""
+    cells: dict[str, tuple[Pool, dict[int, bool]]] = {}
+    for p in sorted(pools, key=lambda p: p.epochs):
+        _, seeds = cells.setdefault(json.dumps(p.config, sort_keys=True), (p, {}))
+        seeds.update({run.header["config"]["seeds"][0]: found for run in p.runs if (found := caught(run)) is not None})
+    rows: list[Row] = []
+    sums: dict[str, list[tuple[Pool, dict[int, bool]]]] = {}
+    for p, seeds in cells.values():
+        if seeds:
+            rows.append(_row(p, "", len(seeds), sorted(seed for seed, found in seeds.items() if found)))
+            rest = {k: v for k, v in p.config.items() if k not in ("start", "frame")}
+            sums.setdefault(json.dumps(rest, sort_keys=True), []).append((p, seeds))
+    for same in sums.values():
+        if len(same) > 1:
+            p = min((p for p, _ in same), key=lambda p: len(p.config))
+            outcomes = [found for _, seeds in same for found in seeds.values()]
+            rows.append(_row(p, ", all starts and frames", len(outcomes), sum(outcomes)))
+    columns = (
+        *(Column("experiment", "experiment"), Column("configuration", "configuration")),
+        *(Column("runs", "runs", "number", "d"), Column("caught", "caught", "number", "d")),
+        Column("percent", "%", "number", ".0f"),
+        Column("interval", "95 % interval (%)", "range", ".0f"),
+        Column("seeds", "seeds caught"),
+    )
+    caption = f"Caught: a loss above {ABOVE} at the end of the first epoch"
+    return Table(file, caption, columns, rows) if rows else None
+
+
+def _row(p: Pool, which: str, n: int, seeds: list[int] | int) -> Row:
+    title = p.title().removesuffix(f", {p.epochs} epochs") + which
+    k = seeds if isinstance(seeds, int) else len(seeds)
+    low, high = wilson(k, n)
+    listed = None if isinstance(seeds, int) or not seeds else numbers(seeds)
+    return Row((name(EXPERIMENTS, p.experiment), title, n, k, 100 * k / n, (100 * low, 100 * high), listed))

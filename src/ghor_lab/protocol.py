@@ -1,0 +1,104 @@
+"""The authors' protocol where it differs from ours: how runs start, their frames, and which runs count.
+
+From a public version of the scripts that made the paper's tables. Every part is a field of the configuration, or is
+recorded with every run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from ghor.declare import spaces as declared_spaces
+from ghor.spaces import Euclidean
+
+from .record import Run
+
+STARTS = ("uniform", "authors")
+FRAMES = ("closed-form", "random")
+JUDGED = 50  # epochs, from which on the accuracy counts
+TRIVIAL = math.sqrt(1.8)  # the loss of a constant prediction for ten classes
+
+
+def on_manifolds(model: nn.Module) -> Iterator[Tensor]:
+    """The weights that are on one."""
+    return (p for _, p, space in declared_spaces(model) if not isinstance(space, Euclidean))
+
+
+@torch.no_grad()
+def authors_start(model: nn.Module) -> None:
+    """Uniform points Y to theirs: the Q of LAPACK's X = Q R without a correction of signs, E[Y] = -0.11 [I; 0].
+
+    X is the normal matrix that Y was made from, Y = Q sign(R). The reflections of X and of Y are the same, so are
+    their Q.
+    """
+    for p in on_manifolds(model):
+        p.copy_(torch.linalg.qr(p.double()).Q)
+
+
+@torch.no_grad()
+def random_frames(opt: Optimizer, model: nn.Module, generator: Generator) -> None:
+    """First sections Lambda = [Y, Q] with random Q: that of the QR decomposition of (I - Y Y^T) X, X normal.
+
+    Computed from that of [Y, X], where Q is as orthogonal to Y as can be. Only the signs of its columns can differ,
+    which no lifted optimizer can tell.
+    """
+    for p in on_manifolds(model):
+        Y = p.double()
+        *batch, N, n = Y.shape
+        X = torch.randn(*batch, N, N - n, generator=generator, dtype=Y.dtype).to(Y.device)
+        Q = torch.linalg.qr(torch.cat([Y, X], -1)).Q[..., n:]
+        opt.state[p]["section"] = torch.cat([p, Q.to(p.dtype)], -1)
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+def judge(optimizer: str, epochs: Sequence[dict[str, Any]]) -> list[str | None]:
+    """For each seed why its run would not count, None if it would, from the lines of its epochs.
+
+    A run counts if all losses are finite, the drift is at most 1e-2 and, for standard Adam, the last loss is within
+    0.05 of sqrt(1.8); for the others, the last loss is below 0.98 of the first and, from 50 epochs on, the accuracy
+    at least 30 %.
+    """
+    last = epochs[-1]
+    losses = list(zip(*(line["loss"] for line in epochs), strict=True))
+    drifts, accuracies = (last.get(key) or [0.0] * len(losses) for key in ("drift", "test_accuracy"))
+    known = last.get("test_accuracy") is not None
+    found: list[str | None] = []
+    for loss, drift, accuracy in zip(losses, drifts, accuracies, strict=True):
+        why = None
+        if any(x is None or not math.isfinite(x) for x in (*loss, drift)):
+            why = "not finite"
+        elif drift > 1e-2:
+            why = f"drift {drift:.1e}"
+        elif optimizer == "standard-adam":
+            if not abs(loss[-1] - TRIVIAL) <= 0.05:
+                why = f"loss {loss[-1]:.3f}, not within 0.05 of {TRIVIAL:.3f}"
+        elif len(loss) > 1 and not loss[-1] < 0.98 * loss[0]:
+            why = f"loss {loss[-1]:.3f} after {loss[0]:.3f} in the first epoch"
+        elif len(loss) >= JUDGED and known and not accuracy >= 30:
+            why = f"accuracy {accuracy:.1f} %"
+        found.append(why)
+    return found
+
+
+def gate(optimizer: str, epochs: Sequence[dict[str, Any]], model: nn.Module) -> list[str | None]:
+    """The same at the end of training, when the weights can be looked at, too."""
+    found = judge(optimizer, epochs)
+    finite = [torch.isfinite(p).reshape(len(found), -1).all(1) for p in model.parameters()]  # copies first
+    whole = torch.stack(finite).all(0).tolist()
+    return [why if ok else why or "not finite" for why, ok in zip(found, whole, strict=True)]
+
+
+def verdicts(run: Run) -> list[str | None]:
+    """As recorded at the end of a run, or judged from its epochs so far."""
+    end = run.last("end")
+    if end is not None and "gate" in end and end["epochs"] == len(run.epochs):
+        return list(end["gate"])
+    return judge(run.header["config"]["optimizer"], run.epochs)
