@@ -1,9 +1,13 @@
 """Fixtures: the devices that are there, and how many threads."""
 
+import hypothesis
 import pytest
 import torch
 
+pytest.register_assert_rewrite("table", "steps", "refusals", "faults")
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes what time it takes
+hypothesis.settings.load_profile("any machine")
 
 
 def devices() -> list[str]:

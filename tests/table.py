@@ -1,14 +1,29 @@
-"""The law table: every space of the package with shapes to try it on, found by walking `ghor.spaces`."""
+"""The law table: every space of the package with shapes to try it on, found by walking `ghor.spaces`.
+
+What a space can do is asked here and nowhere else: `has`, `is_flat`, `is_compact`, ... Tests ask these, so that none of
+them has the name of a space in a condition, and a new space is tried by all that it has what they need for.
+"""
 
 import importlib
 import inspect
+import itertools
 import pkgutil
+from collections.abc import Callable, Sequence
+from functools import cache
 
+import pytest
 import torch
 
 import ghor
 import ghor.spaces
+import ghor.stack
+from ghor.spaces.anchored import Anchored
 from ghor.spaces.base import Space
+from ghor.spaces.boosted import Boosted
+from ghor.spaces.form import Form
+from ghor.spaces.framed import Framed
+from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.symplectic import Symplectic
 
 # Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions 0, 1, 2.
 SHAPES = [
@@ -26,17 +41,117 @@ SHAPES = [
     (2, 3, 6, 2),
     (2, 4, 4),
 ]
+# For the spaces whose points are no matrices with a form: three of these that they accept.
+OTHER_SHAPES = [(7,), (2, 3), (3, 3), (3, 4), (4, 4), (4, 2, 3), (4, 3, 3), (4, 3, 4), (2, 4, 4)]
+# One of each kind, for tests that go through them in a loop.
+KINDS = [(7,), (7, 1), (5, 5), (9, 8), (6, 4), (2, 10), (2, 3, 6, 2), (4, 4)]
 DTYPES = [torch.float64, torch.float32]
+# Two shapes are enough for complex tensors, where a space takes them: a batch, and a square or a wide one.
+COMPLEX_SHAPES = [(2, 3, 6, 2), (5, 5), (2, 10), (6, 4)]
+COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 RETRACTIONS = ["cayley", "geodesic"]
+
+
+# -- what a space can do -----------------------------------------------------------------------------------------------
+
+
+def is_helper(cls: type[Space]) -> bool:
+    """Whether a class is there for others to inherit from, and is no space itself."""
+    return inspect.isabstract(cls) or cls in (Form, Anchored, Orthogonal, Symplectic, Framed)
+
+
+def has(space: Space, what: str) -> bool:
+    """Whether the space has this part of the geometry of points: metric, rgrad, exp, log, transport, Omega, ..."""
+    return space.has(what)
+
+
+def has_implicit(space: Space) -> bool:
+    """Whether sections of the space can be implicit."""
+    return space.implicit
+
+
+def is_flat(space: Space) -> bool:
+    """Whether it is the vector space, whose weights are the base optimizer's own business."""
+    return isinstance(space, ghor.Euclidean)
+
+
+def is_compact(space: Space) -> bool:
+    """Whether points cannot grow: `project` finds the nearest point of any X of full rank, no velocity is too long."""
+    return space.compact
+
+
+def has_frame(space: Space) -> bool:
+    """Whether points are tall matrices, Lambda = [Y, Q] is a matrix of the group, and W in g^hor is W E = [A; B]."""
+    return isinstance(space, Form)
+
+
+def has_complex(space: Space) -> bool:
+    """Whether weights on the space can be complex."""
+    try:
+        space.check_dtype(torch.complex128)
+    except TypeError:
+        return False
+    return not is_flat(space)
+
+
+def is_graph(space: Space) -> bool:
+    """Whether every tensor has a point near it, 0 as well: all but one coordinate are free, and give that one."""
+    return isinstance(space, Boosted)
+
+
+def is_cone(space: Space) -> bool:
+    """Whether multiples of points are points."""
+    return bool((space.distance(2 * space.E(shapes(space)[0])) == 0).all())
+
+
+def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
+    """Points off the space by this part of their size: too long, or where that is a point too, not symmetric."""
+    if not is_cone(space):
+        return (1 + by) * Y
+    X = Y.clone()
+    X[..., 0, -1] += 2 * by * torch.linalg.matrix_norm(Y.double()).to(Y)
+    return X
+
+
+def has_canonical_metric(space: Space) -> bool:
+    """Whether the metric is that of g^hor: then transport is an isometry, and rgrad in coordinates is global_grad."""
+    return isinstance(space, Orthogonal | ghor.Euclidean) or (isinstance(space, Framed) and space.scale == 1)
+
+
+def tolerance(space: Space, Y: torch.Tensor) -> float:
+    """How far off counts as on, for weights of Y's shape and dtype."""
+    return float(space.tolerance(Y).max())
+
+
+def polished(space: Space, Y: torch.Tensor) -> torch.Tensor:
+    """Y after one polishing."""
+    if not has_frame(space):
+        return space.apply_section(space.polish(space.section(Y).clone(), Y, point_only=True), Y)
+    M = space.matrix(Y).clone()
+    return space.unmatrix(space.polish(M, Y, point_only=True), Y.shape)
+
+
+def ghor_product(space: Space, W: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
+    """The inner product of g^hor, in which global_grad is the derivative: <A, A'>/2 + <B, B'>."""
+    if isinstance(space, Framed):
+        return space.ghor_inner(W, V)
+    if not has_frame(space):
+        return (W.conj() * V).real.sum(one(space, W))
+    P = (space.matrix(W).conj() * space.matrix(V)).real
+    n = P.shape[-1]
+    return P[..., :n, :].sum((-2, -1)) / 2 + P[..., n:, :].sum((-2, -1))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def all_spaces() -> list[Space]:
     found = {}
     for module in pkgutil.iter_modules(ghor.spaces.__path__):
         for _, cls in inspect.getmembers(importlib.import_module(f"ghor.spaces.{module.name}"), inspect.isclass):
-            if issubclass(cls, Space) and not inspect.isabstract(cls) and cls.__module__.endswith(f".{module.name}"):
+            if issubclass(cls, Space) and not is_helper(cls) and cls.__module__.endswith(f".{module.name}"):
                 found[cls.__name__] = cls()
-    return [space for name, space in sorted(found.items()) if name != "Orthogonal"]
+    return [space for _, space in sorted(found.items())]
 
 
 def accepts(space: Space, shape: tuple[int, ...]) -> bool:
@@ -47,10 +162,21 @@ def accepts(space: Space, shape: tuple[int, ...]) -> bool:
     return True
 
 
-SPACES = all_spaces()
-MANIFOLDS = [s for s in SPACES if s != ghor.Euclidean()]
-CASES = [(s, shape) for s in SPACES for shape in SHAPES if accepts(s, shape)]
-MANIFOLD_CASES = [(s, shape) for s, shape in CASES if s != ghor.Euclidean()]
+def shapes(space: Space, tried: Sequence[tuple[int, ...]] = SHAPES) -> list[tuple[int, ...]]:
+    """Those that the space accepts."""
+    if has_frame(space) or is_flat(space):
+        return [x for x in tried if accepts(space, x)]
+    other = [x for x in OTHER_SHAPES if accepts(space, x)]
+    return other[:2] + other[2:][-1:]
+
+
+def kinds(space: Space) -> list[tuple[int, ...]]:
+    """n = 1, N = n, N = n + 1, N < 2n, wide, a batch, as far as the space has them."""
+    return shapes(space, KINDS)
+
+
+def sections(space: Space) -> list[str]:
+    return ["transported", "implicit"] if has_implicit(space) else ["transported"]
 
 
 def name(value: object) -> str:
@@ -59,27 +185,112 @@ def name(value: object) -> str:
     )
 
 
+SPACES = all_spaces()
+MANIFOLDS = [s for s in SPACES if not is_flat(s)]
+CASES = [(s, shape) for s in SPACES for shape in shapes(s)]
+MANIFOLD_CASES = [(s, shape) for s, shape in CASES if not is_flat(s)]
+COMPLEX_CASES = [(s, shape) for s in SPACES if has_complex(s) for shape in shapes(s, COMPLEX_SHAPES)[:2]]
+
+SECTIONS = [(s, k) for s in MANIFOLDS for k in sections(s)]
+FIRST = [(s, shapes(s)[0]) for s in MANIFOLDS]
+each_space = pytest.mark.parametrize("space", MANIFOLDS, ids=name)
+each_section = pytest.mark.parametrize(("space", "section"), SECTIONS, ids=name)
+each_shape = pytest.mark.parametrize(("space", "shape"), FIRST, ids=name)
+each_shape_and_section = pytest.mark.parametrize(
+    ("space", "shape", "section"), [(s, shape, k) for s, shape in FIRST for k in sections(s)], ids=name
+)
+
+LAWS = []
+
+
+def law(
+    *needs: str, where: Callable[[Space], bool] = lambda space: True, dtypes=DTYPES, **more: list[object]
+) -> Callable:
+    """A test that is a law of (space, shape, dtype, ...), on every space of the table that has what it needs."""
+
+    def holds(space: Space) -> bool:
+        return where(space) and all(has(space, n) for n in needs)
+
+    def declare(test: Callable) -> Callable:
+        values = {"dtype": dtypes, **more}
+        test.holds = holds
+        test.grid = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+        LAWS.append(test)
+        cases = [(*c, dtype) for dtype in dtypes for c in CASES if holds(c[0])]
+        cases += [(*c, COMPLEX[d]) for d in dtypes if d in COMPLEX for c in COMPLEX_CASES if holds(c[0])]
+        test = pytest.mark.parametrize(("space", "shape", "dtype"), cases, ids=name)(test)
+        for key, tried in more.items():
+            test = pytest.mark.parametrize(key, tried, ids=name)(test)
+        return test
+
+    return declare
+
+
+# -- points and vectors ------------------------------------------------------------------------------------------------
+
+
 def randn(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=gen, dtype=wide(dtype)).to(dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float64, or complex128."""
+    return torch.promote_types(dtype, torch.float64)
+
+
+def one(space: Space, Y: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions of one member of a batch: those that `distance` makes a number of."""
+    return tuple(range(space.distance(Y).dim(), Y.dim()))
+
+
+def inner(space: Space, Y: torch.Tensor, U: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
+    """Re <U, V> of each member of a batch."""
+    return (U.conj() * V).real.sum(one(space, Y))
+
+
+def sized(space: Space, Y: torch.Tensor, V: torch.Tensor, size: float) -> torch.Tensor:
+    """V with Frobenius norm `size` in every member of the batch (in the whole, where flat)."""
+    return V * (size / torch.linalg.vector_norm(V, dim=one(space, Y), keepdim=True))
+
+
+def horizontal(
+    space: Space, Y: torch.Tensor, Lambda: torch.Tensor, gen: torch.Generator, size: float = 1.0
+) -> torch.Tensor:
+    """A random element of g^hor, of norm `size`, in the layout of the point below Lambda."""
+    return sized(space, Y, space.global_grad(Lambda, randn(tuple(Y.shape), gen, Y.dtype)), size)
 
 
 def point(
     space: Space, shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
     """A generic point: a random one, moved a little (random symplectic points are orthogonal too, which is special)."""
-    Y = space.random(*shape, generator=gen, dtype=torch.float64)
-    Y = space.retract(Y, 0.2 * space.tangent(Y, randn(shape, gen)))
-    return space.project(Y).to(dtype)
+    return _point(space, shape, int(torch.randint(2**31, (), generator=gen)), wide(dtype)).to(dtype, copy=True)
+
+
+@cache
+def _point(space: Space, shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(seed)
+    Y = space.random(*shape, generator=gen, dtype=dtype)
+    Lambda = space.section(Y)
+    moved = space.update_section(Lambda, horizontal(space, Y, Lambda, gen))
+    return space.project(space.apply_section(moved, space.E(shape, dtype=dtype)))
 
 
 def tangent(space: Space, Y: torch.Tensor, gen: torch.Generator, size: float = 1.0) -> torch.Tensor:
-    """A random tangent vector of Frobenius norm `size` in every matrix of the batch (of the whole, where flat)."""
-    V = space.tangent(Y, randn(tuple(Y.shape), gen, Y.dtype))
-    if space == ghor.Euclidean():
-        return V * (size / V.norm())
-    M = space.matrix(V)
-    return space.unmatrix(M * (size / M.norm(dim=(-2, -1), keepdim=True)), V.shape)
+    """A random tangent vector of Frobenius norm `size` in every member of the batch."""
+    return sized(space, Y, space.tangent(Y, randn(tuple(Y.shape), gen, Y.dtype)), size)
 
 
 def eps(x: torch.Tensor) -> float:
     return torch.finfo(x.dtype).eps
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tol: float) -> None:
+    assert (a - b).abs().max() <= tol
+
+
+def on(space: Space, Y: torch.Tensor) -> bool:
+    """On the space and finite: rounding of a few steps in an N x n matrix of norm sqrt(n) (more if not compact)."""
+    Y = Y.detach()
+    rounding = 4 * eps(Y) * (1 + Y.double().norm() ** 2)
+    return bool(torch.isfinite(Y).all()) and bool(space.distance(Y.double()).max() <= rounding)

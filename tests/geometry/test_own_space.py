@@ -1,84 +1,87 @@
-"""The space of CONTRIBUTING.md, word for word, and the laws on it."""
+"""The spaces of CONTRIBUTING.md as they stand there: linted, and the laws on them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-import test_laws as laws
+import test_laws_of_points  # noqa: F401
+import test_laws_of_the_step  # noqa: F401
 import torch
-from table import randn
-from torch import Tensor
+from table import LAWS, name, randn
 
 import ghor
-from ghor.spaces.orthogonal import Orthogonal
+
+ROOT = Path(__file__).parents[2]
+CODE = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Flag(Orthogonal):
-    """Flags of subspaces of dimensions sizes[0], sizes[0] + sizes[1], ... g^hor: A skew with zero diagonal blocks."""
-
-    sizes: tuple[int, ...] = (1, 1)
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        super().check_shape(shape)
-        if self.size(shape)[1] != sum(self.sizes):
-            raise ValueError(f"{self} holds matrices with {sum(self.sizes)} columns, got shape {tuple(shape)}")
-
-    def skew(self, X: Tensor) -> Tensor:
-        """X - X^T outside the diagonal blocks: turning a basis within its subspace does not move the flag."""
-        block = torch.repeat_interleave(torch.tensor(self.sizes, device=X.device))
-        return (X - X.mT) * (block[:, None] != block[None, :])
+def load(i):
+    module = ModuleType(f"space_of_the_guide_{i}")
+    sys.modules[module.__name__] = module
+    exec(compile(CODE[i], module.__name__, "exec", dont_inherit=True), module.__dict__)
+    return module
 
 
-SPACE, SHAPE = Flag(sizes=(2, 1)), (9, 3)
+STRUCTURES, TRIANGULAR = load(0).ComplexStructures(), load(1).UnitTriangular()
+SPACES = [(STRUCTURES, (6, 6)), (TRIANGULAR, (2, 4, 4))]
 
 
-def test_the_code_is_that_of_the_guide():
-    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
-    source = Path(__file__).read_text()
-    example = guide.split("```python")[1].split("```")[0]
-    assert example[example.index("@dataclass") :].strip() in source
+@pytest.mark.parametrize("code", CODE, ids=["with a form", "without"])
+def test_the_code_passes_as_pasted(code):
+    for command in (["check"], ["format", "--check"]):
+        pytest.importorskip("ruff")
+        run = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "src/ghor/spaces/pasted.py", "-"]
+        done = subprocess.run(run, input=code, text=True, capture_output=True, cwd=ROOT)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_it_obeys_the_laws(dtype, gen):
-    for law in (
-        laws.test_random_points_are_on_the_space,
-        laws.test_section_lies_above_its_point,
-        laws.test_rgrad_represents_the_differential,
-        laws.test_tangent_is_a_projection,
-        laws.test_omega_lifts_tangent_vectors,
-        laws.test_global_rep_is_the_isomorphism_to_ghor,
-        laws.test_global_grad_is_the_derivative_in_coordinates,
-        laws.test_transport_keeps_coordinates,
-        laws.test_project_finds_the_space_and_keeps_its_points,
-    ):
-        law(SPACE, SHAPE, dtype, gen)
-    for retraction in ("cayley", "geodesic"):
-        laws.test_update_section_is_lambda_times_the_dense_retraction(SPACE, SHAPE, dtype, retraction, gen)
-        laws.test_retraction_is_first_order(SPACE, SHAPE, retraction, gen)
-    laws.test_geodesics_continue_themselves(SPACE, SHAPE, gen)
+@pytest.mark.parametrize(
+    ("space", "shape", "law", "options"),
+    [
+        pytest.param(*case, law, options, id="-".join(map(name, [case[0], law.__name__[5:], *options.values()])))
+        for case in SPACES
+        for law in LAWS
+        if law.holds(case[0])
+        for options in law.grid
+    ],
+)
+def test_it_obeys_the_laws(space, shape, law, options, gen):
+    law(space, shape, **options, gen=gen)
 
 
-@pytest.mark.parametrize("section", ["transported", "implicit"])
-def test_a_flag_of_eigenspaces(section, gen):
-    """max tr(Y^T C Y D), D = diag(2, 2, 1): the first two eigenvectors, then the third."""
-    C = randn((9, 9), gen)
-    C = C + C.mT
-    D = torch.tensor([2.0, 2.0, 1.0], dtype=torch.float64)
-    Y = torch.nn.Parameter(SPACE.random(*SHAPE, generator=gen, dtype=torch.float64))
-    opt = ghor.optim.Adam([Y], space=SPACE, lr=0.05, section=section, maximize=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 600)
-    for _ in range(600):
+def test_the_nearest_complex_structure(gen):
+    """max <Y J Y^T, K> over SO(2n)/U(n) is the sum of K's singular values, K = Z D J D Z^T with det Z = 1."""
+    J = torch.zeros(6, 6, dtype=torch.float64)
+    J[:3, 3:], J[3:, :3] = torch.eye(3), -torch.eye(3)
+    Z, Y = (ghor.SpecialOrthogonal().random(6, 6, generator=gen, dtype=torch.float64) for _ in range(2))
+    D = torch.tensor([1.0, 2.0, 3.0] * 2, dtype=torch.float64).diag()
+    K, Y = Z @ D @ J @ D @ Z.mT, torch.nn.Parameter(Y)
+    opt = ghor.optim.Adam([Y], space=STRUCTURES, lr=0.1, maximize=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 300)
+    for _ in range(300):
         opt.zero_grad()
-        ((Y.mT @ C @ Y).diagonal() * D).sum().backward()
+        ((Y @ J @ Y.mT) * K).sum().backward()
         opt.step()
         schedule.step()
-    top = torch.linalg.eigh(C)[1].flip(1)[:, :3]
-    y = Y.detach()
-    assert (y[:, :2] @ y[:, :2].mT - top[:, :2] @ top[:, :2].mT).abs().max() < 1e-4
-    assert (y[:, 2:] @ y[:, 2:].mT - top[:, 2:] @ top[:, 2:].mT).abs().max() < 1e-4
-    assert SPACE.distance(y) < 1e-13
-    with pytest.raises(ValueError, match="3 columns"):
-        SPACE.check_shape((9, 4))
+    assert (Y @ J @ Y.mT - Z @ J @ Z.mT).abs().max() < 1e-4
+    assert STRUCTURES.distance(Y.detach()) < 1e-13
+
+
+def test_a_triangular_factor(gen):
+    """|U^-1 X| over unit triangular U is smallest for X = U D Q, with orthogonal rows left: an elimination."""
+    X = randn((4, 6), gen)
+    C = X @ X.mT
+    U = torch.nn.Parameter(TRIANGULAR.E((4, 4), dtype=torch.float64))
+    opt = ghor.optim.Adam([U], space=TRIANGULAR, lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 800)
+    for _ in range(800):
+        opt.zero_grad()
+        torch.linalg.solve(U, X).square().sum().backward()
+        opt.step()
+        schedule.step()
+    D = torch.linalg.solve(torch.linalg.solve(U.detach(), C), U.detach().mT, left=False)
+    assert (D - D.diagonal().diag()).abs().max() < 1e-3
+    assert TRIANGULAR.distance(U.detach()) == 0

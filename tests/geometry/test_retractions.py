@@ -89,7 +89,7 @@ def test_authors_reference_values(dtype):
         assert torch.equal(space.update_section(I, torch.zeros(20, 3, dtype=dtype), retraction), I)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     N=st.integers(2, 9),
     n=st.integers(1, 9),

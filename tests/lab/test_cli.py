@@ -21,7 +21,7 @@ from ghor_lab.cli import app, assigned, parse_seeds
 from ghor_lab.config import Config
 
 TWO = (*PENDULUM, "--epochs", "2")
-COMMANDS = ("run", "report", "data", "check", "bench")
+COMMANDS = ("run", "caught", "report", "pack", "data", "check", "bench")
 
 
 def call(*argv, code=0, columns=100):
@@ -203,6 +203,18 @@ def test_options_arrive(asked, tmp_path):
     assert (folder, data) == (tmp_path, tmp_path / "d")
 
 
+def test_the_authors_protocol(asked):
+    (config, standard), _, _ = asked("mnist", "--protocol", "authors", "-o", "geometric-adam", "-o", "standard-adam")
+    assert (config.start, config.frame, config.loss) == ("authors", "random", "after")
+    assert (standard.start, standard.frame, standard.loss) == ("uniform", "closed-form", "after")
+    options = "--protocol authors --frame closed-form --loss before --warmup 10 -o momentum"
+    (config,), _, _ = asked("mnist", *options.split())
+    assert (config.start, config.frame, config.loss, config.warmup) == ("authors", "closed-form", "before", 10)
+    (config,), _, _ = asked("mnist", "--start", "authors", "-o", "momentum")
+    assert config == Config("mnist", "momentum", (0,), 25, 1e-3, 2048, threads=config.threads, start="authors")
+    assert "for mnist and fashion-mnist" in call("run", "pendulum", "--protocol", "authors", code=2)
+
+
 def test_readings(asked):
     configs, _, _ = asked("pendulum", "--reading", "as-stated", "--reading", "equal-1e-2")
     assert [(c.label, c.optimizer, c.lr) for c in configs][-3:] == [
@@ -253,7 +265,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, columns):
     child.kill(signal.SIGINT)
     done = child.wait()
     assert done.code == 130, done.text
-    assert "stopped. The same command goes on from the last finished epoch." in done.text
+    assert "stopped. The same command resumes from the last finished epoch." in done.text
     assert "Traceback" not in done.text
     if columns:
         assert done.text.rindex("\x1b[?25h") > done.text.rindex("\x1b[?25l")
@@ -285,7 +297,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such():
 def test_warnings_are_lines(tmp_path):
     argv = [*TWO, "--lr", "1e20", "--out", tmp_path]
     text = forks().run(*argv)
-    assert re.search(r"^warning: a velocity of length .* is the learning rate meant\?$", text, re.MULTILINE)
+    assert re.search(r"^warning: a velocity of length .* is the learning rate intentional\?$", text, re.MULTILINE)
     assert "UserWarning" not in text
 
 

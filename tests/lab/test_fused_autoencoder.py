@@ -16,8 +16,10 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ghor
-from ghor.nn import PSD, GradientP, GradientQ, SymplecticAutoencoder, fused, fused_gradients, symplecticity
-from ghor.nn.symplectic_autoencoder import Chain, jacobian
+from ghor.nn import PSD, GradientP, GradientQ, SymplecticAutoencoder, symplecticity
+from ghor.nn.phase_space import Chain, jacobian
+from ghor_lab.compiled import build, parts, use, used
+from ghor_lab.compiled import gradients as compiled
 
 F64 = torch.float64
 EPS = 2**-23
@@ -29,8 +31,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def clear():
-    fused_gradients.library.cache_clear()
-    fused_gradients.missing.cache_clear()
+    compiled.library.cache_clear()
+    compiled.missing.cache_clear()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +48,7 @@ def cache(tmp_path_factory):
 def run(layers, d, m, copies, gen):
     """Gradient layers that take turns, biases away from zero."""
     kinds = (GradientQ, GradientP)
-    chain = Chain([kinds[i % 2](2 * d, m, copies, gen) for i in range(layers)], fused=True)
+    chain = use(Chain([kinds[i % 2](2 * d, m, copies, gen) for i in range(layers)]))
     with torch.no_grad():
         for layer in chain.layers:
             layer.bias.normal_(generator=gen)
@@ -54,11 +56,7 @@ def run(layers, d, m, copies, gen):
 
 
 def plain(model, dtype=F64):
-    model = copy.deepcopy(model).to(dtype)
-    for part in model.modules():
-        if isinstance(part, Chain):
-            part.fused = False
-    return model
+    return use(copy.deepcopy(model).to(dtype), False)
 
 
 def gradients(model, z, weights):
@@ -92,7 +90,7 @@ def test_values_and_gradients_are_those_of_the_formula(d, m, layers, copies, poi
 
 
 def test_a_run_that_begins_with_p(gen):
-    chain = Chain([GradientP(4, 10, generator=gen), GradientQ(4, 10, generator=gen)], fused=True)
+    chain = use(Chain([GradientP(4, 10, generator=gen), GradientQ(4, 10, generator=gen)]))
     z, weights = torch.randn(2, 20, 4, generator=gen)
     for ours, value in zip(
         gradients(chain, z, weights), gradients(plain(chain), z.double(), weights.double()), strict=True
@@ -104,8 +102,8 @@ def test_runs(gen):
     """Layers of one size that take turns are one run; others are not."""
     Q, P = (lambda m=6: GradientQ(4, m, generator=gen)), (lambda m=6: GradientP(4, m, generator=gen))
     layers = [Q(), P(), Q(), Q(), P(5), PSD(4, 2, generator=gen), GradientQ(2, 6, generator=gen)]
-    chain = Chain(layers, fused=True)
-    assert chain.runs() == [layers[:3], layers[3:4], layers[4:5], layers[5:6], layers[6:]]
+    chain = use(Chain(layers))
+    assert compiled.runs(chain.layers) == [layers[:3], layers[3:4], layers[4:5], layers[5:6], layers[6:]]
     z, weights = torch.randn(9, 4, generator=gen), torch.randn(9, 2, generator=gen)
     for ours, value in zip(
         gradients(chain, z, weights), gradients(plain(chain), z.double(), weights.double()), strict=True
@@ -115,7 +113,7 @@ def test_runs(gen):
 
 def test_tanh():
     """One layer with K = a = 1, b = 0 at x = 0 is tanh: all binades, both signs, what is 1, infinite, or no number."""
-    layer = Chain([GradientQ(2, 1)], fused=True)
+    layer = use(Chain([GradientQ(2, 1)]))
     with torch.no_grad():
         layer.layers[0].weight.fill_(1)
         layer.layers[0].scale.fill_(1)
@@ -143,7 +141,7 @@ def test_no_points_and_strided_halves(gen):
 
 
 def network(gen, **options):
-    return SymplecticAutoencoder(8, 2, 4, 2, **SMALL, copies=(3,), generator=gen, fused=True, **options)
+    return use(SymplecticAutoencoder(8, 2, 4, 2, **SMALL, copies=(3,), generator=gen, **options))
 
 
 def test_threads_do_not_change_bits(gen):
@@ -155,7 +153,7 @@ def test_threads_do_not_change_bits(gen):
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
             # PSD layers are torch's, whose bits may depend on the threads: the runs alone
-            made.append(gradients(Chain(list(model.encoder.layers)[:3], True), z, weights))
+            made.append(gradients(use(Chain(list(model.encoder.layers)[:3])), z, weights))
     finally:
         torch.set_num_threads(before)
     for other in made[1:]:
@@ -165,8 +163,8 @@ def test_threads_do_not_change_bits(gen):
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_parameters_are_kept_while_threads_use_them(name, gen, monkeypatch):
     """Also if we are interrupted while they run, and once more while we wait for them."""
-    library, addresses = fused_gradients.library(2), fused_gradients.addresses
-    pool = fused.pool(1, fused.flushes())
+    library, addresses = compiled.library(2), compiled.addresses
+    pool = parts.pool(1, parts.flushes())
     go, used, seen = threading.Event(), [], []
 
     class Interrupted:
@@ -188,16 +186,16 @@ def test_parameters_are_kept_while_threads_use_them(name, gen, monkeypatch):
 
     def interrupt():
         used.clear()
-        monkeypatch.setattr(fused_gradients, "library", lambda d: Interrupted())
-        monkeypatch.setattr(fused_gradients, "addresses", noted)
-        monkeypatch.setattr(fused, "wait", again)
+        monkeypatch.setattr(compiled, "library", lambda d: Interrupted())
+        monkeypatch.setattr(compiled, "addresses", noted)
+        monkeypatch.setattr(parts, "wait", again)
 
     def go_on():
         x = torch.randn(3, 2, 5, generator=gen)
         w = [torch.randn(*shape, 2, generator=gen)[..., 0].requires_grad_() for shape in ((3, 4, 2), (3, 4), (3, 4))]
         if name == "forward":
             interrupt()
-        y, _ = fused_gradients.kicks(x, x, w)  # what is not contiguous is copied, and the copies are its own
+        y, _ = compiled.kicks(x, x, w)  # what is not contiguous is copied, and the copies are its own
         interrupt()
         y.sum().backward()
 
@@ -224,7 +222,7 @@ def test_a_copy_has_the_bits_of_the_network_alone(gen):
         assert torch.equal(many(z)[i], one(z[i]))
 
 
-def test_symplecticity_of_a_fused_model(gen):
+def test_symplecticity_of_a_compiled_model(gen):
     model = network(gen)
     for part, dim in ((model.encoder, 8), (model.decoder, 2)):
         z = torch.randn(4, dim, generator=gen)
@@ -233,7 +231,7 @@ def test_symplecticity_of_a_fused_model(gen):
         defect = symplecticity(part, z)
         assert defect.shape == (3,)
         assert float(defect.max()) <= 100 * EPS * max(1.0, float(exact.square().sum((-2, -1)).max()))
-        assert part.fused
+        assert used(part)
 
 
 def test_training_stays_close_to_the_formula(gen):
@@ -273,10 +271,9 @@ def test_it_can_be_copied_saved_and_set(gen, tmp_path):
     z = torch.randn(5, 8, generator=gen)
     torch.save(model, tmp_path / "model.pt")
     for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
-        assert other.encoder.fused
+        assert used(other)
         assert torch.equal(other(z), model(z))
-    assert not SymplecticAutoencoder().encoder.fused
-    assert "fused=True" in repr(model)
+    assert not used(SymplecticAutoencoder())
 
 
 # -- what it does not take ---------------------------------------------------------------------------------------------
@@ -381,12 +378,12 @@ class Mine(torch.Tensor):
 @pytest.mark.parametrize(
     ("use", "why"),
     [
-        (fake, "FakeTensor|watched"),
+        (fake, "FakeTensor|dispatch mode"),
         (dual, "forward mode"),
         (autocast, "autocast is on|bfloat16"),
         (lambda model, z: model(z.as_subclass(Mine)), "not Mine"),
-        (lambda model, z: make_fx(model)(z)(z + 1), "watched or traced"),
-        (lambda model, z: torch.jit.trace(model, z, check_trace=False)(z + 1), "watched or traced"),
+        (lambda model, z: make_fx(model)(z)(z + 1), "tracer or dispatch mode"),
+        (lambda model, z: torch.jit.trace(model, z, check_trace=False)(z + 1), "tracer or dispatch mode"),
         (lambda model, z: torch.func.vmap(model)(z.expand(3, 6, 4)), r"torch\.func"),
         (lambda model, z: torch.func.grad(lambda z: model(z).square().sum())(z), r"torch\.func"),
         (lambda model, z: torch.func.jvp(model, (z,), (z + 1,))[1], r"torch\.func"),
@@ -396,13 +393,13 @@ class Mine(torch.Tensor):
 def test_where_operations_of_torch_are_needed_it_is_the_formula(use, why, gen):
     chain, formula = pair(gen)
     z = torch.randn(6, 4, generator=gen)
-    with pytest.warns(UserWarning, match=f"fused gradient layers are not used: .*({why})"):
+    with pytest.warns(UserWarning, match=f"compiled gradient layers are not used: .*({why})"):
         ours = use(chain, z)
     right = use(formula, z)
     assert type(ours) is type(right)
     assert torch.equal(ours, right)
     chain(z)  # warnings are errors: nothing is said
-    assert chain.unfused is None
+    assert chain.formula.unused is None
 
 
 def test_a_weight_changed_before_the_backward_pass_is_noticed(gen):
@@ -417,19 +414,18 @@ def test_a_weight_changed_before_the_backward_pass_is_noticed(gen):
 @pytest.mark.parametrize("dims", [(4, 2), (36, 34)])
 def test_the_formula_is_used_with_a_warning(dims, gen):
     dtype, why = (F64, "float32 on the CPU, not float64 on cpu") if dims == (4, 2) else (None, "at most 16 dimensions")
-    model = SymplecticAutoencoder(*dims, **SMALL, generator=gen, dtype=dtype, fused=True)
+    model = use(SymplecticAutoencoder(*dims, **SMALL, generator=gen, dtype=dtype))
     z = torch.randn(5, dims[0], dtype=dtype, generator=gen)
-    with pytest.warns(UserWarning, match=f"fused gradient layers are not used: it is for .*{why}"):
+    with pytest.warns(UserWarning, match=f"compiled gradient layers are not used: it is for .*{why}"):
         y = model(z)
-    assert model.encoder.fused
-    assert why in model.encoder.unfused
+    assert why in model.encoder.formula.unused
     assert torch.equal(y, plain(model, z.dtype)(z))
     with warnings.catch_warnings():  # said once, and no longer true in float32
         warnings.simplefilter("error")
         model(z)
         if dims == (4, 2):
             model.float()(z.float())
-            assert model.encoder.unfused is None
+            assert model.encoder.formula.unused is None
 
 
 def test_without_a_compiler(gen, monkeypatch, tmp_path):
@@ -438,7 +434,7 @@ def test_without_a_compiler(gen, monkeypatch, tmp_path):
 
     clear()
     monkeypatch.setenv("GHOR_CACHE", str(tmp_path))
-    monkeypatch.setattr(fused, "_compiler", none)
+    monkeypatch.setattr(build, "_compiler", none)
     chain, z = run(2, 2, 5, (), gen), torch.randn(5, 4, generator=gen)
     with pytest.warns(UserWarning, match="not used: .*there is no C compiler"):
         y = chain(z)
@@ -457,4 +453,4 @@ def test_kicks_refuses_what_does_not_fit(gen):
         ((x.double(), x), w, "not float64"),
     ]:
         with pytest.raises(ValueError, match=words):
-            fused_gradients.kicks(*halves, parameters)
+            compiled.kicks(*halves, parameters)

@@ -93,7 +93,7 @@ def test_the_command_is_killed_and_given_again(tmp_path, number, code):
     done = child.wait()
     assert done.code == code, done.text
     assert "Traceback" not in done.text
-    assert ("stopped. The same command goes on" in done.text) == (number == signal.SIGINT)
+    assert ("stopped. The same command resumes" in done.text) == (number == signal.SIGINT)
     until(lambda: not workers(tmp_path) and all(map(free, tmp_path.glob("*.jsonl"))), 30)
     before = lines(tmp_path)
     forks().run(*MANY, *LOCAL, "--out", tmp_path, **QUIET)

@@ -9,7 +9,8 @@ import torch
 import ghor
 from ghor.declare import spaces
 from ghor.nn import PSD, GradientP, GradientQ, SymplecticAutoencoder, symplecticity
-from ghor.nn.symplectic_autoencoder import canonical, dimensions, jacobian
+from ghor.nn.phase_space import canonical, jacobian
+from ghor.nn.symplectic_autoencoder import dimensions
 
 F64 = torch.float64
 SMALL = {"encoder_layers": 3, "decoder_layers": 4, "decoder_output_layers": 2, "upscale": 3}

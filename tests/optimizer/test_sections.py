@@ -8,7 +8,6 @@ from table import name, randn
 
 import ghor
 from ghor.probe import parity
-from ghor.section import AUTO_IMPLICIT, Implicit, Transported, choose
 
 ST = ghor.Stiefel()
 CASES = [
@@ -59,7 +58,7 @@ def test_the_closed_form_is_a_section(start, gen):
     assert (ST.section_matrix(Y, R) - Lambda).abs().max() < 5e-15
     assert (ST.section(Y) - Lambda).abs().max() < 5e-15
     G = randn((N, n), gen)
-    H = Implicit(ST, n, R[None]).global_grad(Y[None], G[None], torch.empty_like(G[None]))[0]
+    H = ST.implicit_grad(Y, R, ST.implicit_inverse(Y, R), G, torch.empty_like(G))
     expected = Lambda.mT @ G
     expected[:n] -= expected[:n].mT.clone()
     assert (H - expected).abs().max() < 1e-14
@@ -111,18 +110,19 @@ def test_iterates_are_those_of_the_dense_rule(retraction, grassmann, gen):
 @retractions
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_does_not_see_the_gauge(space, shape, retraction, nesterov, gen):
+    """110 steps: Lambda is polished at 100, Y at every tenth."""
     start = space.random(*shape, generator=gen, dtype=torch.float64)
     weights = [torch.nn.Parameter(start.clone()) for _ in range(2)]
     opts = [
         ghor.optim.SGD([p], space=space, lr=0.02, momentum=0.9, nesterov=nesterov, retraction=retraction, section=s)
         for p, s in zip(weights, ("transported", "implicit"), strict=True)
     ]
-    for _ in range(200):
+    for _ in range(110):
         G = randn(shape, gen)
         for p, opt in zip(weights, opts, strict=True):
             p.grad = G.clone()
             opt.step()
-    assert (weights[0] - weights[1]).abs().max() < 1e-12
+    assert (weights[0] - weights[1]).abs().max() < 5e-13
 
 
 def test_state_is_that_of_the_plain_optimizer_and_an_anchor(gen):
@@ -137,12 +137,13 @@ def test_state_is_that_of_the_plain_optimizer_and_an_anchor(gen):
 
 
 def test_auto_chooses_by_size_and_by_what_the_optimizer_keeps(gen):
-    assert choose("auto", ST, AUTO_IMPLICIT, 4) is Implicit
-    assert choose("auto", ST, AUTO_IMPLICIT - 1, 4) is Transported
-    assert choose("implicit", ST, 9, 4) is Implicit
-    assert choose("implicit", ghor.SpecialOrthogonal(), 9, 9) is Transported  # no complement, nothing to do without
-    assert choose("auto", ghor.SymplecticStiefel(), AUTO_IMPLICIT, 4) is Transported
-    Y = torch.nn.Parameter(ST.random(AUTO_IMPLICIT, 2, generator=gen))
+    assert ST.section_kind("auto", (1024, 4)) == ST.section_kind("auto", (4, 1024)) == "implicit"
+    assert ST.section_kind("auto", (49, 7)) == ST.section_kind("auto", (1024, 768)) == "transported"
+    assert ST.section_kind("implicit", (9, 4)) == "implicit"
+    assert ST.section_kind("transported", (1024, 4)) == "transported"
+    assert ghor.SpecialOrthogonal().section_kind("implicit", (9, 9)) == "transported"  # nothing to do without
+    assert ghor.SymplecticStiefel().section_kind("auto", (1024, 4)) == "transported"
+    Y = torch.nn.Parameter(ST.random(1024, 2, generator=gen))
     opt = ghor.optim.RMSprop([Y], space=ST, centered=True)  # could not turn with the frame
     Y.grad = torch.ones_like(Y)
     opt.step()
@@ -202,32 +203,6 @@ def test_one_section_goes_on_from_the_state_of_the_other(space, shape, gen):
     reference = run(("transported", "transported"))
     for kinds in (("transported", "implicit"), ("implicit", "transported"), ("implicit", "implicit")):
         assert (run(kinds) - reference).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("section", ["transported", "implicit"])
-def test_a_step_that_does_not_move_changes_no_bit(section, gen):
-    """lr = 0, and one of three weights with a zero gradient: weight, section and first moment's frame."""
-    weights = [torch.nn.Parameter(ST.random(12, 3, generator=gen)) for _ in range(3)]
-    opt = ghor.optim.SGD(weights, space=ST, lr=0.1, momentum=0.9, section=section)
-    for p in weights:
-        p.grad = randn((12, 3), gen, torch.float32)
-    opt.step()
-    key = "section" if section == "transported" else "anchor"
-    opt.param_groups[0]["lr"] = 0.0
-    before = [(p.detach().clone(), opt.state[p][key].clone()) for p in weights]
-    for _ in range(25):  # polishing periods pass
-        opt.step()
-    for p, (y, frame_) in zip(weights, before, strict=True):
-        assert torch.equal(p, y)
-        assert torch.equal(opt.state[p][key], frame_)
-    still = torch.nn.Parameter(ST.random(12, 3, generator=gen))
-    opt = ghor.optim.Adam([weights[0], still], space=ST, section=section)
-    still.grad = torch.zeros(12, 3)
-    y = still.detach().clone()
-    for _ in range(25):
-        weights[0].grad = randn((12, 3), gen, torch.float32)
-        opt.step()
-    assert torch.equal(still, y)
 
 
 @pytest.mark.parametrize("memory", ["channels_last", "transposed", "sliced"])

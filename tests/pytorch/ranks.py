@@ -1,8 +1,13 @@
-"""Processes that run functions of the tests together, over gloo. They are started once and serve many tests."""
+"""Processes that run functions of the tests together, over gloo. They are started once and serve many tests.
+
+They are forks of a process that has imported torch and done nothing with it: importing takes longer than most tests.
+"""
 
 import contextlib
 import multiprocessing as mp
+import os
 import pickle
+import sys
 import tempfile
 import time
 import traceback
@@ -13,6 +18,45 @@ from pathlib import Path
 SECONDS = 120  # to wait for an answer: calls take a second or so, imports some more, a busy machine makes it many
 
 _running = {}
+
+IMPORTED = [
+    "ghor",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",  # warns of torch.jit when imported
+    "torch.distributed.tensor",
+]
+
+
+def forks():
+    """The context of multiprocessing whose processes are such forks."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+def into_a_file(rank, path, function, args):
+    """function(rank, *args) with what it prints in a file: forks have the output of the process they come from.
+
+    The process group is kept to the end of the process. If a DDP model has the last reference to it, torch joins the
+    group's threads with Python's lock in its hands, and one of them may want that lock: both then wait for ever.
+    """
+    import torch.distributed as dist
+
+    with path.open("ab") as out:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+    begin, kept = dist.init_process_group, []
+
+    def init_process_group(*args, **options):
+        begin(*args, **options)
+        kept.append(dist.group.WORLD)
+
+    dist.init_process_group = init_process_group
+    function(rank, *args)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def ranks(size=2):
@@ -26,7 +70,7 @@ class Ranks:
     """`run(function, *args)` calls function(rank, *args) in all processes, and returns what they return."""
 
     def __init__(self, size):
-        context = mp.get_context("spawn")
+        context = forks()
         self.folder = tempfile.TemporaryDirectory()
         store = Path(self.folder.name) / "store"
         self.pipes, self.processes = [], []
@@ -74,10 +118,6 @@ class Ranks:
 def _serve(rank, size, store, pipe):
     import torch
     import torch.distributed as dist
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.distributed.optim  # warns of torch.jit when imported
-    import torch.distributed.tensor
 
     torch.set_num_threads(1)
     dist.init_process_group(

@@ -10,6 +10,8 @@ import warnings
 
 import pytest
 import torch
+from steps import sections, values
+from table import MANIFOLDS, accepts
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -71,10 +73,6 @@ def runner(net, opt, compiled, backend="eager", whole=False):
 def count():
     """Graphs and breaks so far."""
     return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
-
-
-def values(net):
-    return [p.detach().clone() for p in net.parameters()]
 
 
 def difference(net, twin):
@@ -155,7 +153,7 @@ def test_sections_and_retractions(section, retraction):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("section", ["transported", "implicit"])
+@sections
 def test_inductor(section):
     apart, distance, counts = compare(lambda net: lifted("Adam", net, section=section), backend="inductor")
     assert apart <= CLOSE
@@ -163,7 +161,10 @@ def test_inductor(section):
     assert counts == (1, 1)
 
 
-@pytest.mark.parametrize("space", [ghor.Grassmann(), ghor.Sphere(), ghor.SymplecticStiefel()], ids=str)
+OTHERS = [s for s in MANIFOLDS if s != STIEFEL and accepts(s, (6, 2)) and accepts(s, (2, 6))]  # those of Net
+
+
+@pytest.mark.parametrize("space", OTHERS, ids=str)
 def test_other_spaces(space):
     nets = []
     for compiled in (False, True):
@@ -176,7 +177,7 @@ def test_other_spaces(space):
     assert off(nets[1]) <= 1e-13
 
 
-@pytest.mark.parametrize("section", ["transported", "implicit"])
+@sections
 def test_numbers_that_need_a_look(section):
     """Velocities from 1e-3 to 1e9, NaN, zero, and a weight written outside, in float32, over 300 steps and one graph.
 
@@ -253,7 +254,7 @@ def test_missing_gradients_state_dicts_and_new_groups():
     assert off(nets[1]) <= 1e-14
 
 
-@pytest.mark.parametrize("section", ["transported", "implicit"])
+@sections
 def test_half_precision(section):
     """The point in float32 behind the weight is what the graph moves."""
     nets = []

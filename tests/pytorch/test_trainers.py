@@ -1,14 +1,13 @@
 """Trainers: the examples run as they are, and a run that was broken off goes on to the same bits."""
 
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import forks, into_a_file
+from torch.multiprocessing import start_processes
 
 import ghor
 
@@ -176,18 +175,19 @@ def test_lora(capsys):
     assert not layer.parametrizations.weight.original.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
 @pytest.mark.parametrize("example", ["ddp", "fsdp"])
-def test_two_processes(example):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{example}.py")],
-        env={**os.environ, "PYTHONPATH": str(Path(ghor.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    losses, distances = outcome(done.stdout)
+def test_two_processes(example, capsys, monkeypatch, tmp_path):
+    """They are forks, which need not import everything."""
+    printed = tmp_path / "printed"
+
+    def spawn(function, args, nprocs):
+        start_processes(into_a_file, (printed, function, args), nprocs, start_method="forkserver")
+
+    forks()
+    monkeypatch.setattr(torch.multiprocessing, "spawn", spawn)
+    start(example)
+    losses, distances = outcome(printed.read_text() + capsys.readouterr().out)
     assert losses[-1] < 0.3 * losses[0]
     assert len(distances) == {"ddp": 1, "fsdp": 2}[example]
     assert max(distances) <= FLOAT32

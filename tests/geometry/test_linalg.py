@@ -1,0 +1,31 @@
+"""Small matrix functions where the libraries below them are not to be trusted."""
+
+import pytest
+import torch
+from table import randn
+
+from ghor.linalg import inverse, product, solve
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (5,)])
+@pytest.mark.parametrize("n", [3, 96, 200])
+def test_inverse_and_solve_of_a_batch_on_two_threads(batch, n, gen):
+    """LU of a batch of 200 x 200 is wrong on two threads with oneMKL."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        A = torch.eye(n) + 0.1 * randn((*batch, n, n), gen, torch.float32) / n**0.5
+        B = randn((*batch, n, 4), gen, torch.float32)
+        P, X = inverse(A), solve(A, B)
+    finally:
+        torch.set_num_threads(threads)
+    assert (A.double() @ P.double() - torch.eye(n)).abs().max() < 1e-5
+    assert (A.double() @ X.double() - B).abs().max() < 1e-5
+
+
+def test_long_sums_keep_their_digits(gen):
+    A, B = randn((2, 3, 500_000), gen, torch.float32), randn((2, 500_000, 3), gen, torch.float32)
+    exact = A.double() @ B.double()
+    size = A.double().abs() @ B.double().abs()
+    assert ((product(A, B) - exact).abs() / size).max() < 1e-7  # 6e-8 is float32's own
+    assert torch.equal(product(A[..., :100], B[:, :100]), A[..., :100] @ B[:, :100])

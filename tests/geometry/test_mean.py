@@ -1,0 +1,56 @@
+"""Means: where the gradient of the sum of squared distances vanishes."""
+
+import pytest
+import torch
+from table import SPACES, close, has, kinds, name, point, randn, tangent
+
+import ghor
+
+MEANS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "mean")]
+
+
+@pytest.mark.parametrize(("space", "shape"), MEANS, ids=name)
+def test_logarithms_at_the_mean_cancel(space, shape, gen):
+    Y = point(space, shape, gen)
+    points = torch.stack([space.exp(Y, tangent(space, Y, gen, 0.5)) for _ in range(5)])
+    weights = torch.rand(5, generator=gen, dtype=torch.float64)
+    M = space.mean(points, weights)
+    assert M.shape == shape
+    logs = space.log(M.expand_as(points), points) * weights.view(-1, *[1] * len(shape))
+    close(logs.sum(0), torch.zeros_like(M), 1e-10)
+    close(space.mean(points.float()), space.mean(points), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "dtype"),
+    [
+        (ghor.SpecialOrthogonal(), (4, 3, 3), torch.float64),
+        (ghor.Unitary(), (3, 3), torch.complex128),
+        (ghor.Stiefel(), (6, 2), torch.complex128),
+        (ghor.Sphere(), (2, 5), torch.float64),
+    ],
+    ids=name,
+)
+def test_the_mean_of_a_geodesic_is_on_it(space, shape, dtype, gen):
+    """Points exp(t V): at the mean of t, to 1e-10; a batch is what its members are."""
+    Y = point(space, shape, gen, dtype)
+    V = tangent(space, Y, gen, 0.9)
+    t = torch.tensor([-1.0, 0.2, 0.9, 0.3], dtype=torch.float64)
+    points = torch.stack([space.exp(Y, x * V) for x in t])
+    close(space.mean(points), space.exp(Y, 0.1 * V), 1e-10)
+    weights = torch.tensor([1.0, 0.0, 3.0, 0.0])
+    close(space.mean(points, weights), space.exp(Y, 0.425 * V), 1e-10)
+    one = slice(0, 1) if Y.dim() > space.dims else slice(None)
+    close(space.mean(points[:, one]), space.mean(points)[one], 1e-12)
+
+
+def test_what_has_no_mean(gen):
+    sphere = ghor.Sphere()
+    Y = sphere.random(3, generator=gen, dtype=torch.float64)
+    with pytest.raises(ValueError, match="antipodal"):
+        sphere.mean(torch.stack([Y, -Y]))
+    with pytest.raises(ValueError, match="stacked along dimension 0"):
+        sphere.mean(Y)
+    with pytest.raises(ValueError, match="nonnegative weights"):
+        sphere.mean(torch.stack([Y, Y]), randn((2,), gen).abs() * torch.tensor([1, -1]))
+    assert not ghor.SymplecticStiefel().has("mean")

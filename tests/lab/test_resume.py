@@ -1,0 +1,126 @@
+"""Training that goes on where it stopped: the record and the weights of a run that was not stopped, bit for bit."""
+
+import dataclasses
+import itertools
+import shutil
+
+import pytest
+from configs import MNIST, PENDULUM, Stop, stop_at
+from runs import TIMES, facts, strip, the_record, weights
+
+from ghor_lab import execute, train
+from ghor_lab.config import OPTIMIZERS
+from ghor_lab.record import read
+
+pytestmark = pytest.mark.usefixtures("as_before", "one_commit")
+
+
+def cases(experiments=("pendulum", "mnist")):
+    for experiment, optimizer in itertools.product(experiments, OPTIMIZERS):
+        if (experiment, optimizer) != ("pendulum", "standard-adam"):
+            yield dataclasses.replace(PENDULUM if experiment == "pendulum" else MNIST, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("config", list(cases()), ids=lambda c: f"{c.experiment}-{c.optimizer}")
+def test_a_run_that_was_stopped_ends_as_if_it_was_not(config, images, tmp_path):
+    """Record and checkpoint, bit for bit; with every optimizer, in another order of runs."""
+    for folder, stops in (("a", []), ("b", [1])):
+        for epoch in stops:
+            with pytest.raises(Stop):
+                train.train(config, tmp_path / folder, data=images, report=stop_at(epoch))
+        train.train(config, tmp_path / folder, data=images)
+    assert facts(the_record(tmp_path / "a")) == facts(the_record(tmp_path / "b"))
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    loss = [line["loss"] for line in read(the_record(tmp_path / "a")).epochs]
+    assert loss[1] != loss[0]
+
+
+@pytest.mark.parametrize("options", [{"section": "implicit"}, {"compile": True}, {"retraction": "geodesic"}], ids=str)
+def test_stopped_between_two_polishings(options, tmp_path):
+    """39 steps an epoch: sections are polished at steps that are no multiple of it, and the count is kept."""
+    config = dataclasses.replace(PENDULUM, epochs=4, batch_size=256, **options)
+    train.train(config, tmp_path / "a")
+    for epoch in (1, 2, 3):
+        with pytest.raises(Stop):
+            train.train(config, tmp_path / "b", report=stop_at(epoch))
+    train.train(config, tmp_path / "b")
+    assert facts(the_record(tmp_path / "a")) == facts(the_record(tmp_path / "b"))
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+
+
+def test_a_longer_run_is_a_run_made_longer(finished, tmp_path):
+    """2 epochs, then 4: the epochs, the last sample and the weights of 4 at once; both ends stay in the record."""
+    four = dataclasses.replace(PENDULUM, epochs=4)
+    train.train(four, tmp_path / "a")
+    for config in (PENDULUM, four):
+        train.train(config, tmp_path / "b")
+    at_once, longer = read(the_record(tmp_path / "a")), read(the_record(tmp_path / "b"))
+    kinds = [line["kind"] for line in facts(the_record(tmp_path / "b"))]
+    assert kinds == ["run", "epoch", "epoch", "sample", "end", "resumed", "epoch", "epoch", "sample", "end"]
+    assert longer.last("resumed")["epochs"] == longer.epochs_asked == 4
+    for line, other in zip(at_once.epochs, longer.epochs, strict=True):
+        assert strip(line, TIMES) == strip(other, TIMES)
+    assert at_once.last("sample") == longer.last("sample")
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    assert longer.finished
+
+
+def test_asking_for_what_is_there_changes_nothing(finished, tmp_path):
+    """Also for less than is there, also of a run that is on its way to more."""
+    before = the_record(finished).read_bytes()
+    seen = []
+    for epochs in (2, 1):
+        config = dataclasses.replace(PENDULUM, epochs=epochs)
+        train.train(config, finished, report=lambda *args: seen.append(args))
+    assert the_record(finished).read_bytes() == before
+    assert [epoch for epoch, _ in seen] == [2, 1]
+    with pytest.raises(Stop):
+        train.train(dataclasses.replace(PENDULUM, epochs=4), tmp_path, report=stop_at(2))
+    before = the_record(tmp_path).read_bytes()
+    for epochs in (1, 2):
+        train.train(dataclasses.replace(PENDULUM, epochs=epochs), tmp_path)
+        assert the_record(tmp_path).read_bytes() == before
+    assert not read(the_record(tmp_path)).finished
+
+
+def test_what_changed_when_a_run_was_taken_up_again_is_written_down(tmp_path, monkeypatch):
+    """Once for each change, and only if something changed."""
+    config = dataclasses.replace(PENDULUM, epochs=4)
+    for last, commit in enumerate(["0000000", "0000000", "1111111"], 1):
+        monkeypatch.setattr(train, "commit", lambda commit=commit: commit)
+        with pytest.raises(Stop):
+            train.train(config, tmp_path, report=stop_at(last))
+    monkeypatch.setattr(train, "machine", lambda: {"system": "other"})
+    train.train(config, tmp_path)
+    lines = [line for line in facts(the_record(tmp_path)) if line["kind"] == "resumed"]
+    assert [(line["epoch"], line["commit"], len(line["machine"])) for line in lines] == [
+        (2, "1111111", 4),
+        (3, "1111111", 1),
+    ]
+
+
+def test_a_run_begins_anew_when_it_is_forgotten(tmp_path):
+    train.train(PENDULUM, tmp_path)
+    before = facts(the_record(tmp_path))
+    train.forget(PENDULUM, tmp_path)
+    assert [p.suffix for p in tmp_path.iterdir()] == [".lock"]
+    train.train(PENDULUM, tmp_path)
+    assert facts(the_record(tmp_path)) == before
+
+
+def test_the_lock_is_held_while_a_run_is_in_hand(finished):
+    path = the_record(finished)
+    with train.in_hand(path), pytest.raises(train.Busy, match=f"{path} is locked by another process"):
+        train.train(PENDULUM, finished)
+    train.train(PENDULUM, finished)
+
+
+def test_runs_that_are_left_are_told(finished, tmp_path):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    path, seen = the_record(tmp_path), []
+    other = dataclasses.replace(PENDULUM, label="other")
+    with train.in_hand(path):
+        left = execute.one_by_one([PENDULUM, other], tmp_path, None, lambda *args: seen.append(args[0]))
+    assert len(left) == 1
+    assert str(path) in left[0]
+    assert seen == [other, other]

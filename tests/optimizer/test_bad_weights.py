@@ -1,0 +1,275 @@
+"""Weights that no space takes: an error that names the weight, the numbers and the way out, and nothing is changed."""
+
+import re
+import warnings
+
+import pytest
+import torch
+from refusals import Holder, groups_of, raises, refused, same_groups, text
+from table import (
+    MANIFOLDS,
+    accepts,
+    each_section,
+    each_shape,
+    each_space,
+    has_complex,
+    has_frame,
+    is_graph,
+    kinds,
+    name,
+    point,
+    spoiled,
+)
+from torch import nn
+
+import ghor
+
+
+@each_shape
+def test_empty_tensor(space, shape):
+    for i in range(len(shape)):
+        bad = (*shape[:i], 0, *shape[i + 1 :])
+        refused(
+            {"params": [("proj.weight", nn.Parameter(torch.zeros(bad)))], "space": space},
+            ValueError,
+            "proj.weight",
+            text(bad),
+            repr(space),
+        )
+
+
+@each_shape
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64], ids=name)
+def test_wrong_kind_of_numbers(space, shape, dtype):
+    if dtype.is_complex and has_complex(space):
+        return
+    p = nn.Parameter(torch.ones(shape).to(dtype), requires_grad=dtype.is_complex)
+    refused(
+        {"params": [("proj.weight", p)], "space": space},
+        TypeError,
+        "proj.weight",
+        text(shape),
+        str(dtype),
+        repr(space),
+        "floating point",
+    )
+
+
+@each_space
+def test_too_few_dimensions(space):
+    bad = () if accepts(space, (7,)) else (7,)
+    words = ["proj.weight", text(bad), repr(space)] + (["ghor.Sphere()"] if bad and has_frame(space) else [])
+    refused({"params": [("proj.weight", nn.Parameter(torch.ones(bad)))], "space": space}, ValueError, *words)
+
+
+@pytest.mark.parametrize(
+    ("space", "bad", "way_out"),
+    [
+        (ghor.SpecialOrthogonal(), (4, 3), "ghor.Stiefel()"),
+        (ghor.SpecialOrthogonal(), (2, 3, 4), "ghor.Stiefel()"),
+        (ghor.SymplecticStiefel(), (6, 3), "even sides"),
+        (ghor.SymplecticStiefel(), (5, 2), "even sides"),
+        (ghor.SymplecticStiefel(), (3, 6), "even sides"),
+        (ghor.Grassmann(), (4, 4), "ghor.Stiefel()"),
+        (ghor.Stiefel(), (1, 1), "does not move"),
+        (ghor.Sphere(), (1,), "N >= 2"),
+        (ghor.Sphere(), (3, 1), "N >= 2"),
+        (ghor.Stiefel(flatten=3), (4, 9), "4 or more dimensions"),
+    ],
+    ids=name,
+)
+def test_shapes_a_space_does_not_have(space, bad, way_out):
+    p = nn.Parameter(torch.ones(bad))
+    refused(
+        {"params": [("proj.weight", p)], "space": space}, ValueError, "proj.weight", text(bad), repr(space), way_out
+    )
+    module = nn.Module()
+    module.w = p
+    with pytest.raises(ValueError, match=re.escape(f"w: {space}")):
+        ghor.constrain(module, "w", space)
+    assert torch.equal(p, torch.ones(bad))
+
+
+@each_shape
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weight_that_is_not_finite(space, shape, value, gen):
+    Y = point(space, shape, gen)
+    Y.view(-1)[-1] = value
+    module = Holder(Y)
+    words = ("weight", text(shape), "1 entries", "NaN or infinite", "initialise")
+    refused({"params": [("weight", module.weight)], "space": space}, ValueError, *words)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        ghor.constrain(module, "weight", space)
+    torch.testing.assert_close(module.weight.detach(), Y, rtol=0, atol=0, equal_nan=True)
+    assert "_ghor_spaces" not in vars(module)
+
+
+@each_shape
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=name)
+def test_weight_off_its_space(space, shape, dtype, gen):
+    """The message gives the distance and the call that brings the weight there; after that call it is taken."""
+    module = Holder(spoiled(space, point(space, shape, gen), 0.1).to(dtype))
+    measured = module.weight.detach().to(torch.float32 if dtype == torch.bfloat16 else dtype)
+    off = f"{float(space.distance(measured).max()):.1e} off {space!r}"
+    refused(
+        {"params": [("weight", module.weight)], "space": space},
+        ValueError,
+        "weight",
+        text(shape),
+        off,
+        "ghor.constrain(",
+    )
+    opt = ghor.optim.Adam(ghor.constrain(module, "weight", space))
+    assert opt.param_groups[0]["space"] == (space, ghor.Euclidean())
+
+
+@each_shape
+def test_unnamed_weights_are_named_by_place(space, shape, gen):
+    good = nn.Parameter(point(space, shape, gen))
+    bad = nn.Parameter(spoiled(space, point(space, shape, gen), 1.0))
+    with pytest.raises(ValueError, match="parameter 1 of group 1 of shape"):
+        ghor.optim.Adam([{"params": [nn.Parameter(torch.ones(2))]}, {"params": [good, bad], "space": space}])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=name)
+def test_reflection_is_not_in_so(dtype, gen):
+    Y = ghor.SpecialOrthogonal().random(5, 5, generator=gen, dtype=torch.float64)
+    Y[:, 0] *= -1
+    module = Holder(Y.to(dtype))
+    refused(
+        {"params": [module.weight], "space": ghor.SpecialOrthogonal()}, ValueError, "2.0e+00 off", "ghor.constrain("
+    )
+    ghor.constrain(module, "weight", ghor.SpecialOrthogonal())
+    assert torch.linalg.det(module.weight.detach().double()) > 0.9
+    ghor.optim.SGD(module)
+
+
+# -- memory, layout, device --------------------------------------------------------------------------------------------
+
+
+def test_weights_that_share_memory(gen):
+    """Entries, or whole weights: torch's own steps would add up in them."""
+    for space in MANIFOLDS:
+        for shape in kinds(space):
+            X = point(space, shape, gen, torch.float32)
+            copies = nn.Parameter(X.expand(3, *shape))
+            words = [f"^w of shape {re.escape(str(tuple(copies.shape)))} is expanded", "clone"]
+            raises(ValueError, words, lambda p=copies, s=space: ghor.optim.SGD([("w", p)], space=s), copies)
+            module = nn.Module()
+            module.w = copies
+            raises(ValueError, words, lambda m=module, s=space: ghor.constrain(m, "w", s), copies)
+            a, b = nn.Parameter(X), nn.Parameter(X.view(shape))
+            words = ["b and a are two parameters with one memory", "use one parameter for both"]
+            raises(ValueError, words, lambda a=a, b=b, s=space: ghor.optim.SGD([("a", a), ("b", b)], space=s), a)
+            pieces = torch.stack([X, X])  # pieces of one buffer that do not overlap are fine
+            ghor.optim.SGD([nn.Parameter(pieces[0]), nn.Parameter(pieces[1])], space=space)
+
+
+@each_space
+def test_weights_of_other_kinds(space, gen):
+    """Complex where a space is real, sparse, lazy, an empty batch: refused by constrain and by the optimizer."""
+    shape = kinds(space)[-1]
+    Y = point(space, shape, gen, torch.float32)
+    cases = [
+        *([] if has_complex(space) else [(nn.Parameter(Y.to(torch.complex64)), TypeError, ["complex64", "are real"])]),
+        (nn.Parameter(Y.to_sparse()), TypeError, ["torch.sparse_coo", re.escape("to_dense()")]),
+        (nn.Parameter(Y.new_zeros(0, *shape)), ValueError, ["empty shape|shape .0, "]),
+        (nn.parameter.UninitializedParameter(), ValueError, ["no shape yet", "call the lazy module once"]),
+    ]
+    for p, error, words in cases:
+        module = nn.Module()
+        module.w = p
+        for call in (
+            lambda m=module: ghor.constrain(m, "w", space),
+            lambda p=p: ghor.optim.SGD([("w", p)], space=space),
+        ):
+            with pytest.raises(error, match=r"^w") as info:
+                call()
+            assert all(re.search(word, str(info.value)) for word in words), str(info.value)
+
+
+@each_section
+def test_meta_device(space, section, gen):
+    """An optimizer can be built there, as torch's can. Its step has nothing to go from: refused, nothing moved."""
+    shape = kinds(space)[-1]
+    free = nn.Parameter(torch.zeros(3))
+    p = nn.Parameter(torch.empty(shape, device="meta"))
+    opt = ghor.optim.Adam([{"params": [("w", p)], "space": space}, {"params": [("free", free)]}], section=section)
+    p.grad, free.grad = torch.empty(shape, device="meta"), torch.ones(3)
+    with pytest.raises(ValueError, match=r"^w is on the meta device.*materialise the module, then build the optimizer"):
+        opt.step()
+    assert not free.any()
+    assert not opt.state
+
+
+# -- constrain ---------------------------------------------------------------------------------------------------------
+
+
+def test_constrain_a_parameter_that_is_not_there():
+    module = nn.Linear(4, 2)
+    for wrong in ("wieght", "weight.data", "proj.weight", "training", ""):
+        with pytest.raises(ValueError, match=f"Linear has no parameter '{wrong}'; it has: weight, bias"):
+            ghor.constrain(module, wrong, ghor.Stiefel())
+    module.register_buffer("table", torch.eye(3))
+    with pytest.raises(ValueError, match="no parameter 'table'"):
+        ghor.constrain(module, "table", ghor.Stiefel())
+
+
+@each_shape
+def test_constrain_what_has_no_point_near(space, shape):
+    """Rank 0: no point is nearest. The message says how to initialise, and doing so works."""
+    if is_graph(space):
+        return
+    module = Holder(torch.zeros(shape, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"^weight: ") as info:
+        ghor.constrain(module, "weight", space)
+    assert f"{space!r}.random{text(shape)}" in str(info.value)
+    assert not module.weight.any()
+    assert "_ghor_spaces" not in vars(module)
+    with torch.no_grad():
+        module.weight.copy_(eval(f"ghor.{space!r}.random{text(shape)}"))  # the call as the message has it
+    ghor.constrain(module, "weight", space)
+
+
+# -- weights that are given twice, or do not move ----------------------------------------------------------------------
+
+
+@each_shape
+def test_a_frozen_weight_waits(space, shape, gen):
+    p = nn.Parameter(point(space, shape, gen), requires_grad=False)
+    opt = ghor.optim.Adam([{"params": [("proj.weight", p)], "space": space}])
+    before = p.detach().clone()
+    opt.step()
+    assert torch.equal(p, before)
+
+
+@each_shape
+def test_the_same_weight_twice_in_a_group(space, shape, gen):
+    p = nn.Parameter(point(space, shape, gen))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "optimizer contains a parameter group with duplicate")  # torch's own
+        refused(
+            {"params": [("proj.weight", p), ("proj.weight", p)], "space": space},
+            ValueError,
+            "proj.weight",
+            text(shape),
+            "twice",
+            "once",
+        )
+
+
+@each_shape
+def test_the_same_weight_in_two_groups(space, shape, gen):
+    p, q = (nn.Parameter(point(space, shape, gen)) for _ in range(2))
+    opt = ghor.optim.Adam([("proj.weight", p)], space=space)
+    groups = groups_of(opt)
+    message = "some parameters appear in more than one parameter group"  # torch's words, which its users match
+    with pytest.raises(ValueError, match=message) as later:
+        opt.add_param_group({"params": [("other", q), ("proj.weight", p)]})
+    assert same_groups(opt.param_groups, groups)
+    with pytest.raises(ValueError, match=message) as at_once:
+        ghor.optim.Adam([{"params": [("proj.weight", p)]}, {"params": [("again", p)]}], space=space)
+    assert "proj.weight" in str(later.value)
+    assert "again" in str(at_once.value)
+    for info in (later, at_once):
+        assert text(shape) in str(info.value)

@@ -1,0 +1,118 @@
+"""No velocity is too long: whatever the learning rate, weights stay finite and on their spaces."""
+
+import math
+
+import pytest
+import torch
+from steps import STIEFEL, sections
+from table import MANIFOLDS, RETRACTIONS, SHAPES, accepts, has_frame, is_compact, name, randn, shapes
+from torch import nn
+
+import ghor
+
+pytestmark = pytest.mark.filterwarnings("ignore:a velocity of length .* was clipped")
+retractions = pytest.mark.parametrize("retraction", RETRACTIONS)
+
+
+def huge(space):
+    """Vectors where the space holds vectors; else n = N, N = n + 1, tall, very tall and wide, as far as it has them."""
+    vectors, matrices = [(200,)], [(7, 7), (10, 9), (49, 7), (200, 3), (3, 200)]
+    return [x for x in vectors if accepts(space, x)] or shapes(space, matrices)
+
+
+HUGE = [(s, shape) for s in MANIFOLDS if is_compact(s) for shape in huge(s)]
+
+
+def on(space, Y, state):
+    """The issue's bound: 1e-5 in float32, measured in float64; for frames and anchors N columns in place of n."""
+    assert torch.isfinite(Y).all()
+    assert space.distance(Y.detach().double()).max() <= 1e-5
+    for L in (state[key].double() for key in ("section", "anchor") if key in state):
+        off = L.mT @ L - torch.eye(L.shape[-1], dtype=torch.float64)
+        assert torch.linalg.matrix_norm(off).max() <= 1e-5 * L.shape[-1]
+        assert off.abs().max() <= 1e-5
+    return True
+
+
+@pytest.mark.parametrize(("space", "shape"), HUGE, ids=name)
+@sections
+@retractions
+@pytest.mark.parametrize(
+    ("cls", "lr", "scale"), [("SGD", 1e3, 1e30), ("SGD", 1e3, 1e3), ("Adam", 1e3, 1e30), ("Adam", 1e3, 1.0)]
+)
+def test_no_step_is_too_long_for_the_space(space, shape, section, retraction, cls, lr, scale, gen):
+    """At every step, also at a short one after the long ones; nothing is lost to overflow."""
+    Y = nn.Parameter(space.random(*shape, generator=gen))
+    opt = getattr(ghor.optim, cls)([Y], lr=lr, space=space, section=section, retraction=retraction)
+    for k in range(6):
+        Y.grad = randn(shape, gen, torch.float32) * (scale if k < 5 else 1e-3)
+        opt.step()
+        assert on(space, Y, opt.state[Y])
+
+
+@pytest.mark.parametrize(("space", "shape"), [c for c in HUGE if c[1] != (3, 200)], ids=name)
+@sections
+@retractions
+@pytest.mark.parametrize(
+    ("cls", "lr", "scale"),
+    [("SGD", 1e3, 1e30), ("SGD", 1.0, 1e6), ("SGD", 1.0, 30.0), ("SGD", 1.0, 1.0), ("Adam", 1e3, 1e30)],
+)
+def test_long_steps_beside_short_ones(space, shape, section, retraction, cls, lr, scale, gen):
+    """Entries of the velocity from 1 to 1e33, small ones in the same stack."""
+    weights = [nn.Parameter(space.random(*shape, generator=gen)) for _ in range(3)]
+    opt = getattr(ghor.optim, cls)(weights, space=space, lr=lr, section=section, retraction=retraction)
+    for _ in range(5):
+        for p, size in zip(weights, (scale, 1e-3 * scale, 1e-6), strict=True):
+            p.grad = size * randn(shape, gen, torch.float32)
+        opt.step()
+        assert all(on(space, p, opt.state[p]) for p in weights)
+
+
+@sections
+@retractions
+def test_a_velocity_of_a_million_in_every_entry(section, retraction, gen):
+    """W itself: SGD's velocity is -lr B, so that entries of 1e6 reach the retraction unscaled."""
+    for shape in ((7, 7), (10, 9), (49, 7), (200, 3)):
+        Y = nn.Parameter(STIEFEL.random(*shape, generator=gen))
+        opt = ghor.optim.SGD([Y], lr=1.0, space=STIEFEL, section=section, retraction=retraction)
+        for _ in range(5):
+            Y.grad = 1e6 * randn(shape, gen, torch.float32)
+            opt.step()
+            assert on(STIEFEL, Y, {})
+
+
+OPEN = [(s, shapes(s, [(12, 4), *SHAPES])[0]) for s in MANIFOLDS if not is_compact(s)]
+
+
+@pytest.mark.parametrize(("space", "shape"), OPEN, ids=name)
+@retractions
+@pytest.mark.parametrize(("cls", "lr", "scale"), [("SGD", 1e3, 1e30), ("Adam", 1e3, 1.0), ("Adam", 1e-1, 1.0)])
+def test_points_of_a_group_that_is_not_compact_stay_finite(space, shape, retraction, cls, lr, scale, gen):
+    """A frame may grow, by exp(max_velocity) a step at most, and the distance is relative to ||Y||^2."""
+    Y = nn.Parameter(space.random(*shape, generator=gen))
+    opt = getattr(ghor.optim, cls)([Y], lr=lr, space=space, retraction=retraction)
+    for _ in range(5):
+        size = Y.detach().norm()
+        Y.grad = scale * randn(shape, gen, torch.float32)
+        opt.step()
+        assert torch.isfinite(Y).all()
+        if has_frame(space):
+            assert Y.detach().norm() <= 1.1 * math.exp(space.max_velocity) * size
+        assert space.distance(Y.detach().double()).max() <= 1e-5 * (1 + Y.detach().norm() ** 2)
+
+
+def step_by_step(opt, count):
+    for _ in range(count):
+        opt.step()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_clipped_velocity_warns_once(gen):
+    """It names the weight and points at the caller."""
+    Y = nn.Parameter(STIEFEL.random(9, 3, generator=gen))
+    opt = ghor.optim.SGD([("proj", Y)], lr=1e3, space=STIEFEL)
+    Y.grad = 1e30 * randn((9, 3), gen, torch.float32)
+    with pytest.warns(UserWarning, match=r"velocity of length .* of proj was clipped to 1e\+06") as caught:
+        step_by_step(opt, 3)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__

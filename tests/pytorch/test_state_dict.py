@@ -1,0 +1,288 @@
+"""The state: its shapes, that it is live, and what it is after saving, loading and copying, for every lifted class."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from steps import (
+    OPTIONS,
+    OURS,
+    STIEFEL,
+    Net,
+    build,
+    classes,
+    exact,
+    gradients,
+    same,
+    sections,
+    state_of,
+    take_steps,
+    through_a_file,
+    train,
+    values,
+    weight,
+)
+from table import name
+from torch import nn
+
+import ghor
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=name)
+
+
+@classes
+@sections
+def test_state_has_the_shapes_of_the_weights(cls, section):
+    net = Net()
+    opt = build(cls, net, section=section)
+    train(net, opt, gradients(net, 2))
+    assert set(opt.state) == set(net.parameters())
+    for p in net.parameters():
+        for key, value in opt.state[p].items():
+            if key not in OURS and torch.is_tensor(value) and value.dim() > 0:
+                assert value.shape == p.shape
+    for p in (net.a, net.b, net.wide):
+        N, n = STIEFEL.size(p.shape)
+        state = opt.state[p]
+        assert state["section"].shape == (N, N) if section == "transported" else state["anchor"].shape == (n, n)
+    keys = set(getattr(torch.optim, cls, opt.Base)([torch.zeros(2)], **OPTIONS.get(cls, {})).state_dict())
+    assert set(opt.state_dict()) == keys
+
+
+@classes
+@sections
+def test_state_tensors_are_live(cls, section):
+    """state[p] are views of what the next step uses: writing to them counts, as in torch."""
+    net, twin = Net(), Net()
+    opt, other = build(cls, net, section=section), build(cls, twin, section=section)
+    steps = gradients(net, 4)
+    for n, o in ((net, opt), (twin, other)):
+        train(n, o, steps[:2])
+    for p in net.parameters():
+        for key, value in opt.state[p].items():
+            if key not in OURS and torch.is_tensor(value) and value.dim() > 0:
+                value.mul_(0.5)
+    loaded = other.state_dict()
+    for entries in loaded["state"].values():
+        for key in [k for k, v in entries.items() if k not in OURS and torch.is_tensor(v) and v.dim() > 0]:
+            entries[key] = entries[key] * 0.5
+    other.load_state_dict(loaded)
+    for n, o in ((net, opt), (twin, other)):
+        train(n, o, steps[2:])
+    same(values(net)[: exact(cls)], values(twin)[: exact(cls)])
+
+
+def test_plain_data_in_the_state():
+    """Nothing but tensors and numbers, so that weights_only loading and other tools can read it."""
+    net = Net()
+    opt = build("Adam", net)
+    train(net, opt, gradients(net, 2))
+    for entries in opt.state_dict()["state"].values():
+        assert all(isinstance(v, (torch.Tensor, int, float)) for v in entries.values())
+
+
+# -- saving and loading ------------------------------------------------------------------------------------------------
+
+
+@classes
+@sections
+@dtypes
+def test_resume_is_exact(cls, section, dtype):
+    """5 steps, a file read with weights_only=True, 5 more, equals 10 steps, to the bit; gradients missing at times."""
+    net, twin = Net(dtype), Net(dtype, seed=7)
+    steps = gradients(net, 10)
+    steps[1][1] = steps[6][0] = None
+    opt = build(cls, net, section=section)
+    train(net, opt, steps[:5])
+    saved = through_a_file({"net": net.state_dict(), "opt": opt.state_dict()})
+    twin.load_state_dict(saved["net"])
+    other = build(cls, twin, lr=0.5, section=section)
+    other.load_state_dict(saved["opt"])
+    assert [g["space"] for g in other.param_groups] == [g["space"] for g in opt.param_groups]
+    kept = slice(exact(cls, dtype))
+    for p, q in list(zip(net.parameters(), twin.parameters(), strict=True))[kept]:
+        for key, value in opt.state[p].items():
+            if torch.is_tensor(value):
+                assert other.state[q][key].dtype == value.dtype
+    train(net, opt, steps[5:])
+    train(twin, other, steps[5:])
+    same(values(net)[kept], values(twin)[kept])
+    same(list(state_of(opt).values())[kept], list(state_of(other).values())[kept])
+
+
+@sections
+def test_training_after_loading_leaves_the_state_dict_alone(section):
+    """For the weights on manifolds; Euclidean state is torch's, which shares memory with what it was loaded from."""
+    net, twin = Net(), Net()
+    opt, other = build("Adam", net, section=section), build("Adam", twin, section=section)
+    train(net, opt, gradients(net, 3))
+    saved = opt.state_dict()
+    kept = copy.deepcopy(saved)
+    twin.load_state_dict(net.state_dict())
+    other.load_state_dict(saved)
+    train(twin, other, gradients(net, 3))
+    for i in range(4):
+        same(saved["state"][i], kept["state"][i])
+
+
+@pytest.mark.parametrize(("one", "two"), [("transported", "implicit"), ("implicit", "transported")])
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+@dtypes
+def test_a_checkpoint_of_one_section_loads_into_the_other(one, two, retraction, dtype):
+    """SGD with momentum does not see the basis of the complement, so the further run is the same.
+
+    1e-12 in float64: ten steps of a few eps each, in two different orders of operations; float32 in proportion, and a
+    weight in bfloat16 may round to the neighbour.
+    """
+    tol = {torch.float64: 1e-12, torch.float32: 1e-12 * 2**29, torch.bfloat16: 2**-8}[dtype]
+    net, twin = Net(dtype), Net(dtype)
+    options = {"lr": 0.05, "momentum": 0.9, "retraction": retraction}
+    opt = ghor.optim.SGD(net, section=one, **options)
+    other = ghor.optim.SGD(twin, section=two, **options)
+    steps = gradients(net, 10)
+    train(net, opt, steps[:5])
+    saved = through_a_file({"net": net.state_dict(), "opt": opt.state_dict()})
+    twin.load_state_dict(saved["net"])
+    for group in saved["opt"]["param_groups"]:
+        del group["section"]  # the optimizer's own choice stays, as for a checkpoint that lacks the key
+    other.load_state_dict(saved["opt"])
+    assert [g["section"] for g in other.param_groups] == [two]
+    train(net, opt, steps[5:])
+    train(twin, other, steps[5:])
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert (p.detach() - q.detach()).abs().max() <= tol
+    key = {"transported": "section", "implicit": "anchor"}[two]
+    assert key in other.state[twin.a]
+
+
+@classes
+def test_changing_the_section_of_a_group_is_the_same_as_loading(cls):
+    """A group key may be written to at any time."""
+    net = Net()
+    opt = build(cls, net, section="transported")
+    train(net, opt, gradients(net, 3))
+    opt.param_groups[0]["section"] = "implicit"
+    train(net, opt, gradients(net, 3))
+    assert "anchor" in opt.state[net.a]
+    assert "section" not in opt.state[net.a]
+    assert all(STIEFEL.distance(p.detach()) <= 1e-13 for p in (net.a, net.b, net.wide))
+
+
+@classes
+def test_a_state_dict_of_the_plain_optimizer_loads(cls):
+    """Euclidean moments are kept; those of manifold weights mean nothing in g^hor and start anew, with a warning.
+    Spaces stay."""
+    net, plain = Net(), Net()
+    Base = getattr(ghor.optim, cls).Base
+    options = OPTIONS.get(cls, {})
+    theirs = Base(plain.parameters(), lr=1e-3, **options)
+    train(plain, theirs, gradients(net, 3))
+    opt = ghor.optim.__dict__[cls](net.parameters(), lr=1e-2, **options)
+    spaces = opt.param_groups[0]["space"]
+    with pytest.warns(UserWarning, match="loaded state has no section for 4 weights on manifolds") as caught:
+        opt.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert len(caught) == 1
+    assert opt.param_groups[0]["space"] == spaces
+    assert opt.param_groups[0]["retraction"] == "cayley"
+    assert opt.param_groups[0]["lr"] == 1e-3
+    for p in (net.a, net.b, net.wide, net.sphere):
+        assert not opt.state.get(p)
+    with torch.no_grad():
+        net.bias.copy_(plain.bias)
+    steps = gradients(net, 3, seed=5)
+    train(net, opt, steps)
+    train(plain, theirs, steps)
+    if exact(cls) is None:
+        assert torch.equal(net.bias, plain.bias)
+    for p in (net.a, net.b, net.wide):
+        assert STIEFEL.distance(p.detach()) <= 1e-13
+
+
+def test_state_dicts_of_another_space_are_refused():
+    net, other = Net(), nn.Module()
+    other.weight = nn.Parameter(ghor.Grassmann().random(7, 3).double())
+    ghor.constrain(other, "weight", ghor.Grassmann())
+    opt, wrong = ghor.optim.SGD([net.a]), ghor.optim.SGD(other)
+    with pytest.raises(ValueError, match=r"is on Grassmann\(\), the loaded state has it on Stiefel\(\)"):
+        wrong.load_state_dict(opt.state_dict())
+    assert wrong.param_groups[0]["space"] == ghor.Grassmann()
+
+
+@classes
+def test_named_and_unnamed_state_dicts_load_into_each_other(cls):
+    """And the optimizer may be loaded before the model: the weights are then where the sections have them."""
+    net, twin = Net(), Net()
+    named = build(cls, net)
+    unnamed = getattr(ghor.optim, cls)(twin.parameters(), lr=1e-2, **OPTIONS.get(cls, {}))
+    steps = gradients(net, 6)
+    train(net, named, steps[:3])
+    unnamed.load_state_dict(state_dict=copy.deepcopy(named.state_dict()))
+    twin.load_state_dict(net.state_dict())
+    train(net, named, steps[3:])
+    train(twin, unnamed, steps[3:])
+    same(values(net)[: exact(cls)], values(twin)[: exact(cls)])
+    named.load_state_dict(unnamed.state_dict())
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+@classes
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
+@sections
+def test_copies_go_on_alike(cls, how, section):
+    net = Net()
+    opt = build(cls, net, section=section, error_if_nonfinite=True)
+    steps = gradients(net, 6)
+    train(net, opt, steps[:3])
+    twin, other = how((net, opt))
+    assert type(other) is type(opt)
+    assert [p for g in other.param_groups for p in g["params"]] == list(twin.parameters())
+    assert {k for k in vars(opt) if k[0] != "_"} == {k for k in vars(other) if k[0] != "_"}
+    train(net, opt, steps[3:])
+    train(twin, other, steps[3:])
+    same(values(net), values(twin))
+    same(state_of(opt), state_of(other))
+    other.add_param_group({"params": [("new", nn.Parameter(torch.eye(5, 2)))], "space": STIEFEL})
+    assert other.param_groups[1]["error_if_nonfinite"] is True
+
+
+def test_copies_of_lifted_and_derived_classes_go_on_alike(gen):
+    for opt in (
+        ghor.optim.Adam([weight(9, 3)], space=STIEFEL),
+        ghor.lift(torch.optim.Adam)([weight(9, 3)], space=STIEFEL, section="implicit"),
+        type("Mine", (ghor.optim.Adam,), {})([weight(9, 3)], space=STIEFEL),
+    ):
+        take_steps(opt, gen, 3)
+        other = copy.deepcopy(opt)
+        for o in (opt, other):
+            take_steps(o, torch.Generator().manual_seed(5), 3)
+        a, b = (o.param_groups[0]["params"][0] for o in (opt, other))
+        assert a is not b
+        assert torch.equal(a, b)
+        other.add_param_group({"params": [weight(6, 2)]})  # the optimizer's own defaults are copied too
+        assert other.param_groups[1]["space"] == STIEFEL
+
+
+def test_pickled_options_go_on_alike(gen):
+    opt = ghor.optim.Adam([weight(9, 3)], space=STIEFEL, retraction="geodesic")
+    take_steps(opt, gen, 3)
+    other = pickle.loads(pickle.dumps(opt))
+    for o in (opt, other):
+        take_steps(o, torch.Generator().manual_seed(5), 3)
+    assert torch.equal(opt.param_groups[0]["params"][0], other.param_groups[0]["params"][0])
+
+
+def test_copies_are_of_the_class_whatever_was_put_in_place_of_its_methods(gen):
+    """Schedulers, and people who compile, put a `step` into the instance, which is bound to it."""
+    net = Net(torch.float32)
+    opt = build("Adam", net, lr=0.1)
+    train(net, opt, gradients(net, 3))
+    torch.optim.lr_scheduler.StepLR(opt, 5)
+    other, twin = copy.deepcopy((net, opt))
+    before = values(net)
+    train(other, twin, gradients(net, 1))
+    same(values(net), before)
+    assert not any(map(torch.equal, other.parameters(), before))
+    take_steps(pickle.loads(pickle.dumps(opt)), gen)

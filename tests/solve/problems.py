@@ -1,0 +1,30 @@
+"""Problems with known answers, for the tests of solvers."""
+
+import torch
+
+import ghor
+
+STIEFEL = ghor.Stiefel()
+
+
+def gen(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def brockett(N, n, seed=0):
+    """sum_i i y_i^T S y_i on St(n, N): f, a start, the smallest value."""
+    g = gen(seed)
+    X = torch.randn(N, N, generator=g, dtype=torch.float64)
+    S, weights = (X + X.mT) / 2, torch.arange(1, n + 1, dtype=torch.float64)
+    best = float((torch.linalg.eigvalsh(S)[:n] * weights.flip(0)).sum())
+    start = STIEFEL.random(N, n, generator=g, dtype=torch.float64)
+    return (lambda Y: (Y * (S @ Y) * weights).sum()), start, best
+
+
+def svd(seed):
+    """The authors' problem, ||A - w1 w2^T A|| on two St(3, 20), A 20 x 5: f, a start, the smallest value."""
+    A = torch.randn(20, 5, generator=gen(0), dtype=torch.float64)
+    g = gen(100 + seed)
+    start = [STIEFEL.random(20, 3, generator=g, dtype=torch.float64) for _ in range(2)]
+    best = float(torch.linalg.svdvals(A)[3:].norm())
+    return (lambda w: torch.linalg.matrix_norm(A - w[0] @ (w[1].mT @ A))), start, best
