@@ -5,7 +5,7 @@
 The configurations and the inputs that must be refused are those of PyTorch's own database
 (torch.testing._internal.common_optimizers), each in the implementations that torch has (forloop, foreach, fused);
 torch's own Adam is in the table too, to show that the checks hold there. A cell counts the cases that behave as torch's
-class does. tests/test_torch_database.py has these checks, and more of them, for every class of ghor.optim.
+class does. tests/pytorch/test_torch_database.py has these checks, and more of them, for every class of ghor.optim.
 """
 
 from __future__ import annotations

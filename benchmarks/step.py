@@ -3,6 +3,8 @@
     python benchmarks/step.py                                  # 2 threads, 50 repetitions
     python benchmarks/step.py --quick                          # is everything alive? (not for quoting)
     python benchmarks/step.py --json step.json --plot step.png
+    python benchmarks/step.py --large                          # one large matrix, beside products and Muon (large.py)
+    python benchmarks/step.py --crossover                      # transported / implicit by N and n/N (large.py)
 
 Rounds are interleaved: a round visits every contender once, in shuffled order (optimizers, then the much slower
 parametrizations), so that noise of the machine hits all alike, and ratios are taken within a round. A visit is two
@@ -20,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import large
 import torch
 from common import Weight, commit, machine, machine_lines, parametrized_step, quartiles, write_json
 from torch import Tensor, nn
@@ -302,16 +305,31 @@ def plot(record: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
-    parser.add_argument("--repeats", type=int, default=50, help="timed rounds (default: 50)")
-    parser.add_argument("--warmup", type=int, default=5, help="rounds before those (default: 5)")
-    parser.add_argument("--quick", action="store_true", help="5 rounds after 1: to see it run, not to quote")
+    parser.add_argument("--repeats", type=int, help="timed rounds (default: 50; with --large 20)")
+    parser.add_argument("--warmup", type=int, help="rounds before those (default: 5; with --large 2)")
+    parser.add_argument("--quick", action="store_true", help="few rounds: to see it run, not to quote")
     parser.add_argument("--only", default="", metavar="REGEX", help="only contenders whose 'name | layout' matches")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the whole record, raw times included")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the record (matplotlib)")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--large", action="store_true", help="one large matrix instead, see large.py")
+    mode.add_argument("--crossover", action="store_true", help="both sections over a grid of sizes instead")
     args = parser.parse_args()
+    if (args.large or args.crossover) and (args.only or args.plot):
+        parser.error("--only and --plot belong to the 336 weights")
     torch.set_num_threads(args.threads)
-    record = make_record(args.only, *((5, 1) if args.quick else (args.repeats, args.warmup)))
-    print(report(record))
+    default, few = ((20, 2), (2, 1)) if args.large else ((50, 5), (5, 1))
+    rounds = few if args.quick else default
+    rounds = (args.repeats or rounds[0], rounds[1] if args.warmup is None else args.warmup)
+    if args.large:
+        record = large.large_record(*rounds)
+        print(large.large_report(record))
+    elif args.crossover:
+        record = large.crossover_record(**({"cap": 0.1, "largest": 1024} if args.quick else {}))
+        print(large.crossover_report(record))
+    else:
+        record = make_record(args.only, *rounds)
+        print(report(record))
     if args.json:
         write_json(record, args.json)
     if args.plot:

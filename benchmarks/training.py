@@ -27,7 +27,7 @@ from common import commit, machine, machine_lines, quartiles, write_json
 from rich.console import Console
 from rich.progress import Progress
 
-from ghor_lab import paper
+from ghor_lab import compiled, paper
 from ghor_lab.config import OPTIMIZERS, Config
 from ghor_lab.table import Column, Row, Table
 from ghor_lab.tasks import CLASSES, Autoencoder, Classification
@@ -49,7 +49,7 @@ class Contender:
     def __init__(self, name: str, task: Any, batch: Any, threads: int, steps: int) -> None:
         self.name, self.task, self.batch, self.threads, self.steps = name, task, batch, threads, steps
         self.opt = optimizer_of(task.config, task.model)
-        self.watch = Stopwatch()
+        self.watch = Stopwatch(self.opt)
         self.ms: dict[str, list[float]] = {part: [] for part in PARTS}
 
     def visit(self) -> None:
@@ -65,20 +65,18 @@ class Contender:
     def step(self) -> tuple[float, float, float]:
         """ms of automatic differentiation, direction, retraction."""
         self.watch.retraction = 0.0
-        with self.watch.running():
-            t0 = time.perf_counter()
-            self.opt.zero_grad()
-            self.task.loss(self.batch)[0].backward()
-            t1 = time.perf_counter()
-            self.opt.step()
-            t2 = time.perf_counter()
+        t0 = time.perf_counter()
+        self.opt.zero_grad()
+        self.task.loss(self.batch)[0].backward()
+        t1 = time.perf_counter()
+        self.opt.step()
+        t2 = time.perf_counter()
         retraction = self.watch.retraction
         return 1e3 * (t1 - t0), 1e3 * (t2 - t1 - retraction), 1e3 * retraction
 
     def compiled(self) -> bool:
         """Whether compiled C is really in use: where it cannot be had, a warning has said why."""
-        asked = [m for m in self.task.model.modules() if hasattr(m, "fused")]
-        return bool(asked) and all(m.fused and m.unfused is None for m in asked)
+        return compiled.used(self.task.model)
 
     def summary(self) -> dict[str, Any]:
         rounds = list(zip(*self.ms.values(), strict=True))

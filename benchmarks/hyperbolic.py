@@ -1,0 +1,145 @@
+"""Trees in hyperbolic space: ghor's Adam and geoopt's RiemannianAdam at an equal number of steps; the time of a step.
+
+    python benchmarks/hyperbolic.py [--steps 300] [--depth 6] [--branching 3]
+
+A balanced tree is embedded with its path lengths, times a scale of 1, as distances; the loss is the mean of (d/D - 1)^2
+over pairs, and the mean distortion, mean |d/D - 1| over all pairs, is what counts. Both start from the same points, use
+their own distance and have their learning rates swept. geoopt: `pip install -e ".[bench]"`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import ghor
+
+RATES = (0.01, 0.03, 0.06, 0.1, 0.2, 0.4)
+HYPERBOLIC = ghor.Hyperbolic()
+
+
+def tree(depth: int, branching: int) -> Tensor:
+    """Path lengths between all nodes of a balanced tree: (n, n)."""
+    parent = [0]
+    level = [0]
+    for _ in range(depth):
+        level = [len(parent) + i for i in range(branching * len(level))]
+        parent += [(i - 1) // branching for i in level]
+    up = [[0]]
+    for i in range(1, len(parent)):
+        up.append([i, *up[parent[i]]])
+    n = len(parent)
+    ancestors = torch.zeros(n, n)
+    for i, path in enumerate(up):
+        ancestors[i, path] = 1
+    depths = ancestors.sum(1)
+    common = ancestors @ ancestors.mT
+    return depths[:, None] + depths[None, :] - 2 * common
+
+
+def pairs_of(n: int, count: int, gen: torch.Generator) -> tuple[Tensor, Tensor]:
+    i = torch.randint(n, (count,), generator=gen)
+    return i, (i + torch.randint(1, n, (count,), generator=gen)) % n
+
+
+def distortion(dist: Callable[[Tensor, Tensor], Tensor], x: Tensor, D: Tensor) -> float:
+    """mean |d/D - 1| over all pairs."""
+    i, j = torch.triu_indices(*D.shape, offset=1)
+    with torch.no_grad():
+        return float((dist(x[i], x[j]) / D[i, j] - 1).abs().mean())
+
+
+def fit(
+    opt: Any, Y: nn.Parameter, dist: Callable[[Tensor, Tensor], Tensor], D: Tensor, steps: int, batch: int
+) -> float:
+    gen = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        i, j = pairs_of(len(D), batch, gen)
+        opt.zero_grad()
+        (dist(Y[i], Y[j]) / D[i, j] - 1).square().mean().backward()
+        opt.step()
+    return distortion(dist, Y.detach(), D)
+
+
+def start(n: int, dim: int, dtype: torch.dtype) -> Tensor:
+    x = 0.01 * torch.randn(n, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return HYPERBOLIC.project(torch.cat([torch.zeros(n, 1), x], -1)).to(dtype)
+
+
+def contestants(geoopt: Any) -> dict[str, Callable[[Tensor, float], tuple[Any, nn.Parameter, Callable[..., Tensor]]]]:
+    def ours(x: Tensor, lr: float) -> tuple[Any, nn.Parameter, Callable[..., Tensor]]:
+        Y = nn.Parameter(x.clone())
+        return ghor.optim.Adam([Y], space=HYPERBOLIC, lr=lr), Y, HYPERBOLIC.dist
+
+    def lorentz(x: Tensor, lr: float) -> tuple[Any, nn.Parameter, Callable[..., Tensor]]:
+        space = geoopt.Lorentz()
+        Y = geoopt.ManifoldParameter(x.clone(), manifold=space)
+        return geoopt.optim.RiemannianAdam([Y], lr=lr), Y, space.dist
+
+    def ball(x: Tensor, lr: float) -> tuple[Any, nn.Parameter, Callable[..., Tensor]]:
+        space = geoopt.PoincareBall()
+        Y = geoopt.ManifoldParameter(HYPERBOLIC.to_ball(x), manifold=space)
+        return geoopt.optim.RiemannianAdam([Y], lr=lr), Y, space.dist
+
+    return {"ghor Adam": ours} | ({"geoopt Lorentz": lorentz, "geoopt ball": ball} if geoopt else {})
+
+
+def trees(args: argparse.Namespace, geoopt: Any) -> None:
+    D = tree(args.depth, args.branching).to(args.dtype)
+    print(f"tree of {len(D)} nodes, {args.steps} steps of {args.batch} pairs, {args.dtype}; mean distortion by lr")
+    print("dim  " + "optimizer".ljust(16) + "".join(f"{lr:>9g}" for lr in RATES) + "     best")
+    for dim in (2, 5):
+        x = start(len(D), dim, args.dtype)
+        for name, make in contestants(geoopt).items():
+            found = []
+            for lr in RATES:
+                opt, Y, dist = make(x, lr)
+                found.append(fit(opt, Y, dist, D, args.steps, args.batch))
+            best = min((f for f in found if f == f), default=float("nan"))
+            print(f"{dim:<5}{name:<16}" + "".join(f"{f:9.4f}" for f in found) + f"{best:9.4f}", flush=True)
+
+
+def times(args: argparse.Namespace, geoopt: Any) -> None:
+    n, dim = args.points, 10
+    print(f"\n{n} points in dimension {dim}, float32: one step of the optimizer, ms (best of 20)")
+    x = start(n, dim, torch.float32)
+    G = torch.randn(n, dim + 1, generator=torch.Generator().manual_seed(2)) / 100
+    for name, make in contestants(geoopt).items():
+        opt, Y, _ = make(x, 1e-3)
+        best = float("inf")
+        for _ in range(20):
+            Y.grad = G[:, : Y.shape[1]].clone()
+            begun = time.perf_counter()
+            opt.step()
+            best = min(best, time.perf_counter() - begun)
+        held = sum(v.numel() for v in opt.state[Y].values() if torch.is_tensor(v)) / Y.numel()
+        print(f"{name:<16}{1e3 * best:8.1f} ms, state {held:.2f} numbers for each of the weight's")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--depth", type=int, default=6)
+    parser.add_argument("--branching", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=20_000)
+    parser.add_argument("--points", type=int, default=100_000)
+    parser.add_argument("--dtype", type=lambda s: getattr(torch, s), default=torch.float64)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    try:
+        import geoopt
+    except ImportError:
+        geoopt = None
+        print('geoopt is not installed and left out: pip install -e ".[bench]"')
+    times(args, geoopt)
+    trees(args, geoopt)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Problems on manifolds with known optima: our solvers, lifted Adam, geoopt, pymanopt. Evaluations and time to 1e-6.
+
+    python benchmarks/problems.py --out out/problems
+
+Writes problems.md, problems.json and profiles.png (performance profiles). "to 1e-6" is (f - f*) <= 1e-6 max(1, |f*|),
+seen at every evaluation; the gap is the smallest until a method stopped. A problem whose optimum has no closed form
+takes the best value that any method found. A start may end in another critical point: there are no evaluations then.
+
+What an evaluation is differs: ours has the value and the gradient, pymanopt calls f again for each gradient and each
+product with the Hessian, so its counts are larger for the same work; go by the seconds. Our Hessian products have a
+column of their own. Learning rates (Adam 0.02, SGD 1e-3 with momentum 0.9) are the same everywhere and not tuned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ghor
+
+GOAL = 1e-6
+Loss = Callable[[list[Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    f: Loss
+    start: list[Tensor]
+    space: ghor.Space
+    best: float | None  # None: no closed form
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def point(space: ghor.Space, *shape: int, seed: int) -> Tensor:
+    return space.random(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cases() -> list[Case]:
+    St, Gr, SO = ghor.Stiefel(), ghor.Grassmann(), ghor.SpecialOrthogonal()
+    X = randn(150, 150, seed=0)
+    S, k = (X + X.mT) / 2, torch.arange(1, 6, dtype=torch.float64)
+    low = torch.linalg.eigvalsh(S)
+    A, B, P = randn(40, 20, seed=1), randn(40, 5, seed=2), randn(20, 5, seed=3)
+    U = point(SO, 8, 8, seed=4)
+    joint = U @ torch.diag_embed(randn(12, 8, seed=5)) @ U.mT
+    C = randn(20, 5, seed=6)
+    mixed = point(St, 6, 6, seed=7) @ torch.empty(6, 2000, dtype=torch.float64).copy_(
+        torch.sign(randn(6, 2000, seed=8)) * randn(6, 2000, seed=9).abs() ** 1.5
+    )
+    white = torch.linalg.inv(torch.linalg.cholesky(mixed @ mixed.mT / 2000)) @ mixed
+    low_rank = randn(60, 3, seed=10) @ randn(3, 50, seed=11)
+    mask = (torch.rand(60, 50, generator=torch.Generator().manual_seed(12)) < 0.5).double()
+    R = point(SO, 20, 3, 3, seed=13)
+    seen = R[:, None] @ R.mT[None]
+
+    def completion(x: list[Tensor]) -> Tensor:
+        """min over V of |mask (Y V - M)|^2, column by column."""
+        Y, weights = x[0], mask.mT  # (50, 60)
+        gram = Y.mT @ (weights[:, :, None] * Y)  # (50, 3, 3)
+        V = torch.linalg.solve(gram, (Y.mT @ (mask * low_rank)).mT[..., None])[..., 0].mT
+        return (mask * (Y @ V - low_rank)).square().sum()
+
+    def off_diagonal(x: list[Tensor]) -> Tensor:
+        T = x[0].mT @ joint @ x[0]
+        return T.square().sum() - T.diagonal(dim1=-2, dim2=-1).square().sum()
+
+    return [
+        Case(
+            "Brockett 150 x 5",
+            lambda x: (x[0] * (S @ x[0]) * k).sum(),
+            [point(St, 150, 5, seed=20)],
+            St,
+            float((low[:5] * k.flip(0)).sum()),
+        ),
+        Case(
+            "eigenspace 150 x 5",
+            lambda x: (x[0] * (S @ x[0])).sum(),
+            [point(Gr, 150, 5, seed=21)],
+            Gr,
+            float(low[:5].sum()),
+        ),
+        Case(
+            "Procrustes 20 x 5",
+            lambda x: -(x[0] * P).sum(),
+            [point(St, 20, 5, seed=22)],
+            St,
+            -float(torch.linalg.svdvals(P).sum()),
+        ),
+        Case("Procrustes, unbalanced", lambda x: (A @ x[0] - B).square().sum(), [point(St, 20, 5, seed=23)], St, None),
+        Case("joint diagonalisation 8", off_diagonal, [point(SO, 8, 8, seed=24)], SO, 0.0),
+        Case(
+            "SVD 20 x 5",
+            lambda x: torch.linalg.matrix_norm(C - x[0] @ (x[1].mT @ C)),
+            [point(St, 20, 3, seed=25), point(St, 20, 3, seed=26)],
+            St,
+            float(torch.linalg.svdvals(C)[3:].norm()),
+        ),
+        Case(
+            "ICA 6",
+            lambda x: torch.log(torch.cosh(x[0].mT @ white)).mean(1).sum(),
+            [point(St, 6, 6, seed=27)],
+            St,
+            None,
+        ),
+        Case("completion 60 x 50", completion, [point(Gr, 60, 3, seed=28)], Gr, 0.0),
+        Case(
+            "rotation averaging 20",
+            lambda x: (x[0][:, None] @ x[0].mT[None] - seen).square().sum(),
+            [point(SO, 20, 3, 3, seed=29)],
+            SO,
+            0.0,
+        ),
+    ]
+
+
+class Counted:
+    """A loss that keeps every value, with the time since the start."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.values, self.began = case, list[tuple[float, float]](), time.perf_counter()
+
+    def __call__(self, x: list[Tensor]) -> Tensor:
+        value = self.case.f(x)
+        self.values.append((float(value.detach()), time.perf_counter() - self.began))
+        return value
+
+
+def ours(method: str) -> Callable[[Counted], object]:
+    def run(f: Counted) -> object:
+        return ghor.minimize(f, f.case.start, f.case.space, method, tol=1e-9, max_iterations=3000, max_seconds=60)
+
+    return run
+
+
+def stepped(
+    make: Callable[[list[Tensor], Case], torch.optim.Optimizer], steps: int = 3000
+) -> Callable[[Counted], object]:
+    def run(f: Counted) -> None:
+        x = [torch.nn.Parameter(p.clone()) for p in f.case.start]
+        opt = make(x, f.case)
+        for _ in range(steps):
+            opt.zero_grad()
+            loss = f(x)
+            loss.backward()
+            opt.step()
+
+    return run
+
+
+def geoopt_adam(x: list[Tensor], case: Case) -> torch.optim.Optimizer:
+    import geoopt
+
+    if not isinstance(case.space, ghor.Stiefel | ghor.SpecialOrthogonal):
+        raise NotImplementedError("geoopt has no such space")
+    held = [geoopt.ManifoldParameter(p.data, manifold=geoopt.CanonicalStiefel()) for p in x]
+    x[:] = held
+    return geoopt.optim.RiemannianAdam(held, lr=0.02)
+
+
+def pymanopt(solver: str) -> Callable[[Counted], object]:
+    def run(f: Counted) -> object:
+        import pymanopt as pm
+
+        case = f.case
+        if len(case.start) > 1 or case.start[0].dim() > 2:
+            raise NotImplementedError("one matrix")
+        shape = case.start[0].shape
+        kinds = {"Stiefel": pm.manifolds.Stiefel, "Grassmann": pm.manifolds.Grassmann}
+        name = type(case.space).__name__
+        manifold = kinds[name](*shape) if name in kinds else pm.manifolds.SpecialOrthogonalGroup(shape[0])
+
+        @pm.function.pytorch(manifold)
+        def cost(Y: Tensor) -> Tensor:
+            return f([Y])
+
+        options = {"max_iterations": 3000, "max_time": 60, "min_gradient_norm": 1e-9, "verbosity": 0}
+        return getattr(pm.optimizers, solver)(**options).run(
+            pm.Problem(manifold, cost), initial_point=case.start[0].numpy()
+        )
+
+    return run
+
+
+METHODS: dict[str, Callable[[Counted], object]] = {
+    "L-BFGS": ours("lbfgs"),
+    "trust region": ours("trust-region"),
+    "CG": ours("cg"),
+    "lifted Adam": stepped(lambda x, case: ghor.optim.Adam(x, space=case.space, lr=0.02)),
+    "lifted SGD": stepped(lambda x, case: ghor.optim.SGD(x, space=case.space, lr=1e-3, momentum=0.9)),
+    "geoopt Adam": stepped(geoopt_adam),
+    "pymanopt CG": pymanopt("ConjugateGradient"),
+    "pymanopt TR": pymanopt("TrustRegions"),
+}
+
+
+def measure(case: Case) -> list[dict[str, Any]]:
+    runs: dict[str, list[tuple[float, float]]] = {}
+    products: dict[str, int] = {}
+    for name, run in METHODS.items():
+        f = Counted(case)
+        try:
+            products[name] = getattr(run(f), "hessian_products", 0)
+        except (NotImplementedError, ImportError):
+            continue
+        runs[name] = f.values
+    best = min(min(v) for v in runs.values())[0] if case.best is None else case.best
+    scale = max(1.0, abs(best))
+    rows = []
+    for name, values in runs.items():
+        hit = next((i for i, (v, _) in enumerate(values) if v - best <= GOAL * scale), None)
+        rows.append(
+            {
+                "problem": case.name,
+                "method": name,
+                "evaluations": None if hit is None else hit + 1,
+                "seconds": None if hit is None else values[hit][1],
+                "gap": max(0.0, min(v for v, _ in values) - best) / scale,
+                "all": len(values),
+                "products": products[name],
+            }
+        )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| problem | method | evaluations to 1e-6 | seconds | gap at the end | Hessian products |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        reached = ("-", "-") if r["evaluations"] is None else (r["evaluations"], f"{r['seconds']:.2f}")
+        lines.append(
+            f"| {r['problem']} | {r['method']} | {reached[0]} | {reached[1]} | {r['gap']:.1e} | {r['products'] or ''} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """For each method the share of problems that it solved within a factor of the best."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    problems = {r["problem"] for r in rows}
+    for ax, key in zip(axes, ("evaluations", "seconds"), strict=True):
+        least = {
+            p: min((r[key] for r in rows if r["problem"] == p and r[key] is not None), default=1) for p in problems
+        }
+        for method in METHODS:
+            ratios = sorted(r[key] / least[r["problem"]] for r in rows if r["method"] == method and r[key] is not None)
+            share = [(i + 1) / len(problems) for i in range(len(ratios))]
+            ax.step([1, *ratios, 1e4], [0, *share, len(ratios) / len(problems)], where="post", label=method)
+        ax.set(xscale="log", xlim=(1, 1e4), ylim=(0, 1.02), xlabel=f"{key}, over the least", ylabel="share of problems")
+    axes[1].legend(fontsize=8)
+    figure.savefig(out, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("out/problems"))
+    parser.add_argument("--only", default="", help="problems whose name contains this")
+    parser.add_argument("--methods", default="", help="methods, separated by commas")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in list(METHODS):
+        if args.methods and name not in args.methods.split(","):
+            del METHODS[name]
+    rows: list[dict[str, Any]] = []
+    for case in (c for c in cases() if args.only in c.name):
+        rows += (new := measure(case))
+        print(table(new), flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "problems.json").write_text(json.dumps(rows, indent=1))
+    (args.out / "problems.md").write_text(table(rows))
+    draw(rows, args.out / "profiles.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Learning rates: every published method for Stiefel on the paper's transformer, a few epochs at seven rates each.
+
+    python benchmarks/sweep.py sweep                           # into the folder sweep; hours on two cores
+    python benchmarks/sweep.py sweep --only "ghor|kong|li-2"   # a regular expression on the keys of ghor_lab.methods
+    python benchmarks/sweep.py sweep --epochs 1 --steps 2      # is everything alive? (not for quoting)
+    python benchmarks/sweep.py sweep --draw                    # nothing is trained: table and sweep.svg of records
+
+One file a run, written when the run is over; runs that have one are left out, so an interrupted sweep goes on where it
+was. The 336 weights on St(7, 49) are the method's, at the rate of the sweep; all others are torch's fused Adam's at
+1e-3, in every run the same. All start from the same seed. Adams have betas 0.9, 0.99 as in the paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import commit, write_json
+from matplotlib.figure import Figure
+from rich.console import Console
+
+import ghor
+from ghor_lab.config import Config
+from ghor_lab.data import load
+from ghor_lab.methods import METHODS, Method
+from ghor_lab.table import Column, Row, Table
+from ghor_lab.tasks import Classification
+from ghor_lab.train import machine
+
+RATES = tuple(float(f"{10 ** (e / 2):.2g}") for e in range(-8, -1))  # 1e-4, 3.2e-4, ..., 0.1
+# Where lr is not the size of every entry of a step but the length of the whole, or times a gradient: larger rates.
+FACTORS = {"li-1": 10.0, "li-2": 10.0, "scalar": 10.0, "muon": 10.0}
+OPTIONS: dict[str, dict[str, Any]] = {"li-1": {}, "muon": {"steps": 10}}
+ADAM = {"betas": (0.9, 0.99)}
+NEAR = 1.1  # a rate is good if its loss is at most this many times the method's best
+CONTENDERS = tuple(m for m in METHODS if m.stiefel or m.key == "soft")
+
+
+# ---------------------------------------------------------------------------------------------------- one run
+
+
+def run(
+    method: Method, lr: float, seed: int, epochs: int, steps: int | None, batch: int, threads: int
+) -> dict[str, Any]:
+    """Train, and what came of it: losses by epoch, test accuracy, drift, milliseconds of the method's steps."""
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    task = Classification(Config("mnist", "geometric-adam", (seed,), epochs, lr, batch, threads=threads))
+    on, off = [], []
+    for _, p, space in ghor.declare.spaces(task.model):
+        (off if isinstance(space, ghor.Euclidean) else on).append(p)
+    opts = method.make(on, lr=lr, **OPTIONS.get(method.key, ADAM)), torch.optim.Adam(off, lr=1e-3, fused=True, **ADAM)
+    losses, ms, began = [], [], time.perf_counter()
+    for epoch in range(1, epochs + 1):
+        values = []
+        for images in islice(task.batches(epoch), steps):
+            for opt in opts:
+                opt.zero_grad()
+            objective, loss = task.loss(images)
+            objective.backward()
+            opts[1].step()
+            t0 = time.perf_counter()
+            opts[0].step()
+            ms.append(1e3 * (time.perf_counter() - t0))
+            values += loss
+            if not math.isfinite(loss[0]):
+                break
+        losses.append(sum(values) / len(values))
+        if not math.isfinite(losses[-1]):
+            break
+    finite = math.isfinite(losses[-1])
+    return {
+        "losses": losses if finite else [x if math.isfinite(x) else None for x in losses],
+        **(task.evaluate() if finite else {}),
+        "step_ms": median(ms),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def sweep(folder: Path, options: argparse.Namespace, console: Console) -> None:
+    """All runs that there is no record of yet."""
+    setting = {k: getattr(options, k) for k in ("seed", "epochs", "steps", "batch")}
+    folder.mkdir(parents=True, exist_ok=True)
+    load("mnist")
+    for rate in options.rates:  # so that an unfinished sweep has every method
+        for method in CONTENDERS:
+            lr = rate * FACTORS.get(method.key, 1.0)
+            path = folder / f"{method.key}-lr{lr:.2g}-{'-'.join(f'{k}{v}' for k, v in setting.items())}.json"
+            if path.exists() or not re.search(options.only, method.key):
+                continue
+            found: dict[str, Any] = {"benchmark": "sweep", "method": method.key, "lr": lr, **setting}
+            found |= run(method, lr, **setting, threads=options.threads)
+            found |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "machine": machine()}
+            write_json(found, path)
+            console.print(f"{method.key:8} lr {lr:<8.2g} losses {found['losses']}, {found['seconds']:.0f} s")
+
+
+# ---------------------------------------------------------------------------------------------------- from the records
+
+
+def records(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """By method, in the order of the rates; those of these settings only."""
+    found = defaultdict(list)
+    for path in folder.glob("*.json"):
+        r = json.loads(path.read_text())
+        if r.get("benchmark") == "sweep" and all(
+            r[k] == getattr(options, k) for k in ("seed", "epochs", "steps", "batch")
+        ):
+            found[r["method"]].append(r)
+    return {m.key: sorted(found[m.key], key=lambda r: r["lr"]) for m in CONTENDERS if m.key in found}
+
+
+def final(r: dict[str, Any]) -> float:
+    return math.inf if r["losses"][-1] is None else r["losses"][-1]
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> Table:
+    """The best loss, how many rates are nearly as good, drift at the best rate, and time."""
+    titles, rows = {m.key: m.title for m in METHODS}, []
+    for key, rs in runs.items():
+        best = min(rs, key=final)
+        good = sum(final(r) <= NEAR * final(best) for r in rs)
+        drift = best["drift"][0] if best.get("drift") else None
+        accuracy = best["test_accuracy"][0] if "test_accuracy" in best else None
+        time_ = median(r["step_ms"] for r in rs)
+        rows.append(Row((titles[key], final(best), best["lr"], f"{good} of {len(rs)}", accuracy, drift, time_)))
+    columns = (
+        Column("method", "method"),
+        Column("loss", "best loss", "number", ".4f"),
+        Column("lr", "at lr", "number", ".2g"),
+        Column("good", f"rates within {NEAR:g} x"),
+        Column("accuracy", "test accuracy %", "number", ".2f"),
+        Column("drift", "drift", "number", ".1e"),
+        Column("ms", "ms a step", "number", ".1f"),
+    )
+    return Table("sweep", "Loss of the last epoch, by method, at its best learning rate", columns, rows)
+
+
+def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Loss over learning rate."""
+    canvas = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = canvas.subplots()
+    titles = {m.key: m.title for m in METHODS}
+    for i, (key, rs) in enumerate(runs.items()):
+        style = ("-", "--", ":")[i // 8]
+        shown = [(r["lr"], final(r)) for r in rs if math.isfinite(final(r))]
+        axes.plot(*zip(*shown, strict=True), style, color=f"C{i % 8}", marker="o", markersize=3, label=titles[key])
+    axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="loss of the last epoch")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    canvas.savefig(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="regular expression on the keys of methods")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="at most so many an epoch")
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--draw", action="store_true", help="nothing is trained")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if not options.draw:
+        sweep(options.folder, options, console)
+    runs = records(options.folder, options)
+    if not runs:
+        raise SystemExit(f"{options.folder} has no records of these settings; leave --draw out to make some")
+    console.width = max(console.width, 120)
+    console.print(table(runs).rich(console.width))
+    draw(runs, options.folder / "sweep.svg")
+
+
+if __name__ == "__main__":
+    main()
