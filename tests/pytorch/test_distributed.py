@@ -137,7 +137,7 @@ def spread_by_hand(rank, space, section, dtype):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh, worst = init_device_mesh("cpu", (2,)), {}
-    tried = shapes(space, [shape for shape in SPREAD if len(shape) < 4 or space.flatten > 1])
+    tried = shapes(space, [shape for shape in SPREAD if len(shape) < 4 or getattr(space, "flatten", 1) > 1])
     for shape in tried if dtype == torch.float64 else tried[-2:]:
         gen = torch.Generator().manual_seed(0)
         start = [point(space, shape, gen, dtype) for _ in range(2)]
