@@ -23,20 +23,22 @@ from torch import Tensor
 
 from .linalg import SMALL, eye_like, frobenius, inverse, phi, solve
 
-Thin = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # F1, F2, T1, T2; None, None stands for T = E + F/2
+Thin = tuple[Tensor, Tensor, Tensor, Tensor]  # F1, F2, T1, T2
 
 
 @dataclass(frozen=True)
 class Retraction:
     """A retraction by its name, its dense increment R(W) - I and its thin form (A, C) -> F1, F2, T1, T2.
 
-    The dense form is used where N < 2n and N <= `dense_up_to`.
+    Where F1 = M F2 and T = E + F/2, `factors` gives M and F2 alone: F = [M; B] F2. The dense form is used where N < 2n
+    and N <= `dense_up_to`.
     """
 
     name: str
     dense: Callable[[Tensor], Tensor]
     thin: Callable[[Tensor, Tensor], Thin]
     dense_up_to: float = math.inf
+    factors: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -47,17 +49,21 @@ def _cayley_dense(W: Tensor) -> Tensor:
     return solve(eye_like(W) - W / 2, W)
 
 
-def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
-    """One n x n inverse: with M = A - C/2 and S = I - M/2, F1 = M S^-1, F2 = S^-1, T = E + F/2.
+def _cayley_factors(A: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
+    """M = A - C/2 and S^-1, S = I - M/2.
 
-    On orthogonal spaces the symmetric part of S is >= I, so that ||S^-1|| <= 1. F2 = I + F1/2 would do for small W;
-    for large W it has lost the digits that B F2 needs.
+    On orthogonal spaces the symmetric part of S is >= I, so that ||S^-1|| <= 1.
     """
-    M = A - C / 2
+    M = torch.sub(A, C, alpha=0.5)
     S = M / -2
     S.diagonal(dim1=-2, dim2=-1).add_(1)
-    F2 = torch.linalg.inv_ex(S)[0] if S.shape[-1] <= SMALL else inverse(S)
-    return M @ F2, F2, None, None
+    return M, torch.linalg.inv_ex(S)[0] if S.shape[-1] <= SMALL else inverse(S)
+
+
+def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
+    """F1 = M S^-1, F2 = S^-1, and T = E + F/2, whose T1 = I + F1/2 is S^-1 again, with more digits for large W."""
+    M, F2 = _cayley_factors(A, C)
+    return M @ F2, F2, F2, F2 / 2
 
 
 def _geodesic_dense(W: Tensor) -> Tensor:
@@ -82,7 +88,7 @@ def _geodesic_thin(A: Tensor, C: Tensor) -> Thin:
     return A @ F2 / 2 + p21 + p22 @ A / 2, F2, A @ p12 / 2 + p22, p12
 
 
-cayley = Retraction("cayley", _cayley_dense, _cayley_thin, dense_up_to=192)
+cayley = Retraction("cayley", _cayley_dense, _cayley_thin, dense_up_to=192, factors=_cayley_factors)
 geodesic = Retraction("geodesic", _geodesic_dense, _geodesic_thin)
 
 RETRACTIONS = {r.name: r for r in (cayley, geodesic)}

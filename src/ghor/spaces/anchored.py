@@ -129,11 +129,7 @@ class Anchored(Form):
         for X in map(self.matrix, vectors):
             m = X[..., n:, :]
             c = B.mH @ m
-            if T1 is None or T2 is None:
-                T1c = F2 @ c
-                T2c = T1c / 2
-            else:
-                T1c, T2c = T1 @ c, T2 @ c
+            T1c, T2c = T1 @ c, T2 @ c
             u = P.mH @ (Y2.mH @ m - M @ T2c)
             a = -T1c - R.mH @ u  # Q_transported m = Y a - E u + E_c (m - B T2 c)
             b = P_new @ (Y1 @ a - u)  # and its lower block less Y2+ b is Q+^H of it

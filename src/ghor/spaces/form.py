@@ -169,26 +169,28 @@ class Form(Space):
         self, Lambda: Tensor, W: Tensor, retraction: str | Retraction = "cayley", out: Tensor | None = None
     ) -> Tensor:
         """Lambda R(W): two products with N^2 n terms, Lambda F and the update of Q by T B*, see `ghor.retraction`."""
-        out, W = Lambda.clone() if out is None else out, self.matrix(W)
+        out = Lambda.clone() if out is None else out
         R = retraction if isinstance(retraction, Retraction) else by_name(retraction)
-        N, n = W.shape[-2:]
+        N, n = self.size(W.shape)
         if N < 2 * n and N <= R.dense_up_to:
-            return out.add_(Lambda @ R.dense(self.algebra(W)))
-        B, Yt = W[..., n:, :], Lambda[..., :n].mT
+            return out.add_(Lambda @ R.dense(self.algebra(self.matrix(W))))
+        W = self.matrix(W).mT.clone(memory_format=torch.contiguous_format).mT  # column by column, and ours
+        A, B, Yt = W[..., :n, :], W[..., n:, :], Lambda[..., :n].mT
         Bs = self.star(B)
-        F1, F2, T1, T2 = R.thin(W[..., :n, :], Bs @ B if N <= LONG else product(Bs, B))
-        if T1 is None or T2 is None:
-            Ft = W.new_empty(*W.shape[:-2], n, N)  # [F1; B F2] transposed; torch.cat is slow on slices
-            Ft[..., :n], Ft[..., n:] = F1.mT, F2.mT @ B.mT
-            Dt = Ft @ Lambda.mT
+        C = Bs @ B if N <= LONG else product(Bs, B)
+        if R.factors is not None:
+            A[...], F2 = R.factors(A, C)  # W is [M; B] now, from which F2 is still missing
+            Dt = F2.mT @ (W.mT @ Lambda.mT)
             Tt = torch.add(Yt, Dt, alpha=0.5)
         else:
+            F1, F2, T1, T2 = R.thin(A, C)
             F, T = torch.cat([F1, T1], -1), torch.cat([F2, T2], -1)
             Dt, Tt = (torch.cat([F.mT, T.mT @ B.mT], -1) @ Lambda.mT).split(n, -2)
         Qt, Bt = out.mT[..., n:, :], Bs.mT
         if not Qt.is_contiguous():  # all columns at once: in memory they are one piece, those of Q are not
-            Qt, Bt = out.mT, torch.zeros_like(W)
-            Bt[..., n:, :] = Bs.mT
+            A.zero_()
+            B.copy_(Bt)
+            Qt, Bt = out.mT, W
         if Qt.dim() == 3:
             Qt.baddbmm_(Bt, Tt, alpha=-1)
         else:
@@ -281,6 +283,4 @@ class Form(Space):
         K = K - Y @ (Ys @ K)  # again: what is left along Y after the first pass is rounding of the size of Delta
         F1, F2, T1, T2 = retraction.thin(A, self.star(K) @ K)
         x, z = Ys @ X, self.star(K) @ X
-        if T1 is None or T2 is None:
-            T1, T2 = eye_like(F1) + F1 / 2, F2 / 2
         return Y @ (F1 @ x - T1 @ z) + K @ (F2 @ x - T2 @ z)
