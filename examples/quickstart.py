@@ -1,21 +1,20 @@
-"""The README's example: find 7 of 49 coordinates with an orthonormal layer."""
+"""The README's example: a transformer whose attention heads have orthonormal queries, keys and values."""
 
 import torch
 
 import ghor
 
-x = torch.randn(512, 49)
-target = x[:, :7].argmax(dim=1)  # only 7 directions matter
+layer = torch.nn.TransformerEncoderLayer(64, nhead=4, dropout=0, batch_first=True)
+model = torch.nn.TransformerEncoder(layer, num_layers=2)
+ghor.constrain(model, "*.self_attn.in_proj_weight", ghor.Stiefel(blocks=(3, 4)))  # q, k, v of each of 4 heads
+optimizer = ghor.optim.AdamW(model, lr=1e-3)  # all other weights: torch's AdamW, bit for bit
 
-model = torch.nn.Sequential(torch.nn.Linear(49, 7, bias=False), torch.nn.Linear(7, 7))
-ghor.constrain(model[0], "weight", ghor.Stiefel())  # moves the weight onto the space and declares it
-optimizer = ghor.optim.AdamW(model, lr=1e-2)  # the other weights: ordinary AdamW
-
-for step in range(301):
+x = torch.randn(64, 10, 64)
+for step in range(101):
     optimizer.zero_grad()
-    loss = torch.nn.functional.cross_entropy(model(x), target)
+    loss = torch.nn.functional.mse_loss(model(x), x.roll(1, dims=1))  # each token tells of the one before it
     loss.backward()
     optimizer.step()
-    if step % 100 == 0:
+    if step % 25 == 0:
         print(f"step {step}: loss {loss.item():.3f}")
 ghor.check(model)  # how far is each weight from its space?

@@ -1,4 +1,4 @@
-"""The notation table of the README: what it names is what runs."""
+"""The notation table of the docs: what it names is what runs."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def table():
     """(name, file) of every function in the table."""
-    text = (ROOT / "README.md").read_text().split("[start:notation]")[1].split("[end:notation]")[0]
+    text = (ROOT / "docs" / "notation.md").read_text()
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if len(cells) == 3 and cells[2].startswith("`"):

@@ -1,4 +1,7 @@
-"""A griffe extension: docstrings hold formulas, so `Y* Y`, `<G, V>` and `||X||_F` must not be read as markup."""
+"""A griffe extension: docstrings hold formulas, so `Y* Y`, `<G, V>` and `||X||_F` must not be read as markup.
+
+Doctests become blocks of code.
+"""
 
 import re
 from typing import Any
@@ -11,14 +14,20 @@ MARKUP = re.compile(r"([*_\[\]])")
 
 def escape(text: str) -> str:
     """Markdown's characters made plain, except in `code`, *emphasis*, indented blocks and doctests."""
-    lines = []
+    lines, example = [], False
     for line in text.splitlines():
-        if not line.startswith(("    ", ">>>", "...")):
+        if line.startswith(">>>") and not example:
+            example = True
+            lines += ["", "```pycon"]
+        elif example and not line:
+            example = False
+            lines.append("```")
+        if not example and not line.startswith("    "):
             parts = KEPT.split(line)
             parts[::2] = [MARKUP.sub(r"\\\1", part.replace("<", "&lt;")) for part in parts[::2]]
             line = "".join(parts)
         lines.append(line)
-    return "\n".join(lines)
+    return "\n".join([*lines, "```"] if example else lines)
 
 
 class Formulas(griffe.Extension):
