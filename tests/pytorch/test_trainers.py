@@ -35,7 +35,7 @@ def names(example, run_name=None):
 def outcome(printed):
     """The losses and distances that an example printed."""
     losses = [float(x) for x in re.findall(r"^(?:step \d+: )?loss (\S+)$", printed, re.MULTILINE)]
-    return losses, [float(x) for x in re.findall(r"Stiefel\(\) +(\S+)$", printed, re.MULTILINE)]
+    return losses, [float(x) for x in re.findall(r"Stiefel\(\) +(\S+) +\S+$", printed, re.MULTILINE)]
 
 
 def same(a, b):

@@ -30,8 +30,6 @@ class Layout(Space):
     def __post_init__(self) -> None:
         if type(self.flatten) is not int or self.flatten < 1:
             raise ValueError(f"flatten counts dimensions, 1 or more, got {self.flatten!r}")
-        if isinstance(self.blocks, list):
-            object.__setattr__(self, "blocks", tuple(self.blocks))
         counts = self.blocks if isinstance(self.blocks, tuple) else (1 if self.blocks is None else self.blocks,)
         if not counts or not all(type(k) is int and k > 0 for k in counts):
             raise ValueError(f"blocks counts matrices, 3 or (3, heads), got {self.blocks!r}")
