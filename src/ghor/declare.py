@@ -18,6 +18,7 @@ from .spaces import Euclidean, Space
 from .warn import Warnings
 
 Warn = Callable[[str, str], None]
+SpaceOf = Callable[[str, nn.Parameter], Space]
 
 # The record that counts: on the module, by parameter name. It survives deepcopy, pickle, .to and load_state_dict, and
 # is no part of the state_dict. An attribute on the Parameter survives hardly any of these, and a weak reference to it
@@ -60,16 +61,17 @@ class Record(dict[str, Space]):
 
 
 @overload
-def constrain(module: nn.Module, name: str, space: Space) -> Any: ...
+def constrain(module: nn.Module, name: str, space: Space | SpaceOf) -> Any: ...
 @overload
-def constrain(module: nn.Module, name: Sequence[str] | Predicate, space: Space) -> dict[str, float]: ...
-def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: Space) -> Any:
+def constrain(module: nn.Module, name: Sequence[str] | Predicate, space: Space | SpaceOf) -> dict[str, float]: ...
+def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: Space | SpaceOf) -> Any:
     """Move parameters of `module` onto `space`, in place, and declare them: optimizers will keep them there.
 
     A weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). `name` is the name of
     one parameter, and the module is returned; or it says which: a pattern in which * stands for anything, a list of
     names and patterns, a function of name and parameter. Then what was constrained is returned, with ||Y - X||_F, how
-    far each has moved (`check` has that, too). Where one cannot be moved, none is.
+    far each has moved (`check` has that, too). Where one cannot be moved, none is. `space` may be a function of name
+    and parameter, too.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
@@ -77,13 +79,14 @@ def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: S
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"constrain takes a module and the name of its parameter, got {type(module).__name__}")
-    if not isinstance(space, Space):
-        raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {space!r}")
     warn, plan = Warnings(), []
     for n, (owner, leaf) in chosen(module, name).items():
         p = owner._parameters[leaf]
         assert p is not None
-        on, said = meant(owner, leaf, p, space, n)
+        given = space if isinstance(space, (Space, type)) or not callable(space) else space(n, p)
+        if not isinstance(given, Space):
+            raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}")
+        on, said = meant(owner, leaf, p, given, n)
         plan.append((n, owner, leaf, p, on, _nearest(p, on, n)))
         if said is not None:
             warn(n, said)

@@ -1,7 +1,9 @@
 """Weights as modules have them: several matrices in one, kernels, padding; chosen by pattern; moved by others."""
 
 import copy
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -220,6 +222,15 @@ def test_patterns_and_predicates():
     assert f"{chosen['layers.0.self_attn.in_proj_weight']:.1e}" in ghor.check(copy.deepcopy(model))
 
 
+def test_the_space_may_depend_on_the_weight():
+    model = nn.ModuleDict({"q": nn.Linear(8, 16), "k": nn.Linear(8, 8)})
+    ghor.constrain(model, "?.weight", lambda name, p: ghor.Stiefel(blocks=len(p) // 4))
+    assert declared_space(model["q"].weight) == ghor.Stiefel(blocks=4)
+    assert declared_space(model["k"].weight) == ghor.Stiefel(blocks=2)
+    with pytest.raises(TypeError, match=r"such as ghor\.Stiefel\(\), got <class"):
+        ghor.constrain(model, "?.weight", ghor.Stiefel)
+
+
 def test_where_one_of_a_pattern_cannot_be_moved_none_is():
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
     before = copy.deepcopy(model.state_dict())
@@ -305,3 +316,19 @@ def test_names_that_nobody_has():
         _ = ghor.optim.AdaW
     with pytest.raises(AttributeError, match=r"ghor\.lift"):
         _ = ghor.optim.Lion
+
+
+def test_the_recipes_run(capsys):
+    """Those that need no Hugging Face: what they print of a weight is 0 or, of determinants and lengths, 1."""
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = [b for b in blocks if "torch.nn." in b]
+    assert len(blocks) == 4
+    scope = {"ghor": ghor, "torch": torch}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks:
+            exec(block, scope)
+    printed = [float(x) for x in re.findall(r"tensor\(([^,)]*)", capsys.readouterr().out)]
+    assert len(printed) == 1 + 8 + 1 + 2
+    assert all(min(abs(x), abs(x - 1)) <= FLOAT32 for x in printed)
