@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 
@@ -38,3 +38,13 @@ def chosen(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
             )
         out |= {n: every[n] for n in found}
     return out
+
+
+def ending(names: Iterable[str], target: str) -> list[str]:
+    """The names that end with the words of `target`, or match it as a pattern."""
+    names = list(names)
+    found = [n for n in names if n == target or n.endswith(f".{target}") or fnmatch.fnmatchcase(n, target)]
+    if not found:
+        near = difflib.get_close_matches(target, {*names, *(n.rpartition(".")[2] for n in names)}, 3, 0)
+        raise ValueError(f"there is no {target!r}; there are: {', '.join(near) or 'none'}, ...")
+    return found
