@@ -95,7 +95,6 @@ class Rotation:
     block: int = 32
 
     def part(self, out: int, into: int, like: dict[str, Any]) -> Part:
-        """For a layer of this size."""
         return RotationPart(self.block, out, into, like)
 
 
@@ -106,7 +105,6 @@ class LowRank:
     rank: int = 8
 
     def part(self, out: int, into: int, like: dict[str, Any]) -> Part:
-        """For a layer of this size."""
         return LowRankPart(self.rank, out, into, like)
 
 
@@ -158,8 +156,7 @@ class Adapted(nn.Module):
     def merge(self) -> None:
         """The active adapters into the weight."""
         if self.before_merge is None:
-            merged = self.merged_weight()
-            self.before_merge = self.base.weight.detach().clone()
+            self.before_merge, merged = self.base.weight.detach().clone(), self.merged_weight()
             self.base.weight.copy_(merged)
 
     @torch.no_grad()
