@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .chosen import Predicate, chosen
 from .linalg import COMPUTE_DTYPE, wide
+from .packed import meant
 from .shards import Shards, gathered, is_sharded, local_pieces
 from .spaces import Euclidean, Space
+from .warn import Warnings
 
 Warn = Callable[[str, str], None]
+SpaceOf = Callable[[str, nn.Parameter], Space]
 
 # The record that counts: on the module, by parameter name. It survives deepcopy, pickle, .to and load_state_dict, and
 # is no part of the state_dict. An attribute on the Parameter survives hardly any of these, and a weak reference to it
@@ -28,8 +32,16 @@ _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 class Record(dict[str, Space]):
     """The spaces of a module's own parameters, by name. A copy belongs to the copy of the module."""
 
-    def __init__(self, module: nn.Module | None = None, spaces: dict[str, Space] | None = None) -> None:
+    changes: ClassVar[int] = 0  # how often anything was declared
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        spaces: dict[str, Space] | None = None,
+        moved: dict[str, float] | None = None,
+    ) -> None:
         super().__init__(spaces or {})
+        self.moved = dict(moved or {})  # by `constrain`
         self.belongs_to(module)
 
     def belongs_to(self, module: nn.Module | None) -> None:
@@ -39,39 +51,57 @@ class Record(dict[str, Space]):
             _modules.add(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
-        return Record(memo.get(id(self.module())) if self.module is not None else None, dict(self))
+        return Record(memo.get(id(self.module())) if self.module is not None else None, dict(self), self.moved)
 
     def __reduce__(self) -> Any:
-        return Record, (None, dict(self)), None if self.module is None else self.module()
+        return Record, (None, dict(self), self.moved), None if self.module is None else self.module()
 
     def __setstate__(self, module: nn.Module) -> None:
         self.belongs_to(module)
 
 
-def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
-    """Move the parameter `name` of `module` onto `space`, in place, and declare it: optimizers will keep it there.
+@overload
+def constrain(module: nn.Module, name: str, space: Space | SpaceOf) -> Any: ...
+@overload
+def constrain(module: nn.Module, name: Sequence[str] | Predicate, space: Space | SpaceOf) -> dict[str, float]: ...
+def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: Space | SpaceOf) -> Any:
+    """Move parameters of `module` onto `space`, in place, and declare them: optimizers will keep them there.
 
-    The weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). Returns the module.
+    A weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). `name` is the name of
+    one parameter, and the module is returned; or it says which: a pattern in which * stands for anything, a list of
+    names and patterns, a function of name and parameter. Then what was constrained is returned, with ||Y - X||_F, how
+    far each has moved (`check` has that, too). Where one cannot be moved, none is. `space` may be a function of name
+    and parameter, too.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
+    >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
+    >>> moved = constrain(model, lambda name, p: name.endswith("proj.weight") and p.dim() == 2, Stiefel())
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"constrain takes a module and the name of its parameter, got {type(module).__name__}")
-    if not isinstance(space, Space):
-        raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {space!r}")
-    owner, _, leaf = name.rpartition(".")
-    target = dict(module.named_modules(remove_duplicate=False)).get(owner)
-    p = None if target is None else target._parameters.get(leaf)
-    if target is None or p is None:
-        known = ", ".join(n for n, _ in module.named_parameters())
-        raise ValueError(f"{type(module).__name__} has no parameter {name!r}; it has: {known or 'none'}")
-    point = _nearest(p, space, name)
-    with torch.no_grad():
-        p.copy_(point)
-    for owner_of, twin in _owners(p):
-        owner_of.__dict__[RECORD][twin] = space  # of a tied weight that was declared before
-    target.__dict__.setdefault(RECORD, Record(target))[leaf] = space
-    return module
+    warn, plan = Warnings(), []
+    for n, (owner, leaf) in chosen(module, name).items():
+        p = owner._parameters[leaf]
+        assert p is not None
+        given = space if isinstance(space, (Space, type)) or not callable(space) else space(n, p)
+        if not isinstance(given, Space):
+            raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}")
+        on, said = meant(owner, leaf, p, given, n)
+        plan.append((n, owner, leaf, p, on, _nearest(p, on, n)))
+        if said is not None:
+            warn(n, said)
+    moved = {}
+    for n, owner, leaf, p, on, point in plan:
+        with torch.no_grad():
+            moved[n] = float(torch.linalg.vector_norm(wide(gathered(p) - gathered(point))))
+            p.copy_(point)
+        for owner_of, twin in _owners(p):
+            owner_of.__dict__[RECORD][twin] = on  # of a tied weight that was declared before
+        record = owner.__dict__.setdefault(RECORD, Record(owner))
+        record[leaf], record.moved[leaf] = on, moved[n]
+    Record.changes += 1
+    warn.flush()
+    return module if isinstance(name, str) and name in moved else moved
 
 
 def project(model: nn.Module) -> dict[str, float]:
@@ -165,7 +195,8 @@ def check_on_space(
         return
     raise ValueError(
         f"{names[i]} of shape {tuple(params[i].shape)} is {float(distance[i]):.1e} off {space}; call "
-        f"ghor.constrain(module, name, ghor.{space}), or copy ghor.{space}.project(weight) into it"
+        f"ghor.constrain(module, name, ghor.{space}), or copy ghor.{space}.project(weight) into it. (An optimizer that "
+        "is not ghor's moves weights off their spaces)"
     )
 
 
@@ -231,13 +262,27 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
 
 
 def check(model: nn.Module) -> str:
-    """Print and return a table of the model's parameters: name, shape, space, distance from it."""
-    rows = [("parameter", "shape", "space", "distance")]
+    """Print and return a table of the model's parameters: name, shape, space, distance from it.
+
+    With how far `constrain` has moved each; one that is off its space is marked.
+    """
+    moved = {
+        id(p): module.__dict__[RECORD].moved.get(leaf)
+        for module in model.modules()
+        for leaf, p in module._parameters.items()
+        if leaf in module.__dict__.get(RECORD, ())
+    }
+    rows = [("parameter", "shape", "space", "distance", "moved")]
     for name, p, space in spaces(model):
-        euclidean = isinstance(space, Euclidean)
-        distance = "" if euclidean or p.is_meta else f"{float(space.distance(wide(gathered(p))).max()):.1e}"
-        rows.append((name, "x".join(map(str, p.shape)) or "scalar", "-" if euclidean else repr(space), distance))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        shape, way, distance, off = "x".join(map(str, p.shape)) or "scalar", moved.get(id(p)), "", ""
+        if not isinstance(space, Euclidean) and not p.is_meta:
+            Y = gathered(p).detach()
+            distance = f"{float(space.distance(wide(Y)).max()):.1e}"
+            far, allowed = _worst(space, Y[None])
+            off = "" if bool(far <= allowed) else "  off: moved by another optimizer? ghor.project(model)"
+        on = "-" if isinstance(space, Euclidean) else repr(space)
+        rows.append((name, shape, on, distance, ("" if way is None else f"{way:.1e}") + off))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     table = "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
     print(table)

@@ -58,6 +58,13 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
     declared = declared_spaces()
     for i, p in enumerate(params):
         name = name_of(group, gi, i)
+        foreign = getattr(p, "manifold", None) if spaces[i] is None and id(p) not in declared else None
+        if foreign is not None and type(p).__name__ == "ManifoldParameter":
+            warn(
+                f"foreign {name}",
+                f"{name} is a geoopt.ManifoldParameter on {type(foreign).__name__}, which ghor does not read: it is "
+                f"trained as an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) or the like",
+            )
         space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
         check_parameter(p, space, name)
         if isinstance(space, Euclidean):

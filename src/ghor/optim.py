@@ -14,6 +14,7 @@ ASGD, SparseAdam, Adafactor and Muon do not lift; `ghor.lift` says why.
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import torch
@@ -158,3 +159,24 @@ NAMED.update(
         for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
     }
 )
+
+
+# Why a name of torch.optim is not here, and what to use in its place.
+REFUSED = {
+    "ASGD": "it averages weights, and in g^hor it would average velocities; use SGD and torch.optim.swa_utils with "
+    "ghor.project",
+    "Adafactor": "it keeps sums over rows and columns, which are no coordinates of g^hor; use Adam, or Adafactor for "
+    "the Euclidean weights and a ghor optimizer for the others",
+    "Muon": "it orthogonalises the update as a matrix, which leaves g^hor; use SGD with momentum or Adam here, and "
+    "torch.optim.Muon for the Euclidean weights",
+    "SparseAdam": "a sparse gradient is not sparse in g^hor; use Adam, which takes sparse gradients of weights on "
+    "manifolds",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in REFUSED:
+        raise AttributeError(f"ghor.optim has no {name}: {REFUSED[name]}")
+    near = difflib.get_close_matches(name, __all__, 1)
+    hint = f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
+    raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")

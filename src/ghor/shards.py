@@ -54,7 +54,7 @@ class Shards:
                     f"a weight of shape {tuple(p.shape)} on {space} is placed as {self.placements}; the processes can "
                     "work on Shard and Replicate, so shard one dimension over one dimension of the mesh"
                 )
-        batch = p.dim() - space.dims
+        batch = p.dim() - space.dims - (getattr(space, "padding_idx", None) is not None)
         self.gathers = any(q.is_shard() and q.dim >= batch for q in self.placements)
         self.working = (Replicate(),) * self.mesh.ndim if self.gathers else self.placements
 

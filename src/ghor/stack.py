@@ -44,8 +44,9 @@ class Stack:
         self.shape, self.where = params[0].shape, (params[0].dtype, params[0].device)
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half = dtype != params[0].dtype
-        self.E = space.E(self.shape[len(self.shape) - space.dims :], device="meta")  # its layout is all that counts
-        self.batch = (len(params), *self.shape[: len(self.shape) - space.dims])
+        split = space.split(params[0]).shape
+        self.E = space.one.E(split[len(split) - space.dims :], device="meta")  # its layout is all that counts
+        self.batch = (len(params), *split[: len(split) - space.dims])
         self.H = self.whole(
             torch.zeros((*self.batch[:stacked], *self.shape), dtype=dtype, device=self.where[1]), stacked
         )
@@ -60,7 +61,7 @@ class Stack:
             self.moves.copy_(states[0]["moves"])
         self.age = int(self.moves)
         held, Y = views.gather_section(self, states), self.exact(self.weights())
-        self.section = from_state(KINDS[kind], space, self.E, held, Y, self.half, self.turning())
+        self.section = from_state(KINDS[kind], space.one, self.E, held, Y, self.half, self.turning())
         if isinstance(self.section, Implicit) and space.has("implicit_spread"):
             self.section.squares = self.even
         self.in_motion = False  # while the section is being written: it may be off the group
@@ -100,12 +101,13 @@ class Stack:
 
     def weights(self) -> Tensor:
         """(P, *shape), to be called without gradients; of a single weight it is the weight's own memory."""
-        return self.params[0].detach().unsqueeze(0) if len(self.params) == 1 else torch.stack(self.params)
+        one = len(self.params) == 1
+        return self.space.read(self.params[0].detach().unsqueeze(0) if one else torch.stack(self.params))
 
     def exact(self, weights: Tensor) -> Tensor:
         """Points in the dtype of computation; half precision ones where they were rounded from."""
         Y = self.points(weights.to(self.H.dtype))
-        return self.space.project(Y) if self.half and Y.numel() else Y
+        return self.space.one.project(Y) if self.half and Y.numel() else Y
 
     def reading(self) -> Tensor:
         """The weights, in the form in which `seen.expected` is kept."""
@@ -167,7 +169,7 @@ class Stack:
         if True in [g.is_sparse for g in grads]:
             grads = [g.to_dense() for g in grads]
         grads = self.pieces(grads)
-        G = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
+        G = self.space.read(grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads), gradient=True)
         Y = self.held_by_weights()
         self.section.global_grad(Y, self.points(G.detach().to(self.H.dtype)), self.points(self.local(B)))
         return Y
@@ -193,14 +195,14 @@ class Stack:
         """Y = Lambda E into the weights; of half precision ones those that moved, the others are rounded already."""
         points = Y.unflatten(0, self.batch)
         if self.half:
-            moved = self.any_of_weight(length > 0).view(-1, *[1] * len(self.shape))
-            points = torch.where(moved, points.to(self.where[0]), self.weights())
+            moved = self.any_of_weight(length > 0).view(-1, *[1] * (points.dim() - 1))
+            points = torch.where(moved, points.to(self.where[0]), self.space.split(self.weights()))
         if torch.compiler.is_compiling() or points.data_ptr() != self.params[0].data_ptr():
-            torch._foreach_copy_(self.params, self._split(points))
+            self.space.write(self.params, self._split(points))
         self.written()
 
     def _split(self, points: Tensor) -> list[Tensor]:
-        """(P, *shape) as P views; those of a section that stays where it is are made once."""
+        """Points of P weights as P views; those of a section that stays where it is are made once."""
         if torch.compiler.is_compiling() or self.half or not self.section.holds_point:
             return list(points.unbind(0))
         if self._targets is None:

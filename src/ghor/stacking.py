@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from . import upkeep, views
-from .declare import check_on_space
+from .declare import Record, check_on_space, declared_spaces
 from .distributed import ShardedStack
 from .groups import GROUP_KEYS, check_group, check_options, name_of, spaces_of
 from .probe import options_of, parity
@@ -35,6 +35,8 @@ class Stacking:
         self.euclidean: list[list[Tensor]] = []
         self.spaces: dict[int, Space] = {}  # by the id of a weight, which `groups` keeps alive
         self.loose = [key for key in state if not isinstance(key, Tensor)]  # state of no weight: Base's own
+        self.declared = Record.changes
+        refuse_late(optimizer)
         kinds: dict[Any, list[tuple[Tensor, str]]] = defaultdict(list)
         for gi, group in enumerate(groups):
             check_options(group, gi)
@@ -97,6 +99,9 @@ class Stacking:
 
     def ready(self, optimizer: Contract) -> tuple[Stacking, list[Stack]]:
         """What holds now, and the stacks that move in this step."""
+        if self.declared != Record.changes:
+            refuse_late(optimizer)
+            self.declared = Record.changes
         now = self if self.holds(optimizer) else Stacking(optimizer, self)
         return now, now.moving(optimizer)
 
@@ -121,6 +126,18 @@ class Stacking:
                 )
             upkeep.before(s, optimizer._warn)
         return moving
+
+
+def refuse_late(optimizer: Contract) -> None:
+    """ValueError if a weight that this optimizer has taken for a Euclidean one was constrained since."""
+    declared = declared_spaces()
+    for gi, group in enumerate(optimizer.param_groups):
+        for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
+            if isinstance(space, Euclidean) and declared.get(id(p), space) != space:
+                raise ValueError(
+                    f"{name_of(group, gi, i)} was constrained to {declared[id(p)]} after this optimizer took it on "
+                    f"{space}, and would leave it; constrain first, then build the optimizer"
+                )
 
 
 def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: str) -> str:

@@ -81,7 +81,7 @@ def expected_of_loaded(s: Stack) -> Tensor:
     weights, Y = s.weights(), s.section.point(None)
     near = (s.exact(weights) - Y).abs().flatten(1).amax(1) <= 1e-5
     near = ~s.any_of_weight(~near).view(-1, *[1] * len(s.shape))
-    return torch.where(near, weights, Y.unflatten(0, s.batch).to(s.where[0]))
+    return torch.where(near, weights, Y.reshape(weights.shape).to(s.where[0]))
 
 
 def _finite(s: Stack) -> Tensor:
@@ -123,7 +123,7 @@ def check_velocity(s: Stack, Base: type[Optimizer]) -> None:
     """Raise if what a rule has made of B is not in g^hor; nothing has moved yet."""
     if (s.age >= TRUSTED and s.age % SELDOM) or not s.W.numel():
         return
-    W, projected = s.W, s.space.hor(s.W)
+    W, projected = s.W, s.space.one.hor(s.W)
     out = not_in_ghor(W, projected)
     if bool(out.any()):
         i = int(out.flatten().nonzero()[0])
@@ -182,7 +182,7 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
     if bool(torch.isnan(W).any()):  # 0/0 where a coordinate is 0 by its structure, as Adam has it with eps = 0, is 0
         ones = torch.ones_like(parts(W[0])).flatten().cumsum(0).view(parts(W[0]).shape)
         ones = torch.view_as_complex(ones) if W.is_complex() else ones
-        parts(W).masked_fill_(parts(s.space.hor(ones)) == 0, 0)
+        parts(W).masked_fill_(parts(s.space.one.hor(ones)) == 0, 0)
         length.copy_(torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim()))))
     finite = torch.isfinite(W).flatten(1).all(1)
     if not bool(finite.all()):

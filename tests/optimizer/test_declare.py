@@ -103,7 +103,8 @@ def test_constrain_kernels_with_flatten(net):
 
 
 def test_constrain_kernels_without_flatten_is_a_batch():
-    conv = ghor.constrain(nn.Conv2d(2, 5, (3, 2), bias=False), "weight", ghor.Stiefel())
+    with pytest.warns(UserWarning, match=r"is a batch of 3 x 2 matrices.*ghor\.Stiefel\(flatten=3\)"):
+        conv = ghor.constrain(nn.Conv2d(2, 5, (3, 2), bias=False), "weight", ghor.Stiefel())
     W = conv.weight.detach().double()
     assert (W.mT @ W - torch.eye(2)).norm(dim=(-2, -1)).max() <= F32
 
@@ -427,7 +428,7 @@ def test_check_prints_and_returns_the_table(net, capsys):
     table = ghor.check(net)
     assert capsys.readouterr().out == table + "\n"
     head, rule, *rows = table.splitlines()
-    assert head.split() == ["parameter", "shape", "space", "distance"]
+    assert head.split() == ["parameter", "shape", "space", "distance", "moved"]
     assert set(rule) == {"-"}
     cells = [row.split() for row in rows]
     assert cells[0] == ["scale", "scalar", "-"]
@@ -440,3 +441,6 @@ def test_check_prints_and_returns_the_table(net, capsys):
     assert float(cells[1][3]) <= F32
     assert len(cells[3]) == 3
     assert cells[4][3] == f"{3 * 5**0.5:.1e}"
+    assert all(float(cells[i][4]) > 0.1 for i in (1, 2, 4))  # how far `constrain` moved each
+    assert "off: moved by another optimizer?" in rows[4]
+    assert "off" not in "".join(rows[:4])

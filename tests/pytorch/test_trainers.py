@@ -10,6 +10,7 @@ from ranks import forks, into_a_file
 from torch.multiprocessing import start_processes
 
 import ghor
+from ghor.adapters import LowRank, Rotation, adapt
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -35,7 +36,7 @@ def names(example, run_name=None):
 def outcome(printed):
     """The losses and distances that an example printed."""
     losses = [float(x) for x in re.findall(r"^(?:step \d+: )?loss (\S+)$", printed, re.MULTILINE)]
-    return losses, [float(x) for x in re.findall(r"Stiefel\(\) +(\S+)$", printed, re.MULTILINE)]
+    return losses, [float(x) for x in re.findall(r"Stiefel\(\) +(\S+) +\S+$", printed, re.MULTILINE)]
 
 
 def same(a, b):
@@ -131,6 +132,41 @@ def test_hugging_face_trainer_resumes(given, tmp_path):
     weight = models[2].bert.encoder.layer[0].attention.output.dense.weight
     assert not torch.equal(weight, models[1].bert.encoder.layer[0].attention.output.dense.weight)
     assert ghor.Stiefel().distance(weight.detach()) <= FLOAT32
+
+
+def test_hugging_face_trainer_resumes_with_adapters(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    models = []
+    data = [{"input_ids": torch.arange(6) + i % 3, "labels": i % 3} for i in range(16)]
+    for steps, resume in ((4, None), (2, None), (4, str(tmp_path / "2" / "checkpoint-2"))):
+        torch.manual_seed(0)
+        small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        config = transformers.BertConfig(vocab_size=9, max_position_embeddings=8, num_labels=3, **small)
+        model = transformers.BertForSequenceClassification(config)
+        adapt(model, ["query"], Rotation(8), train=["classifier.*"])
+        adapt(model, ["query", "value"], LowRank(2), "low", train=["classifier.*"])
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / str(steps)),
+            max_steps=steps,
+            per_device_train_batch_size=8,
+            save_steps=2,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            lr_scheduler_type="constant",
+        )
+        trainer = transformers.Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            optimizer_cls_and_kwargs=(ghor.optim.AdamW, {"lr": 1e-2}),
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        models.append(model)
+    torch.testing.assert_close(models[2].state_dict(), models[0].state_dict(), rtol=0, atol=0)
+    R = models[2].bert.encoder.layer[0].attention.self.query.parts["default"].R
+    assert not torch.equal(R, models[1].bert.encoder.layer[0].attention.self.query.parts["default"].R)
+    assert ghor.SpecialOrthogonal().distance(R.detach().double()).max() <= FLOAT32
 
 
 # -- Accelerate --------------------------------------------------------------------------------------------------------

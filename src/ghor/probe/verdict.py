@@ -81,8 +81,9 @@ def verify(
         if not isinstance(space, Euclidean):
             if not isinstance(space, Form):  # the laws are those of matrices: one of the same shape stands for it
                 space = Sphere() if space.dims == 1 else Stiefel()
+            shape = tuple(space.split(torch.empty(p.shape, device="meta")).shape)
             device = torch.device("cpu") if p.is_meta else p.device
-            kind = space, tuple(p.shape), COMPUTE_DTYPE.get(p.dtype, p.dtype), device
+            kind = space.one, shape, COMPUTE_DTYPE.get(p.dtype, p.dtype), device
             kinds[kind] = kinds.get(kind, 0) + 1
     for (space, shape, dtype, device), count in kinds.items():
         _refuse(

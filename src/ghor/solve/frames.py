@@ -33,13 +33,14 @@ class Block:
     Y: Tensor
 
     def __init__(self, space: Space, index: list[int], like: Tensor, begin: int) -> None:
-        self.space, self.index, self.shape, self.out = space, index, like.shape, like.dtype
+        self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
-        self.E = space.E(self.shape[len(self.shape) - space.dims :], device="meta")
+        split = space.split(like).shape
+        self.E = self.space.E(split[len(split) - space.dims :], device="meta")
         self.complex = like.is_complex()
         numel = len(index) * like.numel() * (2 if self.complex else 1)
         self.part = slice(begin, begin + numel)
-        self.root = None if isinstance(space, Euclidean) else _root(space, self.E, like, self.dtype)
+        self.root = None if isinstance(space, Euclidean) else _root(self.space, self.E, like, self.dtype)
         # Longest ||W|| of one step: all columns turned by four radians.
         flat = isinstance(space, Euclidean)
         self.reach = 1.0 if flat else space.reach(self.shape)
@@ -111,6 +112,8 @@ class Frames:
         self.retraction, self.age, self.blocks = retraction, 0, list[Block]()
         kinds: dict[Any, list[int]] = defaultdict(list)
         for i, (p, space) in enumerate(zip(points, spaces, strict=True)):
+            if getattr(space, "padding_idx", None) is not None:
+                raise ValueError(f"{space}: solvers and LBFGS move every row; use another optimizer for this weight")
             kinds[(space, i) if isinstance(space, Euclidean) else (space, p.shape, p.dtype)].append(i)
         self.size, self.count = 0, len(points)
         for (space, *_), index in kinds.items():
@@ -124,10 +127,10 @@ class Frames:
                     held[key] = torch.cat([states[i][key] for i in index])
                     self.age = int(states[index[0]]["moves"])
             if block.out != block.dtype:
-                Y = held.pop("master") if "master" in held else space.project(Y)
+                Y = held.pop("master") if "master" in held else block.space.project(Y)
             kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, block.shape)
             turning = [block.scaled(v) for v in vectors]
-            block.section = from_state(KINDS[kind], space, block.E, held, Y, False, turning)
+            block.section = from_state(KINDS[kind], block.space, block.E, held, Y, False, turning)
             block.Y = block.section.point(Y)
             if block.Y.data_ptr() == points[index[0]].data_ptr():
                 block.Y = block.Y.clone()

@@ -15,6 +15,7 @@ from ..optimizer import Lifted
 from ..retraction import by_name
 from ..shards import is_sharded
 from ..spaces import Euclidean
+from ..stacking import refuse_late
 from .frames import Frames
 from .pairs import ABSOLUTE, Pairs
 from .wolfe import Trial, strong_wolfe
@@ -75,6 +76,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
 
     def _locate(self) -> Frames:
         """The frames, as they were left; from the weights, and without a memory, where others have moved them."""
+        refuse_late(self)
         group = self.param_groups[0]
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
         if self._frames is None:

@@ -71,6 +71,23 @@ class Space(ABC):
     def dims(self) -> int:
         """How many trailing dimensions of a tensor are one point."""
 
+    @property
+    def one(self) -> Space:
+        """The space of the single points in a weight: without `blocks`, and without rows that are left alone."""
+        return self
+
+    def split(self, X: Tensor) -> Tensor:
+        """A weight as a batch of points, (..., *point) in the layout of `one`; a view."""
+        return X
+
+    def read(self, weights: Tensor, gradient: bool = False) -> Tensor:
+        """Weights (..., *shape), with E in place of rows that are left alone; 0 if these are gradients."""
+        return weights
+
+    def write(self, weights: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+        """Batches of points into weights, in the layout of `split`; what is left alone is left alone."""
+        torch._foreach_copy_(list(map(self.split, weights)), list(points))
+
     @abstractmethod
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raise ValueError unless tensors of this shape can lie on the space."""
@@ -100,7 +117,8 @@ class Space(ABC):
 
     def tolerance(self, Y: Tensor) -> Tensor:
         """How far off counts as on: what rounding does to each point, (..., *point) -> (...), with some room."""
-        return torch.full(Y.shape[: Y.dim() - self.dims], self.room(Y), device=Y.device)
+        points = self.split(Y)
+        return torch.full(points.shape[: points.dim() - self.dims], self.room(Y), device=Y.device)
 
     def room(self, Y: Tensor) -> float:
         """The tolerance of a point of size one."""

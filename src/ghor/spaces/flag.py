@@ -24,6 +24,7 @@ class Flag(Orthogonal):
 
     sizes: tuple[int, ...] = (2, 2)
     flatten: int = field(default=1, kw_only=True)
+    blocks: int | tuple[int, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

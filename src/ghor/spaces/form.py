@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,55 +22,13 @@ from torch import Tensor
 
 from ..linalg import LONG, eye_like, frobenius, full_precision, product
 from ..retraction import Retraction, by_name
-from .base import Space
+from .layout import Layout
 
 
-@dataclass(frozen=True, repr=False)
-class Form(Space):
-    """Matrices (..., N, n); leading dimensions are batch.
-
-    A wide matrix (fewer rows than columns) is on a space when its transpose is. With `flatten=k` the last k dimensions
-    of a tensor count as one: `Stiefel(flatten=3)` is for the kernels (out, in, kh, kw) of a Conv2d, taken as
-    out x (in kh kw) matrices; without it, such a tensor is a batch of kh x kw matrices.
-    """
-
-    flatten: int = 1
-
-    def __post_init__(self) -> None:
-        if type(self.flatten) is not int or self.flatten < 1:
-            raise ValueError(f"flatten counts dimensions, 1 or more, got {self.flatten!r}")
+class Form(Layout):
+    """Matrices (..., N, n); leading dimensions are batch. How tensors are taken for matrices is in `layout.py`."""
 
     # -- shapes ---------------------------------------------------------------------------------------------------
-
-    @property
-    def dims(self) -> int:
-        return 1 + self.flatten
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        if len(shape) < 1 + self.flatten:
-            hint = "; for unit vectors use ghor.Sphere()" if len(shape) == 1 else ""
-            raise ValueError(f"{self} needs {1 + self.flatten} or more dimensions, got shape {tuple(shape)}{hint}")
-        if 0 in shape:
-            raise ValueError(f"{self} has no points of the empty shape {tuple(shape)}")
-        if self.size(shape)[0] < 2:
-            name, more = type(self).__name__, len(shape) - 1
-            hint = f"; {name}(flatten={more}) takes a kernel as one matrix" if more > 1 else ""
-            raise ValueError(f"{self} of 1 x 1 matrices does not move, got shape {tuple(shape)}{hint}")
-
-    def size(self, shape: Sequence[int]) -> tuple[int, int]:
-        """(N, n) of the tall matrices in a tensor of this shape."""
-        rows, columns = shape[-1 - self.flatten], math.prod(shape[-self.flatten :])
-        return max(rows, columns), min(rows, columns)
-
-    def matrix(self, Y: Tensor) -> Tensor:
-        """Y as tall matrices (..., N, n), N >= n; a view."""
-        M = Y.flatten(-self.flatten) if self.flatten > 1 else Y
-        return M.mT if M.shape[-2] < M.shape[-1] else M
-
-    def unmatrix(self, M: Tensor, shape: Sequence[int]) -> Tensor:
-        """The inverse of `matrix`: tall matrices in the layout of `shape` (of which the matrix part counts); a view."""
-        M = M.mT if shape[-1 - self.flatten] < math.prod(shape[-self.flatten :]) else M
-        return M.unflatten(-1, tuple(shape[-self.flatten :])) if self.flatten > 1 else M
 
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
         """E = [I; 0]."""

@@ -50,9 +50,10 @@ class SpecialOrthogonal(Orthogonal):
         `transport`, along the canonical connection of the second kind, gives Y exp(t A) B: both are isometries, and
         they agree where A and B commute. On symmetric spaces (Grassmann, Sphere) the two connections agree.
         """
-        A, B = Y.mT @ Delta, Y.mT @ V
+        M = self.matrix(Y)
+        A, B = M.mT @ self.matrix(Delta), M.mT @ self.matrix(V)
         half = torch.linalg.matrix_exp(t * A / 2)
-        return Y @ half @ B @ half
+        return self.unmatrix(M @ half @ B @ half, Y.shape)
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """Y log(Y^T Z), the principal logarithm."""

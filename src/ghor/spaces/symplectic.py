@@ -90,7 +90,8 @@ class Symplectic(Form):
         self.check_shape(shape)
         self.check_dtype(dtype or torch.get_default_dtype())
         N, n = (side // 2 for side in self.size(shape))
-        X = torch.randn(*shape[: -1 - self.flatten], N, 2 * n, generator=generator, dtype=dtype, device=device)
+        batch = self.split(torch.empty(shape, device="meta")).shape[: -1 - self.flatten]
+        X = torch.randn(*batch, N, 2 * n, generator=generator, dtype=dtype, device=device)
         Q = torch.linalg.qr(torch.complex(compute(X[..., :n]), compute(X[..., n:])))[0]
         U = torch.cat([torch.cat([Q.real, -Q.imag], -1), torch.cat([Q.imag, Q.real], -1)], -2)
         return self.unmatrix(U, shape).to(X.dtype).contiguous()

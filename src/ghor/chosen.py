@@ -1,0 +1,50 @@
+"""Which parameters of a module are meant, by name, pattern or function."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import nn
+
+Predicate = Callable[[str, nn.Parameter], bool]
+
+
+def chosen(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, tuple[nn.Module, str]]:
+    """The parameters meant, by name: their owners and names there. ValueError where a name or pattern has none."""
+    owners = dict(module.named_modules(remove_duplicate=False))
+    every = {
+        f"{n}.{leaf}" if n else leaf: (m, leaf)
+        for n, m in owners.items()
+        for leaf, p in m._parameters.items()
+        if p is not None
+    }
+    known = [n for n, _ in module.named_parameters()]
+    if not isinstance(which, str) and callable(which):
+        found = [n for n, p in module.named_parameters() if which(n, p)]
+        if not found:
+            raise ValueError(f"the function chooses none of the {len(known)} parameters of {type(module).__name__}")
+        return {n: every[n] for n in found}
+    out: dict[str, tuple[nn.Module, str]] = {}
+    for name in [which] if isinstance(which, str) else which:
+        found = [name] if name in every else fnmatch.filter(known, name)
+        if not found:
+            near = known if len(known) <= 3 else difflib.get_close_matches(name, known, 3, 0) or known[:3]
+            rest = f" and {len(known) - len(near)} others" if len(known) > len(near) else ""
+            like = " like" if set("*?[") & set(name) else ""
+            raise ValueError(
+                f"{type(module).__name__} has no parameter{like} {name!r}; it has: {', '.join(near) or 'none'}{rest}"
+            )
+        out |= {n: every[n] for n in found}
+    return out
+
+
+def ending(names: Iterable[str], target: str) -> list[str]:
+    """The names that end with the words of `target`, or match it as a pattern."""
+    names = list(names)
+    found = [n for n in names if n == target or n.endswith(f".{target}") or fnmatch.fnmatchcase(n, target)]
+    if not found:
+        near = difflib.get_close_matches(target, {*names, *(n.rpartition(".")[2] for n in names)}, 3, 0)
+        raise ValueError(f"there is no {target!r}; there are: {', '.join(near) or 'none'}, ...")
+    return found
