@@ -5,7 +5,7 @@ ghor.constrain(model.proj, "weight", ghor.Stiefel())
 opt = ghor.optim.AdamW(model, lr=1e-3)
 """
 
-from . import optim
+from . import interop, optim
 from .declare import check, constrain, param_groups, project
 from .optimizer import lift
 from .solve import check_gradient, check_hessian, minimize
@@ -49,6 +49,7 @@ __all__ = [
     "check_gradient",
     "check_hessian",
     "constrain",
+    "interop",
     "levi_civita",
     "lift",
     "minimize",

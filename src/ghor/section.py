@@ -137,9 +137,8 @@ class Implicit:
     ) -> Tensor:
         """Y <- Lambda R(W) E in place, and the `vectors` to the frame at the new Y; returns Y."""
         Y = self.point(Y)
-        if self.squares is not None:
-            self.space.implicit_spread(Y, W, retraction, self.squares(), moved)
-        P = self.space.implicit_update(Y, self.R, self._inverse(Y), W, retraction, vectors, moved)
+        squares = () if self.squares is None else self.squares()
+        P = self.space.implicit_update(Y, self.R, self._inverse(Y), W, retraction, vectors, moved, squares)
         self.P = None if torch.compiler.is_compiling() else P
         return Y
 

@@ -62,7 +62,7 @@ class Stack:
         self.age = int(self.moves)
         held, Y = views.gather_section(self, states), self.exact(self.weights())
         self.section = from_state(KINDS[kind], space.one, self.E, held, Y, self.half, self.turning())
-        if isinstance(self.section, Implicit) and space.has("implicit_spread"):
+        if isinstance(self.section, Implicit) and space.spreads:
             self.section.squares = self.even
         self.in_motion = False  # while the section is being written: it may be off the group
         self.seen = views.Seen(versions=views.versions(self), expected=upkeep.expected_of_loaded(self))

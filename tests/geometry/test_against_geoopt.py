@@ -31,6 +31,42 @@ def test_the_same_geometry(space, theirs, shape, gen):
     close(space.transport(P, space.log(P, Q), W), oracle.transp(P, Q, W), 1e-10)
 
 
+def test_the_same_sphere(gen):
+    """Its transport is a projection, so that is left out."""
+    space, oracle = ghor.Sphere(), geoopt.Sphere()
+    Y, Z = (space.random(100, 5, generator=gen, dtype=F64) for _ in range(2))
+    U, V, G = (oracle.proju(Y, randn(Y.shape, gen)) for _ in range(3))
+    close(space.rgrad(Y, G), oracle.egrad2rgrad(Y, G), 1e-10)
+    close(space.inner(Y, U, V), oracle.inner(Y, U, V), 1e-10)
+    close(space.exp(Y, V), oracle.expmap(Y, V), 1e-10)
+    close(space.log(Y, Z), oracle.logmap(Y, Z), 1e-10)
+    close(space.dist(Y, Z), oracle.dist(Y, Z), 1e-10)
+
+
+def test_the_same_stiefel_manifold(gen):
+    """Its canonical `expmap` is a retraction. The Euclidean metric has our geodesics where Y^T Delta = 0."""
+    space, canonical, euclidean = ghor.Stiefel(), geoopt.Stiefel(), geoopt.EuclideanStiefel()
+    Y, G = space.random(50, 6, 3, generator=gen, dtype=F64), randn((50, 6, 3), gen)
+    U, V = (euclidean.proju(Y, randn(Y.shape, gen)) for _ in range(2))
+    close(space.tangent(Y, G), euclidean.proju(Y, G), 1e-10)
+    close(space.rgrad(Y, G), canonical.egrad2rgrad(Y, G), 1e-10)
+    close(space.inner(Y, U, V), canonical.inner(Y, U, V), 1e-10)
+    close(space.inner(Y, space.rgrad(Y, G), V), euclidean.inner(Y, euclidean.egrad2rgrad(Y, G), V), 1e-10)
+    H = V - Y @ (Y.mT @ V)
+    close(space.exp(Y, H), euclidean.expmap(Y, H), 1e-10)
+    close(space.project(Y + G / 4), canonical.projx(Y + G / 4), 1e-10)
+
+
+def test_the_same_rotations(gen):
+    """Square matrices: both metrics have the geodesics of the group; ours counts half."""
+    space, oracle = ghor.SpecialOrthogonal(), geoopt.EuclideanStiefel()
+    Y, G = space.random(50, 4, 4, generator=gen, dtype=F64), randn((50, 4, 4), gen)
+    V = oracle.proju(Y, G)
+    close(space.rgrad(Y, G), 2 * oracle.egrad2rgrad(Y, G), 1e-10)
+    close(space.inner(Y, V, V), oracle.inner(Y, V, V) / 2, 1e-10)
+    close(space.exp(Y, V), oracle.expmap(Y, V), 1e-10)
+
+
 def test_the_ball(gen):
     space, ball = ghor.Hyperbolic(), geoopt.PoincareBall()
     x, z = (space.random(200, 6, generator=gen, dtype=F64) for _ in range(2))

@@ -44,6 +44,33 @@ def test_the_mean_of_a_geodesic_is_on_it(space, shape, dtype, gen):
     close(space.mean(points[:, one]), space.mean(points)[one], 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
+        (ghor.SPD(), (20, 20)),
+        (ghor.SpecialOrthogonal(), (3, 3)),
+        (ghor.SpecialEuclidean(), (3, 4)),
+        (ghor.PositionsOrientations(), (2, 3)),
+        (ghor.Hyperbolic(), (6,)),
+        (ghor.Sphere(), (5,)),
+        (ghor.Grassmann(), (6, 2)),
+    ],
+    ids=name,
+)
+def test_fifty_points_to_1e_10(space, shape, gen):
+    """Those that `random` draws where any two can be joined, else within a ball: the logarithms cancel, and the mean is
+    that of the points in another order, hence from another start."""
+    if space in (ghor.SPD(), ghor.Hyperbolic()):
+        points = space.random(50, *shape, generator=gen, dtype=torch.float64)
+    else:
+        Y = space.random(*shape, generator=gen, dtype=torch.float64).expand(50, *shape)
+        V = space.tangent(Y, randn((50, *shape), gen))
+        points = space.exp(Y, V * (torch.rand(50, generator=gen) / space.norm(Y, V)).view(-1, *[1] * len(shape)))
+    M = space.mean(points)
+    assert space.norm(M, space.log(M.expand_as(points), points).mean(0)) <= 1e-10
+    assert space.dist(M, space.mean(points.flip(0))) <= 1e-10
+
+
 def test_what_has_no_mean(gen):
     sphere = ghor.Sphere()
     Y = sphere.random(3, generator=gen, dtype=torch.float64)

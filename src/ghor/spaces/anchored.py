@@ -110,6 +110,7 @@ class Anchored(Form):
         retraction: Retraction,
         vectors: Sequence[Tensor],
         moved: Tensor,
+        squares: Sequence[Tensor] = (),
     ) -> Tensor:
         """Y <- Lambda R(W) E and the `vectors` of g^hor to the frame at the new Y, in place; returns the new P.
 

@@ -50,6 +50,9 @@ class Space(ABC):
     # Whether there is a section in closed form, see `ghor.section`: then the `implicit_...` methods are there, too.
     implicit: ClassVar[bool] = False
 
+    # Whether `implicit_update` takes squares of coordinates along, where the frame turns fast.
+    spreads: ClassVar[bool] = False
+
     def __repr__(self) -> str:
         given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
         return f"{type(self).__name__}({', '.join(given)})"

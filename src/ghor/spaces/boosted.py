@@ -22,6 +22,7 @@ class Boosted(Framed):
     """Frames, steps and the implicit section, which has an empty anchor."""
 
     implicit: ClassVar[bool] = True
+    spreads: ClassVar[bool] = True
     max_velocity: ClassVar[float] = 1.0  # Cayley needs |b| < 2
 
     def frame(self, Y: Tensor) -> Tensor:
@@ -53,19 +54,22 @@ class Boosted(Framed):
         """x+ by the boost, O by Wigner's rotation."""
         x, O = Lambda[..., 0, :], Lambda[..., 1:, 1:]
         b = _boost(Lambda, W)
-        step = lorentz.Step(x, b if W.requires_grad else self.clip_velocity(x, b), R)
-        x_new = lorentz.lifted(step.spatial())
+        shorten = None if W.requires_grad else self.shorten
+        x_new = lorentz.lifted(lorentz.Step(x, b, R, shorten).spatial())
         if not W.requires_grad:  # the derivative at 0 is not that of a constant
-            x_new = torch.where(step.bb > 0, x_new, x)
+            x_new = torch.where((b != 0).any(-1, keepdim=True), x_new, x)
         x_new = x_new.unsqueeze(-2)
         if Lambda.shape[-2] > 1:
-            turned = lorentz.Step(x.unsqueeze(-2), step.b.unsqueeze(-2), R).turned(O)
+            turned = lorentz.Step(x.unsqueeze(-2), b.unsqueeze(-2), R, shorten).turned(O)
             x_new = torch.cat([x_new, torch.cat([Lambda[..., 1:, :1], turned], -1)], -2)
         return x_new
 
     @abstractmethod
-    def clip_velocity(self, Y: Tensor, b: Tensor) -> Tensor:
-        """b, shorter where the step would lead out to where the digits end. Reads no value."""
+    def shorten(self, x0: Tensor, bb: Tensor, xb: Tensor) -> Tensor:
+        """A factor for b, below 1 where the step would lead out to where the digits end: eps x_0 = 1/4. Reads no value.
+
+        bb = |b|^2 and xb = <x_s, b>.
+        """
 
     def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
         """x_0 from the spatial part; O by one Newton-Schulz step."""
@@ -110,20 +114,8 @@ class Boosted(Framed):
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """`global_grad` in the boost frame."""
-        return self.global_grad(self.frame(Y), G, out)
-
-    def implicit_spread(
-        self, Y: Tensor, W: Tensor, retraction: Retraction, squares: Sequence[Tensor], moved: Tensor
-    ) -> None:
-        """Squares of coordinates to the frame after the step from Y, as well as they can: see `lorentz.Step.spread`.
-
-        This frame turns by about the length of the way. Were they left, momentum would turn into coordinates whose
-        second moment is next to nothing, and Adam would take steps of many learning rates.
-        """
-        step, moved = lorentz.Step(Y, self.clip_velocity(Y, W[..., 1:]), retraction), moved.unsqueeze(-1) > 0
-        for X in squares:
-            s = X[..., 1:]
-            s.copy_(torch.where(moved, step.spread(s).clamp_min(0), s))
+        out[..., 1:], out[..., 0] = lorentz.pull(Y, G), 0
+        return out
 
     def implicit_update(
         self,
@@ -134,15 +126,22 @@ class Boosted(Framed):
         retraction: Retraction,
         vectors: Sequence[Tensor],
         moved: Tensor,
+        squares: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Y and the `vectors`, in place: they turn as the boost frame does, where `moved`, (...), is not 0."""
-        step, moved = lorentz.Step(Y, self.clip_velocity(Y, W[..., 1:]), retraction), moved.unsqueeze(-1)
-        for X in vectors:  # where b = 0 they stay to the bit, and so does x_s
+        """Y and the `vectors`, in place: they turn as the boost frame does, and squares of coordinates spread with it.
+
+        This frame turns by about the length of the way. Were squares left, momentum would turn into coordinates whose
+        second moment is next to nothing, and Adam would take steps of many learning rates.
+        """
+        step = lorentz.Step(Y, W[..., 1:], retraction, self.shorten)
+        for X in vectors:  # where b = 0 all of them stay to the bit, and so does x_s
             along_x, along_b = step.turn(X[..., 1:])
-            X[..., 1:].addcmul_(along_x * moved, step.xs).addcmul_(along_b * moved, step.b)
+            X[..., 1:].addcmul_(along_x, step.xs).addcmul_(along_b, step.b)
+        for X in squares:
+            X[..., 1:] = step.spread(X[..., 1:]).clamp_min(0)
         xs = step.spatial()
-        Y[..., 1:] = xs
-        Y[..., :1] = torch.where(moved > 0, (1 + lorentz.dot(xs, xs)).sqrt(), step.x0)
+        x0 = torch.where(moved.unsqueeze(-1) > 0, (1 + lorentz.dot(xs, xs)).sqrt(), step.x0)
+        Y[..., :1], Y[..., 1:] = x0, xs
         return P
 
 

@@ -76,15 +76,13 @@ class Hyperbolic(Boosted):
         """The inverse of `to_ball`: (1 + |u|^2, 2 u)/(1 - |u|^2)."""
         return lorentz.lifted(2 * u / (1 - lorentz.dot(u, u)))
 
-    def clip_velocity(self, Y: Tensor, b: Tensor) -> Tensor:
-        """b, shorter where the step would lead out to where the digits end: eps x_0 = 1/4. Reads no value."""
-        x0, far = Y[..., :1], 0.25 / torch.finfo(Y.dtype).eps
-        length = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
+    def shorten(self, x0: Tensor, bb: Tensor, xb: Tensor) -> Tensor:
+        far, length = 0.25 / torch.finfo(x0.dtype).eps, bb.sqrt()
         t = 1.1 * length  # a bound on the way, by Cayley too where |b| <= 1
-        outward = lorentz.dot(Y[..., 1:], b) / length.clamp_min(1e-30)
+        outward = xb / length.clamp_min(1e-30)
         beyond = (x0 * torch.cosh(t) + torch.sinh(t) * outward > far) & (length > 0)
-        self.warn_of_digits(beyond, f"to distance {math.log(2 * far):.1f} from the origin", Y)
-        return b * torch.where(beyond, ((far / x0).log() / t).clamp(0, 1), 1)
+        self.warn_of_digits(beyond, f"to distance {math.log(2 * far):.1f} from the origin", x0)
+        return torch.where(beyond, ((far / x0).log() / t).clamp(0, 1), 1)
 
     # -- geometry -----------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,14 @@ Nothing here subtracts what is large: with x_0 = 1e6 as with x_0 = 1 rounding is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ..retraction import Retraction
+
+Shorten = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -25,7 +29,7 @@ def lifted(xs: Tensor) -> Tensor:
 def pull(x: Tensor, G: Tensor) -> Tensor:
     """Q^T G, Q the columns of Lambda(x) beyond the first: (..., n+1) -> (..., n)."""
     xs, Gs = x[..., 1:], G[..., 1:]
-    return Gs + xs * (G[..., :1] + dot(xs, Gs) / (1 + x[..., :1]))
+    return torch.addcmul(Gs, xs, G[..., :1] + dot(xs, Gs) / (1 + x[..., :1]))
 
 
 def push(x: Tensor, b: Tensor) -> Tensor:
@@ -58,45 +62,55 @@ def boost(s: Tensor, retraction: Retraction) -> tuple[Tensor, Tensor]:
 
 
 class Step:
-    """The step from x by Lambda(x) R(W), and how vectors turn in it. Beside sums over n all is one number a point."""
+    """The step from x by Lambda(x) R(W), and how vectors turn in it. Beside sums over n all is one number a point.
 
-    def __init__(self, x: Tensor, b: Tensor, retraction: Retraction) -> None:
+    `shorten(x_0, |b|^2, <x_s, b>)`, where it is given, is a factor for b. The rotation T of Lambda(x) R(W) = Lambda(x+)
+    diag(1, T) is Thomas' or Wigner's, which two boosts make. In the ball, u = p x_s and v = q b the images of x and
+    R(W) e_0, it is Ungar's gyration gyr[u, v], in which everything is bounded by 1:
+
+        T = I + x_s alpha^T + b beta^T,   alpha = alpha_x x_s + alpha_b b,   beta = beta_x x_s + beta_b b
+    """
+
+    def __init__(self, x: Tensor, b: Tensor, retraction: Retraction, shorten: Shorten | None = None) -> None:
         self.x0, self.xs, self.b = x[..., :1], x[..., 1:], b
-        self.bb, self.xb = dot(b, b), dot(self.xs, b)
-        self.F1, self.F2 = boost(self.bb, retraction)
+        self.products = self.xs * b, b * b
+        xb, bb = (y.sum(-1, keepdim=True) for y in self.products)
+        f = 1 if shorten is None else shorten(self.x0, bb, xb)
+        self.F1, F2 = boost(f * f * bb, retraction)
+        self.F2 = f * F2
+        p, q = 1 / (1 + self.x0), self.F2 / (2 + self.F1)
+        self.along = self.F1 + self.F2 * p * xb
+        uu, vv, uv, pq = p * (self.x0 - 1), q * q * bb, p * q * xb, p * q
+        scale = 2 / (1 + 2 * uv + uu * vv)
+        self.alpha = -p * p * scale * vv, pq * scale * (1 + 2 * uv)
+        self.beta = -pq * scale, -q * q * scale * uu
 
     def spatial(self) -> Tensor:
         """The spatial part of Lambda(x) R(W) e_0."""
-        along = self.F1 + self.F2 * self.xb / (1 + self.x0)
-        return self.xs + torch.addcmul(along * self.xs, self.F2, self.b)
+        return torch.addcmul(self.xs, self.along, self.xs).addcmul(self.F2, self.b)
 
     def turn(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotation T of Lambda(x) R(W) = Lambda(x+) diag(1, T): T w = w + c x_s + c' b; returns c and c'.
-
-        Two boosts make a boost and a rotation, Thomas' or Wigner's. In the ball, u and v the images of x and R(W) e_0,
-        it is Ungar's gyration gyr[u, v], in which everything is bounded by 1.
-        """
-        p, q = 1 / (1 + self.x0), self.F2 / (2 + self.F1)  # u = p x_s, v = q b
-        uu, vv, uv = p * (self.x0 - 1), q * q * self.bb, p * q * self.xb
-        uw, vw = p * dot(self.xs, w), q * dot(self.b, w)
-        scale = 2 / (1 + 2 * uv + uu * vv)
-        return p * scale * (vw * (1 + 2 * uv) - uw * vv), -q * scale * (uw + vw * uu)
-
-    def spread(self, s: Tensor) -> Tensor:
-        """sum_j T_ij^2 s_j: what squares of coordinates become on average, T = I + u a^T + v c^T."""
-        p, q = 1 / (1 + self.x0), self.F2 / (2 + self.F1)
-        u, v = p * self.xs, q * self.b
-        uu, vv, uv = p * (self.x0 - 1), q * q * self.bb, p * q * self.xb
-        scale = 2 / (1 + 2 * uv + uu * vv)
-        a, c = scale * ((1 + 2 * uv) * v - vv * u), -scale * (u + uu * v)
-        sa, sc = s * a, s * c
-        rank_one = u * u * dot(sa, a) + 2 * u * v * dot(sa, c) + v * v * dot(sc, c)
-        return s + (2 * (sa * u + sc * v) + rank_one)
+        """<alpha, w> and <beta, w>: T w = w + x_s <alpha, w> + b <beta, w>."""
+        xw, bw = dot(self.xs, w), dot(self.b, w)
+        return self.alpha[0] * xw + self.alpha[1] * bw, self.beta[0] * xw + self.beta[1] * bw
 
     def turned(self, w: Tensor) -> Tensor:
         """T w; of several vectors (..., k, n) with `x` and `b` (..., 1, n)."""
         along_x, along_b = self.turn(w)
         return w + torch.addcmul(along_x * self.xs, along_b, self.b)
+
+    def spread(self, s: Tensor) -> Tensor:
+        """sum_j T_ij^2 s_j: what squares of coordinates become on average."""
+        xb, bb = self.products
+        xx = self.xs * self.xs
+        sxx, sxb, sbb = dot(s, xx), dot(s, xb), dot(s, bb)
+        (ax, ab), (bx, b_) = self.alpha, self.beta
+        aa = ax * ax * sxx + 2 * ax * ab * sxb + ab * ab * sbb  # sum_j s_j alpha_j^2, and so on
+        mixed = ax * bx * sxx + (ax * b_ + ab * bx) * sxb + ab * b_ * sbb
+        cc = bx * bx * sxx + 2 * bx * b_ * sxb + b_ * b_ * sbb
+        out = torch.addcmul(s, xx, torch.addcmul(aa, 2 * ax, s))
+        out = out.addcmul(xb, torch.addcmul(2 * mixed, 2 * (ab + bx), s))
+        return out.addcmul(bb, torch.addcmul(cc, 2 * b_, s))
 
 
 def square_of_distance(x: Tensor, z: Tensor) -> Tensor:

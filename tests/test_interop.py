@@ -1,0 +1,235 @@
+"""Weights of other libraries become declared ones, at their present values, and train."""
+
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from table import close, randn
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import ghor
+from ghor.declare import spaces
+from ghor.interop import from_geoopt, from_parametrized
+
+F64 = torch.float64
+
+
+def declared(model):
+    return {name: space for name, _, space in spaces(model) if space != ghor.Euclidean()}
+
+
+def train(model, values, steps=10):
+    """Some steps of Adam towards where the `values`, name -> tensor, of a model are not yet; the loss falls."""
+    target = {name: value.detach() + 0.1 for name, value in values().items()}
+    opt = ghor.optim.Adam(model, lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = sum((value - target[name]).square().sum() for name, value in values().items())
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    for _, p, space in spaces(model):
+        assert (space.distance(p.detach()) <= space.tolerance(p.detach())).all()
+
+
+# -- geoopt -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def geoopt():
+    return pytest.importorskip("geoopt", exc_type=ImportError)
+
+
+class Bag(nn.Module):
+    """A module with these parameters."""
+
+    def __init__(self, **params):
+        super().__init__()
+        for name, p in params.items():
+            setattr(self, name, p)
+
+    def values(self):
+        return {name: getattr(self, name) for name in "abcdefgh" if hasattr(self, name)}
+
+
+def bag(geoopt, gen):
+    """One weight on each of the manifolds that have an equivalent."""
+
+    def weight(manifold, Y):
+        return geoopt.ManifoldParameter(Y, manifold=manifold)
+
+    ball = ghor.Hyperbolic().to_ball(ghor.Hyperbolic().random(5, 4, generator=gen, dtype=F64))
+    return Bag(
+        a=weight(geoopt.Stiefel(), ghor.Stiefel().random(6, 2, generator=gen, dtype=F64)),
+        b=weight(geoopt.EuclideanStiefelExact(), ghor.Stiefel().random(2, 6, 3, generator=gen, dtype=F64)),
+        c=weight(geoopt.Sphere(), ghor.Sphere().random(4, 3, generator=gen, dtype=F64)),
+        d=weight(geoopt.Lorentz(), ghor.Hyperbolic().random(5, 4, generator=gen, dtype=F64)),
+        e=weight(geoopt.PoincareBallExact(), ball),
+        f=weight(geoopt.SymmetricPositiveDefinite(), ghor.SPD().random(3, 3, generator=gen, dtype=F64)),
+        g=weight(geoopt.Euclidean(), randn((3,), gen)),
+        h=nn.Parameter(randn((3,), gen)),
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # geoopt compiles with torch.jit.script
+def test_from_geoopt(geoopt, gen):
+    model = bag(geoopt, gen)
+    before = {name: value.detach().as_subclass(torch.Tensor).clone() for name, value in model.values().items()}
+    assert from_geoopt(model) is model
+    assert declared(model) == {
+        "a": ghor.Stiefel(),
+        "b": ghor.Stiefel(),
+        "c": ghor.Sphere(),
+        "d": ghor.Hyperbolic(),
+        "f": ghor.SPD(),
+        "parametrizations.e.original0": ghor.Hyperbolic(),
+    }
+    for name, value in model.values().items():
+        close(value.detach(), before[name], 1e-14)
+    assert not any(isinstance(p, geoopt.ManifoldParameter) for p in model.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    twin = copy.deepcopy(model)
+    train(model, model.values)
+    train(twin, twin.values)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert declared(from_geoopt(model)) == declared(twin)  # once more changes nothing
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_products_become_their_parts(geoopt, gen):
+    ball, stiefel = geoopt.PoincareBall(), geoopt.Stiefel()
+    manifold = geoopt.ProductManifold((geoopt.Sphere(), 3), (stiefel, (4, 2)), (ball, 2), (geoopt.Euclidean(), 1))
+    X = torch.cat(
+        [
+            ghor.Sphere().random(7, 3, generator=gen, dtype=F64),
+            ghor.Stiefel().random(7, 4, 2, generator=gen, dtype=F64).flatten(1),
+            randn((7, 2), gen) / 10,
+            randn((7, 1), gen),
+        ],
+        -1,
+    )
+    model = from_geoopt(nn.Sequential(Bag(a=geoopt.ManifoldParameter(X, manifold=manifold))))
+    assert list(declared(model).values()) == [ghor.Sphere(), ghor.Stiefel(), ghor.Hyperbolic()]
+    assert [tuple(p.shape) for p in model.parameters()] == [(7, 3), (7, 4, 2), (7, 3), (7, 1)]
+    close(model[0].a.detach(), X, 1e-14)
+    train(model, model[0].values)
+    assert not hasattr(pickle.loads(pickle.dumps(model[0].parametrizations.a[0])), "manifold")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tied_weights_stay_tied(geoopt):
+    p = geoopt.ManifoldParameter(torch.zeros(3, 2), manifold=geoopt.PoincareBall())
+    q = geoopt.ManifoldParameter(torch.eye(3, 2), manifold=geoopt.Stiefel())
+    model = from_geoopt(nn.ModuleList([Bag(a=p, b=q), Bag(a=p, b=q)]))
+    assert len(list(model.parameters())) == 2
+    assert model[0].b is model[1].b
+    assert model[0].parametrizations.a.original0 is model[1].parametrizations.a.original0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda g: (g.PoincareBall(c=0.5), torch.zeros(2)), "1.w is on geoopt's PoincareBall of curvature -0.5;"),
+        (lambda g: (g.Lorentz(learnable=True), torch.eye(2)[0]), "curvature -1, learnable"),
+        (lambda g: (g.Scaled(g.Sphere(), 2.0), torch.eye(2)[0]), "1.w is on geoopt's Scaled, which has no equivalent"),
+        (lambda g: (g.BirkhoffPolytope(), torch.full((2, 2), 0.5)), "BirkhoffPolytope"),
+        (lambda g: (g.Sphere(complement=torch.eye(3)[:, :1]), torch.eye(3)[1]), "sphere of a subspace"),
+        (lambda g: (g.ProductManifold((g.Stereographic(), 2)), torch.zeros(2)), "part 0 of 1.w is on .* Stereographic"),
+    ],
+)
+def test_what_has_no_equivalent_is_named_and_nothing_changes(geoopt, make, said):
+    manifold, X = make(geoopt)
+    good = geoopt.ManifoldParameter(torch.eye(3, 2), manifold=geoopt.Stiefel())
+    bad = geoopt.ManifoldParameter(X, manifold=manifold)
+    model = nn.ModuleList([Bag(w=good), Bag(w=bad)])
+    with pytest.raises(ValueError, match=said):
+        from_geoopt(model)
+    assert model[0].w is good
+    assert model[1].w is bad
+
+
+# -- parametrizations -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["matrix_exp", "cayley", "householder"])
+@pytest.mark.parametrize("sides", [(5, 5), (3, 6), (6, 3)])
+def test_from_torch_orthogonal(how, sides):
+    model = nn.Sequential(parametrizations.orthogonal(nn.Linear(*sides), orthogonal_map=how), nn.Linear(sides[1], 2))
+    before = model[0].weight.detach().clone()
+    from_parametrized(model)
+    assert declared(model) == {"0.weight": ghor.Stiefel()}
+    assert type(model[0]) is nn.Linear
+    assert model[0].weight.is_contiguous()
+    close(model[0].weight.detach(), before, 1e-6)
+    train(model, lambda: {"a": model[0].weight})
+
+
+def test_other_parametrizations_stay():
+    model = nn.ModuleList([parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 3)])
+    from_parametrized(model)
+    assert parametrize.is_parametrized(model[0], "weight")
+    both = parametrizations.orthogonal(parametrizations.weight_norm(nn.Linear(3, 3)))
+    with pytest.raises(ValueError, match="2 parametrizations, one on top"):
+        from_parametrized(both)
+
+
+def test_from_geotorch():
+    geotorch = pytest.importorskip("geotorch", exc_type=ImportError)
+    model = nn.ModuleList([nn.Linear(4, 6), nn.Linear(5, 5), nn.Linear(4, 7), nn.Linear(3, 2), nn.Linear(3, 3)])
+    geotorch.orthogonal(model[0], "weight")
+    nn.init.eye_(model[1].weight)
+    parametrize.register_parametrization(model[1], "weight", geotorch.SO((5, 5)))
+    geotorch.grassmannian(model[2], "weight")
+    geotorch.sphere(model[3], "weight")
+    geotorch.positive_definite(model[4], "weight")
+    before = [layer.weight.detach().clone() for layer in model]
+    from_parametrized(model)
+    found = [ghor.Stiefel(), ghor.SpecialOrthogonal(), ghor.Grassmann(), ghor.Sphere(), ghor.SPD()]
+    assert list(declared(model).values()) == found
+    for layer, old in zip(model, before, strict=True):
+        close(layer.weight.detach(), old, 1e-6)
+    train(model, lambda: {name: p for name, p in model.named_parameters() if "weight" in name})
+    for bad, said in [
+        (geotorch.sphere(nn.Linear(3, 2), "weight", radius=2.0), "Sphere of radius 2.0"),
+        (geotorch.low_rank(nn.Linear(4, 4), "weight", 2), "weight is parametrized by geotorch's LowRank"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            from_parametrized(bad)
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_examples_of_the_page_run():
+    """One after the other, those of a library that is not there left out."""
+    page = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 5
+    torch.manual_seed(0)
+    scope = {"torch": torch, "nn": nn, "ghor": ghor}
+    for block in blocks:
+        try:
+            exec(block, scope)
+        except ImportError as error:
+            assert error.name in ("geoopt", "geotorch", "pymanopt")  # noqa: PT017
+
+
+def test_names_of_the_page_exist():
+    """Those of ghor in the tables; a `space.` name is one of some space."""
+    page = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
+    methods = set(re.findall(r"`space\.(\w+)", page))
+    assert len(methods) > 10
+    for method in methods:
+        assert any(getattr(ghor, cls)().has(method) for cls in ("Stiefel", "SPD", "Hyperbolic")), method
+    for name in set(re.findall(r"`ghor\.([\w.]+)", page)):
+        value = ghor
+        for part in name.split("."):
+            value = getattr(value, part)
