@@ -80,7 +80,7 @@ def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
 def product(A: Tensor, B: Tensor) -> Tensor:
     """A B; where the sums are long, in parts that are added up in float64: 1e6 terms in float32 would lose 4 digits."""
     k = A.shape[-1] // PART * PART
-    if A.shape[-1] <= LONG or torch.finfo(A.dtype).eps < 1e-10:
+    if A.shape[-1] <= LONG:
         return A @ B
     pieces = A[..., :k].unflatten(-1, (-1, PART)).movedim(-2, -3) @ B[..., :k, :].unflatten(-2, (-1, PART))
     total = pieces.sum(-3, dtype=torch.complex128 if A.is_complex() else torch.float64)

@@ -75,7 +75,7 @@ def _check(
     f: Callable[[Any], Tensor], x: Points, space: Spaces, order: int, generator: Generator | None, draw: bool
 ) -> Slope:
     problem = Problem(f, x, space)
-    place = problem.place(problem.frames("geodesic", "transported"))
+    place = problem.place(problem.frames("geodesic", "transported"), twice=order == 3)
     g = place.gradient
     raw = [torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device) for p in place.frames.points()]
     W = place.frames.gradient(raw)

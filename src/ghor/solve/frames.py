@@ -2,7 +2,7 @@
 
 A flat vector holds the coordinates W of every weight, scaled so that its dot product is the inner product of g^hor
 (<A, A'>/2 + <B, B'> on matrix spaces). Vectors at different points belong to one vector space, so they can be compared
-and added: transported frames leave their coordinates alone, implicit ones turn them (`ghor.section`, `arrived`).
+and added: transported frames leave their coordinates alone, implicit ones turn them (`ghor.section`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..linalg import COMPUTE_DTYPE
+from ..linalg import COMPUTE_DTYPE, eye_like
 from ..retraction import Retraction, by_name
 from ..section import KINDS, Implicit, Section, from_state
 from ..spaces import Euclidean, Space
 from ..spaces.form import Form
-from .slope import velocity
 
 GEODESIC = by_name("geodesic")
 
@@ -37,14 +36,19 @@ class Block:
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
         split = space.split(like).shape
         self.E = self.space.E(split[len(split) - space.dims :], device="meta")
-        self.complex = like.is_complex()
-        numel = len(index) * like.numel() * (2 if self.complex else 1)
-        self.part = slice(begin, begin + numel)
-        self.root = None if isinstance(space, Euclidean) else _root(self.space, self.E, like, self.dtype)
+        self.complex, self.curved = like.is_complex(), not isinstance(space, Euclidean)
+        self.part = slice(begin, begin + len(index) * like.numel() * (2 if self.complex else 1))
+        self.root = _root(self.space, self.E, like, self.dtype) if self.curved else None
         # Longest ||W|| of one step: all columns turned by four radians.
-        flat = isinstance(space, Euclidean)
-        self.reach = 1.0 if flat else space.reach(self.shape)
-        self.limit = math.inf if flat else min(4 * self.reach, space.max_velocity)
+        self.reach = space.reach(self.shape) if self.curved else 1.0
+        self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
+
+    def stacked(self, grads: Sequence[Tensor | None]) -> Tensor:
+        """The Euclidean gradients of these weights, (M, *point)."""
+        zero = torch.zeros((), dtype=self.dtype, device=self.Y.device).expand(self.shape)
+        own = [zero if (G := grads[i]) is None else G.detach() for i in self.index]
+        own = [(G.to_dense() if G.is_sparse else G).to(self.dtype) for G in own]
+        return (torch.stack(own) if len(own) > 1 else own[0]).reshape(-1, *self.E.shape)
 
     def flat(self, X: Tensor) -> Tensor:
         """Coordinates (M, *point) as part of a flat vector."""
@@ -62,38 +66,77 @@ class Block:
         W = self.scaled(u)
         return W if self.root is None else W / self.root
 
-    def moved(self, u: Tensor, t: float, retraction: Retraction, vectors: Sequence[Tensor]) -> Block:
-        """At Lambda R(t W), with flat vectors taken to the new frame, in place."""
+    def moved(self, u: Tensor, t: float, retraction: Retraction, vectors: Sequence[Tensor], age: int) -> Block:
+        """At Lambda R(t W), rounding repaired; flat vectors are taken to the new frame, in place."""
         new, W = copy.copy(self), self.coordinates(u) * t
         retraction = retraction if isinstance(self.space, Form) else GEODESIC  # along which the velocity is known
-        kind, held = type(self.section), [X.clone() for X in self.section.tensors().values()]
-        new.section = kind(self.space, self.E, *held)
-        turning = [] if self.section.holds_point else [self.scaled(v) for v in vectors]
+        new.section = type(self.section)(self.space, self.E, *(X.clone() for X in self.section.tensors().values()))
+        turning = [] if new.section.holds_point else [self.scaled(v) for v in vectors]
         length = torch.linalg.vector_norm(W.flatten(1), dim=1) if self.E.dim() else W.abs()
-        new.Y = new.section.update(
-            self.Y if new.section.holds_point else self.Y.clone(), W, retraction, turning, length > 0
-        )
+        Y = self.Y if new.section.holds_point else self.Y.clone()
+        new.Y = new.section.update(Y, W, retraction, turning, length > 0)
         for v, X in zip(vectors, turning, strict=False):
             if X.dtype != v.dtype:
                 v[self.part] = (torch.view_as_real(X) if self.complex else X).reshape(-1).to(v.dtype)
+        if self.curved:
+            new.section.polish(new.Y, age, (length > 0).to(length.dtype), float(length.max()) > 0.5 * self.reach)
         return new
 
-    def pulled_back(self, u: Tensor) -> Tensor:
-        """Y of Lambda R(W) E to second order in W, in which all retractions agree; differentiable in u."""
-        space, W = self.space, self.space.hor(self.coordinates(u))
+    def velocity(self, d: Tensor, t: float, retraction: Retraction) -> Tensor:
+        """Lambda_t^-1 d/dt Lambda_t E along Lambda_t = Lambda R(t W), flat: W of a geodesic.
+
+        (I - t^2 W^2/4)^-1 W of Cayley: on the basis [E, E_c B] the matrix W is [[A, -B* B], [I, 0]], one solve of size
+        2n.
+        """
+        if retraction.name != "cayley" or not isinstance(self.space, Form):
+            return d[self.part]
+        W = self.coordinates(d)
+        M = self.space.matrix(W)
+        n = M.shape[-1]
+        A, B = M[..., :n, :], M[..., n:, :]
+        I = eye_like(A).expand_as(A)
+        X = torch.cat([torch.cat([A, -self.space.pair(B, B)], -1), torch.cat([I, torch.zeros_like(A)], -1)], -2)
+        x = torch.linalg.solve_ex(eye_like(X) - (t * t / 4) * (X @ X), torch.cat([A, I], -2))[0]
+        return self.flat(self.space.unmatrix(torch.cat([x[..., :n, :], B @ x[..., n:, :]], -2), W.shape))
+
+    def expansion(self, G: Tensor, g: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Of Y(u) = Lambda R(u) E at 0, in which all retractions agree: v -> Y'(0) v, and <G, Y''(0) v> in g^hor, flat.
+
+        G are the Euclidean gradients, g that in g^hor. With Lambda^H G = [C; D] and W^2 E = [A^2 - B* B; B A]
+        the second is [skew(C A^H + A^H C + B^H D); D A^H - (B*)^H (C + C*)]/2 on matrix spaces. Elsewhere both are
+        derivatives of the product Y'(u)^H G.
+        """
+        space, section, Y = self.space, self.section, self.Y
         if not isinstance(space, Form):
-            section = self.section
-            Lambda = space.implicit_frame(self.Y, section.R) if isinstance(section, Implicit) else section.Lambda
-            return space.apply_section(space.update_section(Lambda, W, "geodesic"), self.E)
-        M = space.matrix(W)
-        A, B = M[..., : M.shape[-1], :], M[..., M.shape[-1] :, :]
-        D = M + torch.cat([A @ A - space.star(B) @ B, B @ A], -2) / 2  # (W + W^2/2) E
-        if isinstance(self.section, Implicit):
-            P = space.implicit_inverse(self.Y, self.section.R)
-            move = space.implicit_apply(self.Y, self.section.R, P, D)
-        else:
-            move = self.section.Lambda @ D
-        return self.Y + space.unmatrix(move, self.Y.shape)
+            with torch.enable_grad():
+                u, G = torch.zeros_like(g, requires_grad=True), G.requires_grad_()
+                W = space.hor(self.coordinates(u))
+                Lambda = space.implicit_frame(Y, section.R) if isinstance(section, Implicit) else section.Lambda
+                at = space.apply_section(space.update_section(Lambda, W, "geodesic"), self.E)
+                (p,) = torch.autograd.grad(at, u, G, create_graph=True)
+
+            def derivatives(v: Tensor) -> tuple[Tensor, Tensor]:
+                bend, Delta = torch.autograd.grad(p, (u, G), v, retain_graph=True, materialize_grads=True)
+                return Delta, bend[self.part]
+
+            return derivatives
+        C, n = space.matrix(Y).mH @ space.matrix(G), space.matrix(Y).shape[-1]
+        D, S = space.matrix(self.coordinates(g))[..., n:, :], (C + space.star(C)) / 2
+        P = space.implicit_inverse(Y, section.R) if isinstance(section, Implicit) else None
+
+        def formula(v: Tensor) -> tuple[Tensor, Tensor]:
+            V = space.matrix(self.coordinates(v))
+            A, B = V[..., :n, :], V[..., n:, :]
+            if isinstance(section, Implicit):
+                Delta = space.implicit_apply(Y, section.R, P, V)
+            else:
+                Delta = section.Lambda @ V
+            bend = torch.empty_like(V)
+            bend[..., :n, :] = space.skew(C @ A.mH + A.mH @ C + B.mH @ D) / 2
+            bend[..., n:, :] = D @ (A.mH / 2) - space.star(B).mH @ S
+            return space.unmatrix(Delta, Y.shape), self.flat(space.unmatrix(bend, Y.shape))
+
+        return formula
 
 
 class Frames:
@@ -163,49 +206,32 @@ class Frames:
         """B of the Euclidean gradients, flat."""
         flat = []
         for b in self.blocks:
-            G = torch.stack([_dense(grads[i], b) for i in b.index]).reshape(-1, *b.E.shape)
+            G = b.stacked(grads)
             B = torch.empty_like(G)
             b.section.global_grad(b.Y, G, B)
             flat.append(b.flat(B))
-        return torch.cat(flat)
+        return _flat(flat)
 
     def moved(self, d: Tensor, t: float, vectors: Sequence[Tensor] = ()) -> Frames:
         """At Lambda R(t d), with flat vectors taken to the new frames, in place."""
         new = copy.copy(self)
-        new.blocks = [b.moved(d, t, self.retraction, vectors) for b in self.blocks]
         new.age += 1
+        new.blocks = [b.moved(d, t, self.retraction, vectors, new.age) for b in self.blocks]
         return new
 
-    def arrived(
-        self, d: Tensor, t: float, at: Frames | None, near: Sequence[Tensor], memory: Sequence[Tensor]
-    ) -> Frames:
-        """The frames after a step that is taken, `at` where a search has left some; flat vectors come along, in place.
+    def renew(self, at: Frames, d: Tensor, t: float, memory: Sequence[Tensor]) -> None:
+        """Flat vectors that are older than the step t d to `at`, in place.
 
-        `near` are those that the next gradient is compared with. `memory` are older: while an anchor is kept, the
-        implicit frame is a smooth function of the point and its coordinates are a transport themselves, an isometry,
-        so they stay as they are, at no cost. They turn where an anchor is renewed.
+        While an anchor is kept, the implicit frame is a smooth function of the point and its coordinates are a
+        transport themselves, an isometry, so they stay as they are, at no cost. They turn where an anchor is renewed.
         """
-        held = [b.section for b in self.blocks if isinstance(b.section, Implicit)]
-        if at is None or held:
-            at = self.moved(d.clone(), t, near)
-        new = [b.section for b in at.blocks if isinstance(b.section, Implicit)]
-        if any(not torch.equal(a.R, b.R) for a, b in zip(held, new, strict=True)):
-            self.moved(d.clone(), t, memory)
-        at.polish(float(d.norm()) * t)
-        return at
-
-    def polish(self, length: float = 0.0) -> None:
-        """Rounding repaired: of the points every time, of frames now and then, and after a step of a great length."""
-        for b in (b for b in self.blocks if not isinstance(b.space, Euclidean)):
-            share = torch.ones(len(b.Y), dtype=b.Y.real.dtype, device=b.Y.device)
-            b.section.polish(b.Y, self.age, share, length > 0.5 * b.reach)
+        both = [(a.section, b.section) for a, b in zip(self.blocks, at.blocks, strict=True)]
+        if any(isinstance(a, Implicit) and isinstance(b, Implicit) and not torch.equal(a.R, b.R) for a, b in both):
+            self.moved(d, t, memory)
 
     def slope(self, B: Tensor, d: Tensor, t: float) -> float:
         """<B, V>, the derivative of the loss at R(t d): B the gradient there, V the velocity, d in the frames there."""
-        if all(isinstance(b.space, Euclidean) for b in self.blocks):
-            return float(B.dot(d))
-        V = [b.flat(velocity(b.space, b.coordinates(d), t, self.retraction)) for b in self.blocks]
-        return float(B.dot(torch.cat(V)))
+        return float(B.dot(_flat([b.velocity(d, t, self.retraction) for b in self.blocks])))
 
     def ceiling(self, d: Tensor) -> float:
         """The largest t for which t d is a step that the retraction is exact for."""
@@ -219,15 +245,19 @@ class Frames:
         """The length of a step that turns everything by about one radian."""
         return math.sqrt(sum(len(b.Y) * b.reach**2 for b in self.blocks))
 
-    def pulled_back(self, u: Tensor) -> list[Tensor]:
-        """The points Lambda R(u) E, to second order, differentiable in u: the loss as a function on g^hor."""
-        return self._each([b.pulled_back(u) for b in self.blocks])
+    def expansion(self, grads: Sequence[Tensor | None], g: Tensor) -> Callable[[Tensor], tuple[list[Tensor], Tensor]]:
+        """v -> how the points move along v, and the second derivative of <grads, points> in g^hor, flat."""
+        parts = [b.expansion(b.stacked(grads), g) for b in self.blocks]
+
+        def both(v: Tensor) -> tuple[list[Tensor], Tensor]:
+            moves, bends = zip(*(part(v) for part in parts), strict=True)
+            return self._each(moves), _flat(bends)
+
+        return both
 
 
-def _dense(G: Tensor | None, b: Block) -> Tensor:
-    if G is None:
-        return torch.zeros(b.shape, dtype=b.dtype, device=b.Y.device)
-    return (G.to_dense() if G.is_sparse else G).detach().to(b.dtype)
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def _root(space: Space, E: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,9 +17,10 @@ from ..shards import is_sharded
 from ..spaces import Euclidean
 from ..stacking import refuse_late
 from .frames import Frames
-from .pairs import ABSOLUTE, Pairs
+from .rules import Limited
 from .wolfe import Trial, strong_wolfe
 
+ABSOLUTE = 1e-10  # torch's: y^T s must exceed it
 VECTORS = ("old_dirs", "old_stps", "d", "prev_flat_grad")
 
 
@@ -134,61 +135,63 @@ class LBFGS(Lifted, torch.optim.LBFGS):
 
         first_loss, g = evaluate(frames)
         self._refuse_nonfinite()
-        loss, slack = float(first_loss), 0.0
+        loss = float(first_loss)
         if float(g.abs().max()) <= group["tolerance_grad"]:
             return first_loss
         d, t, before = state.get("d"), state.get("t"), state.get("prev_flat_grad")
-        pairs = Pairs(
-            group["history_size"],
-            state.get("old_stps") or [],
-            state.get("old_dirs") or [],
-            state.get("ro") or [],
-            state.get("H_diag", 1),
-        )
+        S, Y, ro = (state.get(key) or [] for key in ("old_stps", "old_dirs", "ro"))
+        pairs = Limited(group["history_size"], S, Y, ro, state.get("H_diag", 1), ABSOLUTE if flat_spaces else None)
         eps = torch.finfo(g.dtype).eps
         try:
             for iteration in range(1, group["max_iter"] + 1):
                 state["n_iter"] += 1
                 fresh = d is None or state["n_iter"] == 1
                 if not fresh:
-                    s, y = d * t, g - before
-                    pairs.update(s, y, ABSOLUTE if flat_spaces else 10 * eps * float(s.norm() * y.norm()))
+                    pairs.update(d * t, before, g)
                 d = pairs.direction(g) if not fresh else g.neg()
                 slope = float(g.dot(d))
                 if not flat_spaces and not slope < 0 and pairs.s:  # rounding has spoilt the memory
                     pairs.clear()
                     d, fresh = g.neg(), True
                     slope = float(g.dot(d))
-                before, last_loss = g.clone(), loss
+                before, last_loss = g, loss
                 t = min(1.0, 1.0 / float(g.abs().sum())) * lr if fresh else lr
                 if slope > -group["tolerance_change"]:
                     break
                 longest = frames.ceiling(d)
                 t = min(t, longest)
-                if wolfe is not None:
-                    slack = 0.0 if flat_spaces else 10 * eps * abs(loss)
 
-                    def phi(t: float, d: Tensor = d, frames: Frames = frames) -> Trial:
-                        along = d.clone()
-                        at = frames.moved(d, t, [along])
-                        put(at)
+                def move(
+                    t: float, d: Tensor = d, g: Tensor = g, frames: Frames = frames
+                ) -> tuple[Frames, Tensor, Tensor]:
+                    along, before = d.clone(), g.clone()
+                    at = frames.moved(d, t, [along, before])
+                    put(at)
+                    return at, along, before
+
+                if wolfe is not None:
+
+                    def phi(t: float, move: Any = move) -> Trial:
+                        at, along, before = move(t)
                         loss, g = evaluate(at)
-                        return Trial(t, float(loss), at.slope(g, along, t), (at, g))
+                        return Trial(t, float(loss), at.slope(g, along, t), (at, along, before, g))
 
                     found = strong_wolfe(
                         phi,
-                        Trial(0.0, loss, slope, (frames, g)),
+                        Trial(0.0, loss, slope, (frames, d, g, g)),
                         t,
                         size=float(d.abs().max()),
                         tolerance=group["tolerance_change"],
                         iterations=group["max_eval"] - count,
                         longest=longest,
-                        slack=slack,
+                        slack=0.0 if flat_spaces else 10 * eps * abs(loss),
                     )
-                    t, loss, (at, g) = found.t, found.f, found.at
+                    t, loss, (at, along, before, g) = found.t, found.f, found.at
+                else:
+                    at, along, before = move(t)
                 if t > 0:
-                    moved = at if wolfe is not None else None
-                    frames = frames.arrived(d.clone(), t, moved, [before, d], pairs.vectors())
+                    frames.renew(at, d, t, pairs.vectors())
+                frames, d = at, along
                 put(frames)
                 if wolfe is None and iteration != group["max_iter"]:
                     value, g = evaluate(frames)

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .descent import Conjugate, Dense, Limited, Rule, descend
+from .descent import descend
 from .problem import Log, Points, Problem, Result, Spaces
+from .rules import Conjugate, Dense, Limited, Rule
 from .trust_region import trust_region
 
 METHODS = ("auto", "lbfgs", "bfgs", "cg", "trust-region")
@@ -54,13 +55,14 @@ def minimize(
     frames = problem.frames(retraction, "transported" if method == "bfgs" else section)
     if method == "bfgs" and frames.size > DENSE_UP_TO:
         raise ValueError(f"bfgs keeps a {frames.size} x {frames.size} matrix here; use method='lbfgs'")
-    place = problem.place(frames)
-    if method != "trust-region":
+    if method == "trust-region":
+        place = trust_region(problem, frames, log)
+    else:
         rules: dict[str, Callable[[], Rule]] = {"bfgs": Dense, "cg": Conjugate}
-        place = descend(problem, place, rules.get(method, lambda: Limited(memory))(), log)
-    if method == "trust-region" or (method == "auto" and log.status.startswith("no step")):
+        place = descend(problem, frames, rules.get(method, lambda: Limited(memory))(), log)
+    if method == "auto" and log.status.startswith("no step"):
         log.status = ""
-        place = trust_region(problem, place, log)
+        place = trust_region(problem, place.frames, log)
     return Result(
         x=problem.pack([p.clone() for p in place.frames.points()]),
         value=place.value,

@@ -37,11 +37,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Frames, with the value and the flat gradient there."""
+    """Frames, with the value and the flat gradient there; and points and gradients that can be differentiated again."""
 
     frames: Frames
     value: float
     gradient: Tensor
+    graph: tuple[list[Tensor], Sequence[Tensor | None]]
 
 
 class Problem:
@@ -97,70 +98,76 @@ class Problem:
         with torch.no_grad():
             return float(self._loss(frames.points()))
 
-    def place(self, frames: Frames) -> Place:
-        """f and its gradient."""
+    def place(self, frames: Frames, twice: bool = False) -> Place:
+        """f and its gradient, as a function of x if it is to be differentiated twice."""
         points = [p.detach().requires_grad_() for p in frames.points()]
         with torch.enable_grad():
             value = self._loss(points)
             if not value.requires_grad:
                 raise ValueError("f does not depend on x, or was computed without gradients; use x in torch operations")
-            grads = torch.autograd.grad(value, points, allow_unused=True)
-        return Place(frames, float(value.detach()), frames.gradient(grads))
+            grads = torch.autograd.grad(value, points, allow_unused=True, create_graph=twice)
+        return Place(frames, float(value.detach()), frames.gradient(grads), (points, grads))
 
     def hessian(self, place: Place) -> Callable[[Tensor], Tensor]:
-        """v -> Hess v in g^hor: of the pulled-back loss u -> f(Lambda R(u) E) at 0, by differentiating twice."""
-        with torch.enable_grad():
-            u = torch.zeros_like(place.gradient, requires_grad=True)
-            (g,) = torch.autograd.grad(self._loss(place.frames.pulled_back(u)), u, create_graph=True)
+        """v -> Hess v in g^hor, of the pulled-back loss u -> f(Y(u)), Y(u) = Lambda R(u) E, at 0.
+
+        The gradient of <v, grad f>: f'' Y'(0) v brought to g^hor, and <grad f, Y''(0) v>.
+        """
+        points, grads = place.graph
+        expansion = place.frames.expansion(grads, place.gradient)
+        which = [i for i, G in enumerate(grads) if G is not None and G.requires_grad]  # the others are constant
 
         def product(v: Tensor) -> Tensor:
             self.products += 1
-            if not g.requires_grad:  # f is linear in x, and x in u
-                return torch.zeros_like(v)
-            (h,) = torch.autograd.grad(g, u, v, retain_graph=True, allow_unused=True)
-            return torch.zeros_like(v) if h is None else h
+            moves, bend = expansion(v)
+            if not which:
+                return bend
+            outputs, along = [grads[i] for i in which], [moves[i] for i in which]
+            H = torch.autograd.grad(outputs, points, along, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+            return place.frames.gradient(H).add_(bend)
 
         return product
 
 
+@dataclass
 class Log:
     """Records of a run, and when it is over."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        tol: float,
-        rtol: float,
-        max_iterations: int,
-        max_evaluations: int | None,
-        max_seconds: float | None,
-        callback: Callable[[dict[str, float]], object] | None,
-        progress: bool,
-    ) -> None:
-        self.problem, self.tol, self.rtol, self.callback, self.progress = problem, tol, rtol, callback, progress
-        self.limits = (max_iterations, max_evaluations, max_seconds)
-        self.history: list[dict[str, float]] = []
-        self.began, self.status, self.success = time.perf_counter(), "", False
+    problem: Problem
+    tol: float
+    rtol: float
+    max_iterations: int
+    max_evaluations: int | None
+    max_seconds: float | None
+    callback: Callable[[dict[str, float]], object] | None
+    progress: bool
+    history: list[dict[str, float]] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+    status: str = ""
+    success: bool = False
 
     def target(self) -> float:
         """The gradient norm that is asked for."""
         return max(self.tol, self.rtol * self.history[0]["gradient_norm"])
 
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return self.max_seconds is not None and time.perf_counter() - self.began >= self.max_seconds
+
     def over(self, place: Place) -> bool:
         """Take a record of this place; whether to stop here."""
-        seconds, norm, problem = time.perf_counter() - self.began, float(place.gradient.norm()), self.problem
+        norm, problem = float(place.gradient.norm()), self.problem
         record = {
             "iteration": len(self.history),
             "value": place.value,
             "gradient_norm": norm,
             "evaluations": problem.evaluations,
             "hessian_products": problem.products,
-            "seconds": seconds,
+            "seconds": time.perf_counter() - self.began,
         }
         self.history.append(record)
         if self.progress:
-            print("  ".join(f"{k} {v:.6g}" for k, v in record.items()))
-        iterations, evaluations, longest = self.limits
+            print("  ".join(f"{k} {v:.6g}" for k, v in record.items()), flush=True)
         target = self.target()
         if norm <= target:
             self.status, self.success = f"the gradient norm {norm:.1e} is below {target:.1e}", True
@@ -168,10 +175,10 @@ class Log:
             self.status = f"the value {place.value} or its gradient is not finite"
         elif self.callback is not None and self.callback(record) is True:
             self.status = "the callback asked to stop"
-        elif record["iteration"] >= iterations:
-            self.status = f"{iterations} iterations, max_iterations, gradient norm {norm:.1e}"
-        elif evaluations is not None and problem.evaluations >= evaluations:
+        elif record["iteration"] >= self.max_iterations:
+            self.status = f"{self.max_iterations} iterations, max_iterations, gradient norm {norm:.1e}"
+        elif self.max_evaluations is not None and problem.evaluations >= self.max_evaluations:
             self.status = f"{problem.evaluations} evaluations, max_evaluations, gradient norm {norm:.1e}"
-        elif longest is not None and seconds >= longest:
-            self.status = f"{seconds:.1f} seconds, max_seconds, gradient norm {norm:.1e}"
+        elif self.late():
+            self.status = f"{record['seconds']:.1f} seconds, max_seconds, gradient norm {norm:.1e}"
         return bool(self.status)

@@ -1,0 +1,141 @@
+"""Directions from gradients: L-BFGS, BFGS and conjugate gradients. Vectors are flat, in the frames of one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Rule(Protocol):
+    """What a descent asks for."""
+
+    c2: float  # of the Wolfe conditions
+
+    def direction(self, g: Tensor) -> Tensor:
+        """Where to go from a place with the gradient g."""
+
+    def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
+        """After the step s, from where the gradient was `before` to where it is g."""
+
+    def vectors(self) -> list[Tensor]:
+        """What turns with the frames."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+
+def curvature(s: Tensor, y: Tensor, least: float | None = None) -> Tensor | None:
+    """y^T s, if it exceeds `least`: by default what rounding makes of it."""
+    least = 10 * torch.finfo(s.dtype).eps * float(s.norm() * y.norm()) if least is None else least
+    ys = y.dot(s)
+    return ys if float(ys) > least else None
+
+
+@dataclass
+class Limited:
+    """L-BFGS: -H g, H the inverse Hessian that the last `size` pairs s, y = g - before give of `scale` I."""
+
+    size: int
+    s: list[Tensor] = field(default_factory=list)
+    y: list[Tensor] = field(default_factory=list)
+    ro: list[Tensor] = field(default_factory=list)  # 1/y^T s
+    scale: Tensor | float = 1.0
+    least: float | None = None  # see `curvature`
+    c2: float = 0.9
+
+    def direction(self, g: Tensor) -> Tensor:
+        """The two-loop recursion."""
+        q, alpha = g.neg(), []
+        for s, y, ro in zip(reversed(self.s), reversed(self.y), reversed(self.ro), strict=True):
+            alpha.append(float(s.dot(q) * ro))
+            q.add_(y, alpha=-alpha[-1])
+        q.mul_(self.scale)
+        for s, y, ro, a in zip(self.s, self.y, self.ro, reversed(alpha), strict=True):
+            q.add_(s, alpha=a - float(y.dot(q) * ro))
+        return q
+
+    def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
+        """The oldest pair goes."""
+        y = g - before
+        ys = curvature(s, y, self.least)
+        if ys is None:
+            return
+        for kept, new in ((self.s, s), (self.y, y), (self.ro, 1.0 / ys)):
+            if len(kept) == self.size:
+                kept.pop(0)
+            kept.append(new)
+        self.scale = ys / y.dot(y)
+
+    def vectors(self) -> list[Tensor]:
+        """The pairs."""
+        return [*self.s, *self.y]
+
+    def clear(self) -> None:
+        """No pairs."""
+        self.s, self.y, self.ro, self.scale = [], [], [], 1.0
+
+
+class Dense:
+    """BFGS: the inverse Hessian as a matrix, H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T, in transported frames."""
+
+    c2 = 0.9
+    H: Tensor | None = None
+
+    def direction(self, g: Tensor) -> Tensor:
+        """-H g."""
+        return -g if self.H is None else -(self.H @ g)
+
+    def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
+        """Of rank two."""
+        y = g - before
+        ys = curvature(s, y)
+        if ys is None:
+            return
+        if self.H is None:
+            self.H = torch.diag_embed(torch.full_like(s, float(ys / y.dot(y))))
+        Hy = self.H @ y
+        self.H.addr_(s, s, alpha=float((1 + y.dot(Hy) / ys) / ys))
+        self.H.sub_((torch.outer(Hy, s) + torch.outer(s, Hy)) / ys)
+
+    def vectors(self) -> list[Tensor]:
+        """None: transported frames do not turn."""
+        return []
+
+    def clear(self) -> None:
+        """No matrix."""
+        self.H = None
+
+
+class Conjugate:
+    """Conjugate gradients, d <- -g + b s with b = max(0, <g, g - g_old>)/-<g_old, s>, s the last step.
+
+    Polak and Ribiere's where the line search is exact, whatever the length of s; b = 0 starts afresh (Powell). Scaled
+    by <s, y>/<y, y>, so that a step of 1 is about right.
+    """
+
+    c2 = 0.3
+    s: Tensor | None = None
+    beta, scale = 0.0, 1.0
+
+    def direction(self, g: Tensor) -> Tensor:
+        """-g, and what is left of the last step."""
+        return g * -self.scale if self.s is None else (self.s * self.beta - g) * self.scale
+
+    def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
+        """b and the scale."""
+        y, fall = g - before, -float(before.dot(s))
+        ys = curvature(s, y)
+        self.scale = self.scale if ys is None else float(ys / y.dot(y))
+        self.beta = max(0.0, float(g.dot(y))) / fall if fall > 0 else 0.0
+        self.s = s if self.beta > 0 else None
+
+    def vectors(self) -> list[Tensor]:
+        """The last step."""
+        return [] if self.s is None else [self.s]
+
+    def clear(self) -> None:
+        """No step."""
+        self.s, self.scale = None, 1.0
