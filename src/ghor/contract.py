@@ -24,6 +24,7 @@ class Contract(Saving):
 
     Base: ClassVar[type[Optimizer]]
     stack: ClassVar[bool] = True
+    blocks: ClassVar[bool] = False
 
     _stacking: Stacking | None
     _options: dict[str, Any]  # what the constructor was given
@@ -64,8 +65,8 @@ class Contract(Saving):
             for key, default in self._ours.items():
                 group.setdefault(key, default)
             check_group(group, gi, self.defaults, self._warn)
-            if self.Base not in NAMED:
-                verify(self.Base, self._options, group, spaces_of(group), self.stack)
+            if self.Base not in NAMED or self.blocks:
+                verify(self.Base, self._options, group, spaces_of(group), self.stack, self.blocks)
             for i, (p, s) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
                 if not isinstance(s, Euclidean):
                     section_kind(self, gi, s, p, name_of(group, gi, i))

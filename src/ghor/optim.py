@@ -9,7 +9,8 @@ Each takes a module, or parameters and groups as torch does, and four options of
 
 `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam.
 `LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`.
-ASGD, SparseAdam, Adafactor and Muon do not lift; `ghor.lift` says why.
+`Muon` orthogonalises block by block, and takes AdamW along for what is no matrix: see `ghor.muon`.
+ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 
 from .contract import NAMED
 from .linalg import parts
+from .muon import Muon
 from .optimizer import Lifted
 from .solve.lbfgs import LBFGS
 
@@ -32,6 +34,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Muon",
     "NAdam",
     "PaperAdam",
     "RAdam",
@@ -155,6 +158,7 @@ class PaperAdam(Lifted, _PaperAdam):
 NAMED.update(
     {
         cls.Base: cls
-        for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
+        for cls in (Muon, SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
     }
 )
+NAMED[torch.optim.Muon] = Muon

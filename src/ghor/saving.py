@@ -19,7 +19,7 @@ MADE = ("_stacking", "_flight", "_rule", "_ruled", "_stateless", "phase_hook")
 class Saving(Optimizer):
     """What of a lifted optimizer has to do with its state dict."""
 
-    _lifted_by: ClassVar[tuple[type[Optimizer], bool] | None] = None  # what `lift` was called with
+    _lifted_by: ClassVar[tuple[type[Optimizer], bool, bool] | None] = None  # what `lift` was called with
     _ours: dict[str, Any]
     _warn: Warnings
 
@@ -135,8 +135,8 @@ class Saving(Optimizer):
         return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
 
 
-def _unpickle(Base: type[Optimizer], stack: bool) -> Any:
+def _unpickle(Base: type[Optimizer], stack: bool, blocks: bool = False) -> Any:
     from .optimizer import lift
 
-    cls = lift(Base, stack=stack)
+    cls = lift(Base, stack=stack, blocks=blocks)
     return cls.__new__(cls)

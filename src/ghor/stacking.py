@@ -140,6 +140,6 @@ def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: st
 def turning_keys(optimizer: Contract, group: dict[str, Any]) -> set[str]:
     """The keys of state tensors that turn with the frame."""
     if hasattr(optimizer, "turning_keys"):  # it says so itself
-        return optimizer.turning_keys()
+        return optimizer.turning_keys(group)
     options = options_of(optimizer.Base, optimizer._options, group)
     return {key for key, kind in parity(optimizer.Base, options).items() if kind == "vector"}

@@ -36,6 +36,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     stack: bool = True
+    blocks: bool = False
     own: dict[str, Any] = field(
         default_factory=dict, hash=False
     )  # keys of the group that the constructor does not know

@@ -40,6 +40,10 @@ class Grassmann(Orthogonal):
         """A = 0: turning Y within its span does not move the subspace."""
         return torch.zeros_like(X)
 
+    def blocks(self, W: Tensor) -> list[Tensor]:
+        """B alone."""
+        return super().blocks(W)[-1:]
+
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""
         M, ZM = self.matrix(Y), self.matrix(Z)
