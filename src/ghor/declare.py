@@ -20,6 +20,7 @@ Warn = Callable[[str, str], None]
 # is no part of the state_dict. An attribute on the Parameter survives hardly any of these, and a weak reference to it
 # would forbid torch.utils.swap_tensors.
 RECORD = "_ghor_spaces"
+ANCHORS = "_ghor_anchors"  # likewise, where weight decay draws them: "start" or a point
 
 # Modules that have a record, to find the space of a bare parameter.
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -48,10 +49,11 @@ class Record(dict[str, Space]):
         self.belongs_to(module)
 
 
-def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
+def constrain(module: nn.Module, name: str, space: Space, anchor: Tensor | str | None = None) -> nn.Module:
     """Move the parameter `name` of `module` onto `space`, in place, and declare it: optimizers will keep it there.
 
-    The weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). Returns the module.
+    The weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). `anchor` is where
+    weight decay draws it: a point, "start" (where an optimizer's first step finds it), or nowhere. Returns the module.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     """
@@ -66,11 +68,15 @@ def constrain(module: nn.Module, name: str, space: Space) -> nn.Module:
         known = ", ".join(n for n, _ in module.named_parameters())
         raise ValueError(f"{type(module).__name__} has no parameter {name!r}; it has: {known or 'none'}")
     point = _nearest(p, space, name)
+    if anchor is not None:
+        check_anchor(anchor, p, space, name)
     with torch.no_grad():
         p.copy_(point)
     for owner_of, twin in _owners(p):
         owner_of.__dict__[RECORD][twin] = space  # of a tied weight that was declared before
     target.__dict__.setdefault(RECORD, Record(target))[leaf] = space
+    for owner_of, twin in _owners(p):
+        owner_of.__dict__.setdefault(ANCHORS, {})[twin] = anchor
     return module
 
 
@@ -132,6 +138,20 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
         raise ValueError(
             f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; initialise it"
         )
+
+
+def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
+    """Raise unless weight decay can draw p there: "start", or a point of its space."""
+    if isinstance(anchor, str) and anchor == "start":
+        return
+    if not isinstance(anchor, Tensor):
+        raise TypeError(f"the anchor of {name} is None, 'start' or a point of {space}, got {anchor!r}")
+    if anchor.shape != p.shape or anchor.is_complex() != p.is_complex():
+        raise ValueError(
+            f"the anchor of {name} is {kind_of(anchor.dtype)} of shape {tuple(anchor.shape)}, the weight "
+            f"{kind_of(p.dtype)} of shape {tuple(p.shape)}"
+        )
+    check_on_space([anchor], space, [f"the anchor of {name}"])
 
 
 def check_on_space(
@@ -216,6 +236,12 @@ def declared_spaces() -> dict[int, Space]:
         for leaf, space in module.__dict__.get(RECORD, {}).items()
         if module._parameters.get(leaf) is not None
     }
+
+
+def declared_anchors() -> dict[int, Any]:
+    """The anchor of every declared parameter that has one, by its id."""
+    declared = ((m._parameters.get(k), a) for m in list(_modules) for k, a in m.__dict__.get(ANCHORS, {}).items())
+    return {id(p): anchor for p, anchor in declared if p is not None and anchor is not None}
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:

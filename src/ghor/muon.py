@@ -202,10 +202,13 @@ class Muon(Lifted, _Muon):
         return out
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        for s in stacks:
-            if not s.group["adamw"]:
-                self._orthogonalise(s)
-        super()._velocities(rule, stacks)
+        def both(optimizer: Any) -> None:
+            for s in stacks:
+                if not s.group["adamw"]:
+                    self._orthogonalise(s)
+            rule(optimizer)
+
+        super()._velocities(both, stacks)
 
     def _orthogonalise(self, s: Stack) -> None:
         """cache <- update(cache, B), W <- velocity(cache), for one stack."""

@@ -1,13 +1,15 @@
 """The optimizers of torch.optim, lifted: same names, same options, weights on any space.
 
-Each takes a module, or parameters and groups as torch does, and four options of ours, each also a group key:
+Each takes a module, or parameters and groups as torch does, and five options of ours, each also a group key:
 
     space               a ghor space for the weights; by default what ghor.constrain declared
     retraction          "cayley" (default) or "geodesic"
     section             "auto" (default), "transported" or "implicit"; see ghor.section
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
+    anchor              where weight decay draws weights on manifolds: None (default), "start", or points of the space
 
-`weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam.
+Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam. With
+one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and decays that.
 `LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`.
 `Muon` orthogonalises block by block, and takes AdamW along for what is no matrix: see `ghor.muon`.
 ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.

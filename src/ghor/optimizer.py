@@ -74,15 +74,11 @@ def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> 
             refuse_unless_it_lifts(Base, {}, *made_by[1:])
         doc = f"{Base.__name__} on homogeneous spaces: `ghor.lift({Base.__name__})`.\n\n{inspect.getdoc(Base) or ''}"
         content = {"Base": Base, "stack": made_by[1], "_lifted_by": made_by, "__doc__": doc}
-        of = _in_blocks() if blocks else Lifted
+        from .blocks import InBlocks
+
+        of = InBlocks if blocks else Lifted
         _lifted[made_by] = type(Base.__name__, (of, Base), {**content, "__module__": Base.__module__})
     return _lifted[made_by]
-
-
-def _in_blocks() -> type[Lifted]:
-    from .blocks import InBlocks
-
-    return InBlocks
 
 
 @dataclass(frozen=True)
@@ -112,6 +108,7 @@ class Lifted(Contract):
         retraction: str = "cayley",
         section: str = "auto",
         error_if_nonfinite: bool = False,
+        anchor: Any = None,
         **kwargs: Any,
     ) -> None:
         self._ours = {
@@ -119,6 +116,7 @@ class Lifted(Contract):
             "retraction": retraction,
             "section": section,
             "error_if_nonfinite": error_if_nonfinite,
+            "anchor": anchor,
         }
         self._options = given_options(self.Base, args, kwargs)
         self._explicit, self._built, self._warn = space is not None, False, Warnings()
@@ -128,7 +126,7 @@ class Lifted(Contract):
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
         manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
-        if kwargs.get("weight_decay") and all(manifold):
+        if kwargs.get("weight_decay") and all(manifold) and not any(g["anchor"] for g in self.param_groups):
             self._warn_decay(kwargs["weight_decay"], "these weights: all of them are on manifolds")
         if not self._explicit and not any(manifold):
             self._warn(
@@ -194,7 +192,11 @@ class Lifted(Contract):
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
         """cache <- update(cache, B), W <- velocity(cache), by Base's step, which finds shadows in place of weights."""
+        drawn = [s.from_anchor() for s in stacks]
         rule(self)
+        for s, H in zip(stacks, drawn, strict=True):
+            if H is not None:
+                s.W.sub_(H)
         self._ruled = True
         if self._lifted_by is not None and not torch.compiler.is_compiling():
             for s in stacks:

@@ -42,6 +42,7 @@ class Saving(Optimizer):
                     out["state"].setdefault(key, {})
         for group, saved in zip(self.param_groups, out["param_groups"], strict=True):
             space = group["space"]
+            saved["anchor"] = None if group["anchor"] is None else "start"  # the point is in the state
             saved["space"] = list(map(repr, space)) if isinstance(space, (list, tuple)) else space and repr(space)
         return out
 
@@ -104,6 +105,8 @@ class Saving(Optimizer):
                 group.setdefault(key, ours[key])
             if i < len(old):
                 group["space"] = old[i]["space"]
+                given = old[i]["anchor"]  # as it was built; where it had none, what the file has
+                group["anchor"] = given if given is not None else group["anchor"] and "start"
         self._explicit = self._built = True
         self._reset()
         if "_loading" in self.__dict__:

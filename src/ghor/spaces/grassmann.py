@@ -40,6 +40,11 @@ class Grassmann(Orthogonal):
         """A = 0: turning Y within its span does not move the subspace."""
         return torch.zeros_like(X)
 
+    def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
+        """Y0 Y0^H Y, the projection of Y to the subspace: the same for every basis Y0."""
+        M = self.matrix(Y0)
+        return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
+
     def blocks(self, W: Tensor) -> list[Tensor]:
         """B alone."""
         return super().blocks(W)[-1:]
