@@ -24,6 +24,7 @@ class Contract(Saving):
 
     Base: ClassVar[type[Optimizer]]
     stack: ClassVar[bool] = True
+    blocks: ClassVar[bool] = False
 
     _stacking: Stacking | None
     _options: dict[str, Any]  # what the constructor was given
@@ -50,7 +51,7 @@ class Contract(Saving):
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; a group can name its `space`, `retraction`, `section` and `error_if_nonfinite`."""
+        """As torch's; a group can name its `space`, `retraction`, `section`, `anchor` and `error_if_nonfinite`."""
         self._land()
         decay = param_group.get("weight_decay", 0) if isinstance(param_group, dict) else 0
         gi = len(self.param_groups)
@@ -64,15 +65,15 @@ class Contract(Saving):
             for key, default in self._ours.items():
                 group.setdefault(key, default)
             check_group(group, gi, self.defaults, self._warn)
-            if self.Base not in NAMED:
-                verify(self.Base, self._options, group, spaces_of(group), self.stack)
+            if self.Base not in NAMED or self.blocks:
+                verify(self.Base, self._options, group, spaces_of(group), self.stack, self.blocks)
             for i, (p, s) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
                 if not isinstance(s, Euclidean):
                     section_kind(self, gi, s, p, name_of(group, gi, i))
         except BaseException:
             self.param_groups.pop()
             raise
-        if decay and not any(isinstance(s, Euclidean) for s in spaces_of(group)):
+        if decay and group["anchor"] is None and not any(isinstance(s, Euclidean) for s in spaces_of(group)):
             self._warn_decay(decay, f"the weights of group {gi}, on {group['space']}")
         self._stacking = None
         if self._built:
@@ -98,4 +99,7 @@ class Contract(Saving):
         return error
 
     def _warn_decay(self, decay: float, where: str) -> None:
-        self._warn("decay", f"weight_decay={decay} has no effect on {where}: they do not decay (paper, section 4.1)")
+        self._warn(
+            "decay",
+            f"weight_decay={decay} has no effect on {where}: they do not decay (paper, section 4.1) without an anchor",
+        )

@@ -24,6 +24,7 @@ SpaceOf = Callable[[str, nn.Parameter], Space]
 # is no part of the state_dict. An attribute on the Parameter survives hardly any of these, and a weak reference to it
 # would forbid torch.utils.swap_tensors.
 RECORD = "_ghor_spaces"
+ANCHORS = "_ghor_anchors"  # likewise, where weight decay draws them: "start" or a point
 
 # Modules that have a record, to find the space of a bare parameter.
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -61,10 +62,17 @@ class Record(dict[str, Space]):
 
 
 @overload
-def constrain(module: nn.Module, name: str, space: Space | SpaceOf) -> Any: ...
+def constrain(module: nn.Module, name: str, space: Space | SpaceOf, anchor: Tensor | str | None = None) -> Any: ...
 @overload
-def constrain(module: nn.Module, name: Sequence[str] | Predicate, space: Space | SpaceOf) -> dict[str, float]: ...
-def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: Space | SpaceOf) -> Any:
+def constrain(
+    module: nn.Module, name: Sequence[str] | Predicate, space: Space | SpaceOf, anchor: Tensor | str | None = None
+) -> dict[str, float]: ...
+def constrain(
+    module: nn.Module,
+    name: str | Sequence[str] | Predicate,
+    space: Space | SpaceOf,
+    anchor: Tensor | str | None = None,
+) -> Any:
     """Move parameters of `module` onto `space`, in place, and declare them: optimizers will keep them there.
 
     A weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). `name` is the name of
@@ -72,6 +80,8 @@ def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: S
     names and patterns, a function of name and parameter. Then what was constrained is returned, with ||Y - X||_F, how
     far each has moved (`check` has that, too). Where one cannot be moved, none is. `space` may be a function of name
     and parameter, too.
+
+    `anchor` is where weight decay draws a weight: a point, "start" (where an optimizer's first step finds it), or nowhere.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
@@ -88,6 +98,8 @@ def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: S
             raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}")
         on, said = meant(owner, leaf, p, given, n)
         plan.append((n, owner, leaf, p, on, _nearest(p, on, n)))
+        if anchor is not None:
+            check_anchor(anchor, p, on, n)
         if said is not None:
             warn(n, said)
     moved = {}
@@ -99,6 +111,8 @@ def constrain(module: nn.Module, name: str | Sequence[str] | Predicate, space: S
             owner_of.__dict__[RECORD][twin] = on  # of a tied weight that was declared before
         record = owner.__dict__.setdefault(RECORD, Record(owner))
         record[leaf], record.moved[leaf] = on, moved[n]
+        for owner_of, twin in _owners(p):
+            owner_of.__dict__.setdefault(ANCHORS, {})[twin] = anchor
     Record.changes += 1
     warn.flush()
     return module if isinstance(name, str) and name in moved else moved
@@ -162,6 +176,20 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
         raise ValueError(
             f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; initialise it"
         )
+
+
+def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
+    """Raise unless weight decay can draw p there: "start", or a point of its space."""
+    if isinstance(anchor, str) and anchor == "start":
+        return
+    if not isinstance(anchor, Tensor):
+        raise TypeError(f"the anchor of {name} is None, 'start' or a point of {space}, got {anchor!r}")
+    if anchor.shape != p.shape or anchor.is_complex() != p.is_complex():
+        raise ValueError(
+            f"the anchor of {name} is {kind_of(anchor.dtype)} of shape {tuple(anchor.shape)}, the weight "
+            f"{kind_of(p.dtype)} of shape {tuple(p.shape)}"
+        )
+    check_on_space([anchor], space, [f"the anchor of {name}"])
 
 
 def check_on_space(
@@ -247,6 +275,12 @@ def declared_spaces() -> dict[int, Space]:
         for leaf, space in module.__dict__.get(RECORD, {}).items()
         if module._parameters.get(leaf) is not None
     }
+
+
+def declared_anchors() -> dict[int, Any]:
+    """The anchor of every declared parameter that has one, by its id."""
+    declared = ((m._parameters.get(k), a) for m in list(_modules) for k, a in m.__dict__.get(ANCHORS, {}).items())
+    return {id(p): anchor for p, anchor in declared if p is not None and anchor is not None}
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:

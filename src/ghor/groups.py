@@ -6,19 +6,35 @@ import difflib
 from collections import defaultdict
 from typing import Any
 
-from .declare import Warn, check_on_space, check_parameter, declared_spaces
+import torch
+from torch import Tensor
+
+from .declare import Warn, check_anchor, check_on_space, check_parameter, declared_anchors, declared_spaces
 from .retraction import RETRACTIONS
 from .section import SECTIONS
 from .shards import placing
 from .spaces import Euclidean, Space
 
-GROUP_KEYS = ("space", "retraction", "section", "error_if_nonfinite")
+GROUP_KEYS = ("space", "retraction", "section", "error_if_nonfinite", "anchor")
+DECAYS = ("weight_decay", "lambd", "adamw_wd", "weight_decay_1d", "wd")  # names that weight decay goes by
 
 
 def spaces_of(group: dict[str, Any]) -> list[Space]:
     """The space of every parameter of a checked group."""
     space = group["space"]
     return list(space) if isinstance(space, (list, tuple)) else [space] * len(group["params"])
+
+
+def anchors_of(group: dict[str, Any]) -> list[Any]:
+    """Where weight decay draws every parameter of a checked group: None, "start" or a point."""
+    anchor = group["anchor"]
+    return list(anchor) if isinstance(anchor, (list, tuple)) else [anchor] * len(group["params"])
+
+
+def same_anchor(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two groups say the same of it."""
+    x, y = a["anchor"], b["anchor"]
+    return x is y or (isinstance(x, str) and isinstance(y, str) and x == y)
 
 
 def name_of(group: dict[str, Any], gi: int, i: int) -> str:
@@ -52,10 +68,11 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
         raise ValueError(
             f"group {gi} has {len(params)} parameters and {len(spaces)} spaces; give one each, or one for all"
         )
+    group["anchor"] = anchors = _anchors(group, gi, len(params))
     alike: dict[Any, list[int]] = defaultdict(list)
     seen: set[int] = set()
     places: dict[int, str] = {}
-    declared = declared_spaces()
+    declared, drawn = declared_spaces(), declared_anchors()
     for i, p in enumerate(params):
         name = name_of(group, gi, i)
         foreign = getattr(p, "manifold", None) if spaces[i] is None and id(p) not in declared else None
@@ -67,6 +84,7 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
             )
         space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
         check_parameter(p, space, name)
+        anchors[i] = _anchor(drawn.get(id(p)) if anchors[i] is None else anchors[i], p, space, name)
         if isinstance(space, Euclidean):
             continue
         if id(p) in seen:
@@ -82,8 +100,34 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
         alike[space, p.shape, p.dtype, p.device, placing(p)].append(i)
     for (space, *_), index in alike.items():
         check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index], warn)
+    kinds = {a if a is None or isinstance(a, str) else "given" for a in anchors}
+    group["anchor"] = tuple(anchors) if len(kinds) > 1 or "given" in kinds else kinds.pop() if kinds else None
     if params:  # the groups of ZeroRedundancyOptimizer may have none
         group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
+
+
+def _anchors(group: dict[str, Any], gi: int, count: int) -> list[Any]:
+    given = group["anchor"]
+    if given is None:
+        return [None] * count
+    if not any(key in group for key in DECAYS):
+        raise ValueError(f"group {gi} has an anchor and no weight_decay, which is what draws weights there")
+    anchors = list(given) if isinstance(given, (list, tuple)) else [given] * count
+    if len(anchors) != count:
+        raise ValueError(f"group {gi} has {count} parameters and {len(anchors)} anchors; give one each")
+    return anchors
+
+
+def _anchor(given: Any, p: Tensor, space: Space, name: str) -> Any:
+    """None, "start" or a point of the space, a copy."""
+    if given is None or isinstance(space, Euclidean):
+        if torch.is_tensor(given) and bool(given.any()):
+            raise ValueError(f"{name} is Euclidean and decays towards 0, as in torch; its anchor is None")
+        return None
+    if isinstance(given, str) and given == "start":
+        return given
+    check_anchor(given, p, space, name)
+    return given.detach().clone()
 
 
 def _space(declared: Space | None, given: object, name: str) -> Space:

@@ -1,15 +1,18 @@
 """The optimizers of torch.optim, lifted: same names, same options, weights on any space.
 
-Each takes a module, or parameters and groups as torch does, and four options of ours, each also a group key:
+Each takes a module, or parameters and groups as torch does, and five options of ours, each also a group key:
 
     space               a ghor space for the weights; by default what ghor.constrain declared
     retraction          "cayley" (default) or "geodesic"
     section             "auto" (default), "transported" or "implicit"; see ghor.section
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
+    anchor              where weight decay draws weights on manifolds: None (default), "start", or points of the space
 
-`weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam.
+Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam. With
+one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and decays that.
 `LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`.
-ASGD, SparseAdam, Adafactor and Muon do not lift; `ghor.lift` says why.
+`Muon` orthogonalises block by block, and takes AdamW along for what is no matrix: see `ghor.muon`.
+ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch.optim import Optimizer
 
 from .contract import NAMED
 from .linalg import parts
+from .muon import Muon
 from .optimizer import Lifted
 from .solve.lbfgs import LBFGS
 
@@ -33,6 +37,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Muon",
     "NAdam",
     "PaperAdam",
     "RAdam",
@@ -156,9 +161,10 @@ class PaperAdam(Lifted, _PaperAdam):
 NAMED.update(
     {
         cls.Base: cls
-        for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
+        for cls in (Muon, SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
     }
 )
+NAMED[torch.optim.Muon] = Muon
 
 
 # Why a name of torch.optim is not here, and what to use in its place.
@@ -167,8 +173,6 @@ REFUSED = {
     "ghor.project",
     "Adafactor": "it keeps sums over rows and columns, which are no coordinates of g^hor; use Adam, or Adafactor for "
     "the Euclidean weights and a ghor optimizer for the others",
-    "Muon": "it orthogonalises the update as a matrix, which leaves g^hor; use SGD with momentum or Adam here, and "
-    "torch.optim.Muon for the Euclidean weights",
     "SparseAdam": "a sparse gradient is not sparse in g^hor; use Adam, which takes sparse gradients of weights on "
     "manifolds",
 }

@@ -47,32 +47,38 @@ from .warn import Warnings
 
 _state = operator.attrgetter("state")
 
-_lifted: dict[tuple[type[Optimizer], bool], type[Lifted]] = {}
+_lifted: dict[tuple[type[Optimizer], bool, bool], type[Lifted]] = {}
 
 
-def lift(Base: type[Optimizer], *, stack: bool = True) -> type[Lifted]:
+def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> type[Lifted]:
     """The optimizer class Base, on homogeneous spaces: a subclass of it that takes weights of any space.
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
 
     Refuses with ValueError an optimizer whose update does not make sense in g^hor; see `ghor.probe`. With `stack=False`
-    weights are computed one by one: slower, and right for rules that take one norm or mean of each weight.
+    weights are computed one by one: slower, and right for rules that take one norm or mean of each weight. With
+    `blocks=True` the rule sees the blocks A and B of each weight as matrices: right for rules that turn with their
+    matrix, as Muon does.
     """
     if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
         raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
     if issubclass(Base, Lifted):
         return Base
-    if Base in NAMED and stack:
+    if Base in NAMED and stack and not blocks:
         return NAMED[Base]
-    if (Base, stack) not in _lifted:
+    made_by = Base, stack and not blocks, blocks
+    if made_by not in _lifted:
         parameters = list(inspect.signature(Base.__init__).parameters.values())[2:]
         optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         if all(p.default is not p.empty or p.kind in optional for p in parameters):
-            refuse_unless_it_lifts(Base, {}, stack)
+            refuse_unless_it_lifts(Base, {}, *made_by[1:])
         doc = f"{Base.__name__} on homogeneous spaces: `ghor.lift({Base.__name__})`.\n\n{inspect.getdoc(Base) or ''}"
-        content = {"Base": Base, "stack": stack, "_lifted_by": (Base, stack), "__doc__": doc}
-        _lifted[Base, stack] = type(Base.__name__, (Lifted, Base), {**content, "__module__": Base.__module__})
-    return _lifted[Base, stack]
+        content = {"Base": Base, "stack": made_by[1], "_lifted_by": made_by, "__doc__": doc}
+        from .blocks import InBlocks
+
+        of = InBlocks if blocks else Lifted
+        _lifted[made_by] = type(Base.__name__, (of, Base), {**content, "__module__": Base.__module__})
+    return _lifted[made_by]
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ class Lifted(Contract):
         retraction: str = "cayley",
         section: str = "auto",
         error_if_nonfinite: bool = False,
+        anchor: Any = None,
         **kwargs: Any,
     ) -> None:
         self._ours = {
@@ -109,6 +116,7 @@ class Lifted(Contract):
             "retraction": retraction,
             "section": section,
             "error_if_nonfinite": error_if_nonfinite,
+            "anchor": anchor,
         }
         self._options = given_options(self.Base, args, kwargs)
         self._explicit, self._built, self._warn = space is not None, False, Warnings()
@@ -118,7 +126,7 @@ class Lifted(Contract):
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
         manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
-        if kwargs.get("weight_decay") and all(manifold):
+        if kwargs.get("weight_decay") and all(manifold) and not any(g["anchor"] for g in self.param_groups):
             self._warn_decay(kwargs["weight_decay"], "these weights: all of them are on manifolds")
         if not self._explicit and not any(manifold):
             self._warn(
@@ -184,7 +192,11 @@ class Lifted(Contract):
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
         """cache <- update(cache, B), W <- velocity(cache), by Base's step, which finds shadows in place of weights."""
+        drawn = [s.from_anchor() for s in stacks]
         rule(self)
+        for s, H in zip(stacks, drawn, strict=True):
+            if H is not None:
+                s.W.sub_(H)
         self._ruled = True
         if self._lifted_by is not None and not torch.compiler.is_compiling():
             for s in stacks:

@@ -19,7 +19,7 @@ MADE = ("_stacking", "_flight", "_rule", "_ruled", "_stateless", "phase_hook")
 class Saving(Optimizer):
     """What of a lifted optimizer has to do with its state dict."""
 
-    _lifted_by: ClassVar[tuple[type[Optimizer], bool] | None] = None  # what `lift` was called with
+    _lifted_by: ClassVar[tuple[type[Optimizer], bool, bool] | None] = None  # what `lift` was called with
     _ours: dict[str, Any]
     _warn: Warnings
 
@@ -42,6 +42,7 @@ class Saving(Optimizer):
                     out["state"].setdefault(key, {})
         for group, saved in zip(self.param_groups, out["param_groups"], strict=True):
             space = group["space"]
+            saved["anchor"] = None if group["anchor"] is None else "start"  # the point is in the state
             saved["space"] = list(map(repr, space)) if isinstance(space, (list, tuple)) else space and repr(space)
         return out
 
@@ -104,6 +105,8 @@ class Saving(Optimizer):
                 group.setdefault(key, ours[key])
             if i < len(old):
                 group["space"] = old[i]["space"]
+                given = old[i]["anchor"]  # as it was built; where it had none, what the file has
+                group["anchor"] = given if given is not None else group["anchor"] and "start"
         self._explicit = self._built = True
         self._reset()
         if "_loading" in self.__dict__:
@@ -135,8 +138,8 @@ class Saving(Optimizer):
         return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
 
 
-def _unpickle(Base: type[Optimizer], stack: bool) -> Any:
+def _unpickle(Base: type[Optimizer], stack: bool, blocks: bool = False) -> Any:
     from .optimizer import lift
 
-    cls = lift(Base, stack=stack)
+    cls = lift(Base, stack=stack, blocks=blocks)
     return cls.__new__(cls)

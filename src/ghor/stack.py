@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import upkeep, views
+from .groups import DECAYS
 from .linalg import COMPUTE_DTYPE
 from .reads import may_read
 from .retraction import by_name
@@ -64,6 +65,8 @@ class Stack:
         self.section = from_state(KINDS[kind], space.one, self.E, held, Y, self.half, self.turning())
         if isinstance(self.section, Implicit) and space.spreads:
             self.section.squares = self.even
+        anchor = held.get("drawn_to")  # (M, *point), where the weights decay to
+        self.anchor = space.project(anchor) if self.half and anchor is not None and anchor.numel() else anchor
         self.in_motion = False  # while the section is being written: it may be off the group
         self.seen = views.Seen(versions=views.versions(self), expected=upkeep.expected_of_loaded(self))
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
@@ -173,6 +176,18 @@ class Stack:
         Y = self.held_by_weights()
         self.section.global_grad(Y, self.points(G.detach().to(self.H.dtype)), self.points(self.local(B)))
         return Y
+
+    def from_anchor(self) -> Tensor | None:
+        """H <- global_grad(Lambda, Y - Y0), the gradient of |Y - Y0|^2/2, where weights decay towards an anchor Y0.
+
+        Base's weight decay takes it for the weight. Returns a copy, to be taken off again: W is what Base adds to it.
+        """
+        if self.anchor is None or not any(self.group.get(key) for key in DECAYS):
+            return None
+        held = self.held_by_weights()
+        Y = self.section.point(held)
+        self.section.global_grad(held, Y - self.space.representative(Y, self.anchor), self.W)
+        return self.W.clone()
 
     def update_section(self, Y: Tensor | None) -> tuple[Tensor, Tensor]:
         """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. Where W = 0 no bit changes.

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import upkeep, views
 from .declare import Record, check_on_space, declared_spaces
 from .distributed import ShardedStack
-from .groups import GROUP_KEYS, check_group, check_options, name_of, spaces_of
+from .groups import GROUP_KEYS, anchors_of, check_group, check_options, name_of, same_anchor, spaces_of
 from .probe import options_of, parity
 from .shards import is_sharded, placing
 from .spaces import Euclidean, Space
@@ -37,13 +37,16 @@ class Stacking:
         self.loose = [key for key in state if not isinstance(key, Tensor)]  # state of no weight: Base's own
         self.declared = Record.changes
         refuse_late(optimizer)
-        kinds: dict[Any, list[tuple[Tensor, str]]] = defaultdict(list)
+        kinds: dict[Any, list[tuple[Tensor, str, Any]]] = defaultdict(list)
         for gi, group in enumerate(groups):
             check_options(group, gi)
-            if before is None or gi >= len(before.groups) or before.groups[gi]["space"] is not group["space"]:
+            known = before is not None and gi < len(before.groups) and before.groups[gi]
+            if not (known and known["space"] is group["space"] and same_anchor(known, group)):
                 check_group(group, gi, optimizer.defaults, optimizer._warn)
             euclidean = []
-            for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
+            for i, (p, space, anchor) in enumerate(
+                zip(group["params"], spaces_of(group), anchors_of(group), strict=True)
+            ):
                 name = name_of(group, gi, i)
                 if spaces.get(id(p), space) != space and state.get(p):
                     raise ValueError(
@@ -60,15 +63,17 @@ class Stacking:
                     )
                 else:
                     shared = views.shared_values(p, state.get(p, {})) if optimizer.stack else id(p)
-                    kinds[gi, space, p.shape, p.dtype, p.device, placing(p), shared].append((p, name))
+                    kinds[gi, space, p.shape, p.dtype, p.device, placing(p), anchor is None, shared].append(
+                        (p, name, anchor)
+                    )
             self.euclidean.append(euclidean)
         self.stacks: list[Stack] = []
         for (gi, space, *_), members in kinds.items():
-            params, names = [p for p, _ in members], [name for _, name in members]
+            params, names = [p for p, *_ in members], [name for _, name, _ in members]
             check_on_space(params, space, names, optimizer._warn)
             kind = section_kind(optimizer, gi, space, params[0], names[0])
             vectors = turning_keys(optimizer, groups[gi]) if kind == "implicit" else set()
-            states = [dict(state.get(p, {})) for p in params]
+            states = [_drawn(dict(state.get(p, {})), p, anchor) for p, _, anchor in members]
             of = ShardedStack if is_sharded(params[0]) else Stack
             try:
                 self.stacks.append(of(groups[gi], gi, space, kind, params, names, states, vectors, optimizer.stack))
@@ -90,6 +95,7 @@ class Stacking:
                 seen["space"] is group["space"]
                 and seen["section"] == group["section"]
                 and seen["retraction"] == group["retraction"]
+                and same_anchor(seen, group)
                 and seen["error_if_nonfinite"] is group["error_if_nonfinite"]
                 and len(seen["params"]) == len(group["params"])
                 and all(map(operator.is_, seen["params"], group["params"]))
@@ -140,6 +146,17 @@ def refuse_late(optimizer: Contract) -> None:
                 )
 
 
+def _drawn(state: dict[str, Any], p: Tensor, anchor: Any) -> dict[str, Any]:
+    """A weight's state with the point that weight decay draws it to."""
+    if anchor is None:
+        state.pop("drawn_to", None)
+    elif isinstance(anchor, str):
+        state.setdefault("drawn_to", p.detach())
+    else:
+        state["drawn_to"] = anchor
+    return state
+
+
 def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: str) -> str:
     """What the group's `section` comes to. "auto" is transported for state that a turning frame would spoil."""
     group = optimizer.param_groups[gi]
@@ -157,6 +174,6 @@ def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: st
 def turning_keys(optimizer: Contract, group: dict[str, Any]) -> set[str]:
     """The keys of state tensors that turn with the frame."""
     if hasattr(optimizer, "turning_keys"):  # it says so itself
-        return optimizer.turning_keys()
+        return optimizer.turning_keys(group)
     options = options_of(optimizer.Base, optimizer._options, group)
     return {key for key, kind in parity(optimizer.Base, options).items() if kind == "vector"}

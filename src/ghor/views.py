@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from .stack import Stack
 
 # Our keys in state[p], beside those of the base optimizer: the section (transported: "section", implicit: "anchor"),
-# the point in float32 where the weight is half precision and the section does not hold it, and the number of moves.
+# the point in float32 where the weight is half precision and the section does not hold it, the point that weight decay
+# draws the weight to, and the number of moves.
 SECTION_KEYS = ("section", "anchor", "master")
-STATE_KEYS = (*SECTION_KEYS, "moves")
+POINT_KEYS = (*SECTION_KEYS, "drawn_to")
+STATE_KEYS = (*POINT_KEYS, "moves")
 
 _version = operator.attrgetter("_version")
 
@@ -47,7 +49,7 @@ def is_stacked(value: Any, s: Stack) -> bool:
 
 def shared_values(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
     """What the members of a stack must agree in: the keys of their states, and all values that are not per weight."""
-    shared = {k: v for k, v in state.items() if k not in SECTION_KEYS and not is_per_weight(v, p)}
+    shared = {k: v for k, v in state.items() if k not in POINT_KEYS and not is_per_weight(v, p)}
     values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
     return tuple(sorted(state)), repr(sorted(values))
 
@@ -71,9 +73,9 @@ def gather(s: Stack, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gather_section(s: Stack, states: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """The tensors of the members' sections, (M, ...) each, in the dtype of computation."""
+    """The tensors of the members' sections and anchors, (M, ...) each, in the dtype of computation."""
     held = {}
-    for key in SECTION_KEYS:
+    for key in POINT_KEYS:
         if key in states[0]:
             values = [s.local(s.placed(state[key])) for state in states]
             held[key] = torch.stack(values).to(s.H).flatten(0, len(s.batch) - 1)
@@ -83,7 +85,8 @@ def gather_section(s: Stack, states: Sequence[dict[str, Any]]) -> dict[str, Tens
 def member(s: Stack, i: int) -> dict[str, Any]:
     """state[p] of the i-th weight: views of the stacked tensors; other values are shared by the whole stack."""
     out = {k: v[i] if s.stacked and is_stacked(v, s) else v for k, v in s.state.items()}
-    ours = {k: s.whole(v.unflatten(0, s.batch)[i], 0) for k, v in s.section.tensors().items()}
+    held = s.section.tensors() if s.anchor is None else s.section.tensors() | {"drawn_to": s.anchor}
+    ours = {k: s.whole(v.unflatten(0, s.batch)[i], 0) for k, v in held.items()}
     return out | ours | {"moves": s.moves}
 
 

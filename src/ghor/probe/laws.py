@@ -281,9 +281,9 @@ def not_in_ghor(W: Tensor, projected: Tensor) -> Tensor:
     return off > 16 * torch.finfo(W.dtype).eps * size
 
 
-# Laws by class of rule; the last is for rules that are given A and B as parameters of their own, as Muon would be.
+# Laws by class of rule; the last is for rules that are given A and B as parameters of their own (`ghor.blocks`).
 LAWS: dict[str, tuple[Callable[[Case], str | None], ...]] = {
     "elementwise": (moves, mixes, shift_free, full_matrix),
     "one by one": (moves, mixes, shift_free, by_itself),
-    "equivariant": (turns,),
+    "equivariant": (moves, turns, shift_free),
 }

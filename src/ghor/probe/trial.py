@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _use_grad_for_differentiable
 
+from ..groups import DECAYS
 from ..spaces import Space
 
 STEPS = 40
@@ -20,7 +21,6 @@ TOL = 2e-5  # of the largest velocity: rules that compute in float32 inside keep
 RATE = 0.1  # ours: the user's may be 0, and beside a weight of order one a velocity of 1e-3 has few digits
 SIDE, ENTRIES = 128, 2**16  # of full matrices, and of a stack: larger ones are tried in a smaller copy
 CPU = torch.device("cpu")
-DECAYS = ("weight_decay", "lambd", "adamw_wd", "weight_decay_1d", "wd")
 SIZES = (1.0, 4.0, 0.25, 2.0, 0.5, 8.0, 1.0)  # over time: rules that clip or average norms
 
 
@@ -36,6 +36,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     stack: bool = True
+    blocks: bool = False
     own: dict[str, Any] = field(
         default_factory=dict, hash=False
     )  # keys of the group that the constructor does not know

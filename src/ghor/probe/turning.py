@@ -15,21 +15,21 @@ from .verdict import frozen
 _parities: WeakKeyDictionary[type[Optimizer], dict[Any, dict[str, str]]] = WeakKeyDictionary()
 
 
-def parity(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, str]:
+def parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool = False) -> dict[str, str]:
     """Which state tensors of Base are vectors of g^hor and which are squares: {"exp_avg": "vector", ...}.
 
     A frame that turns takes vectors along and leaves squares. Tried with gradients of both signs. Raises ValueError for
     state that is neither, and for rules that subtract a vector's square from a square (RMSprop's centered form), which
-    go NaN when only one of the two turns.
+    go NaN when only one of the two turns. With `only_vectors` also for squares and for tensors of other shapes.
     """
     known, options = _parities.setdefault(Base, {}), our_rate(Base, options)
-    key = frozen(options)
+    key = frozen(options), only_vectors
     if key not in known:
-        known[key] = _parity(Base, options)
+        known[key] = _parity(Base, options, only_vectors)
     return known[key]
 
 
-def _parity(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, str]:
+def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) -> dict[str, str]:
     """The state after gradients g, and after -g; then whether what turns is all that has to."""
     generator = torch.Generator().manual_seed(1)
     g = torch.randn(6, 5, generator=generator, dtype=torch.float64)
@@ -44,6 +44,13 @@ def _parity(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, str]:
                     f"{Base.__name__} has a state {k!r} that is neither odd nor even in the gradient, so it cannot be "
                     "taken to another frame; use section='transported'"
                 )
+        optimizer, p = runs[0]
+        held = [k for k, v in optimizer.state[p].items() if torch.is_tensor(v) and v.dim() and kinds.get(k) != "vector"]
+        if only_vectors and held:
+            raise ValueError(
+                f"{Base.__name__} keeps {held[0]!r}, which is no vector of g^hor and cannot be taken to another frame; "
+                "use section='transported'"
+            )
         _turn_all(Base, runs, kinds, g)
         _turn_some(Base, runs[0], kinds, g, generator)
     return kinds

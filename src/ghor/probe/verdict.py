@@ -37,7 +37,6 @@ REFUSED = {
     "LBFGS": "its line search and curvature pairs compare gradients at different points; use ghor.optim.LBFGS",
     "SparseAdam": "its sparse gradients have no sparse representation in g^hor; use ghor.optim.Adam",
     "Adafactor": "it keeps row and column sums, which are not coordinates of g^hor; use ghor.optim.Adam",
-    "Muon": "it orthogonalises the update as a matrix, which leaves g^hor; use ghor.optim.Adam or SGD",
 }
 TWO_MODES = (
     "it has a train and an eval mode: it steps on one sequence of weights and shows the mean of another, and in g^hor "
@@ -71,7 +70,12 @@ def options_of(Base: type[Optimizer], given: dict[str, Any], group: dict[str, An
 
 
 def verify(
-    Base: type[Optimizer], given: dict[str, Any], group: dict[str, Any], spaces: Sequence[Space], stack: bool = True
+    Base: type[Optimizer],
+    given: dict[str, Any],
+    group: dict[str, Any],
+    spaces: Sequence[Space],
+    stack: bool = True,
+    blocks: bool = False,
 ) -> None:
     """Raise ValueError, with the reason, where Base with what was `given` cannot be lifted on a weight of the group."""
     options = our_rate(Base, options_of(Base, given, group))
@@ -87,14 +91,18 @@ def verify(
             kinds[kind] = kinds.get(kind, 0) + 1
     for (space, shape, dtype, device), count in kinds.items():
         _refuse(
-            Case(Base, options, space, shape, count, dtype, device, stack, own),
+            Case(Base, options, space, shape, count, dtype, device, stack, blocks, own),
             f" (tried for weights of shape {shape} on {space})",
         )
 
 
-def refuse_unless_it_lifts(Base: type[Optimizer], options: dict[str, Any], stack: bool = True) -> None:
+def refuse_unless_it_lifts(
+    Base: type[Optimizer], options: dict[str, Any], stack: bool = True, blocks: bool = False
+) -> None:
     """`verify` before there are weights: on two of 6 x 4, orthonormal. What needs more to be built is tried then."""
-    case = Case(Base, our_rate(Base, options), Stiefel(), (6, 4), dtype=torch.get_default_dtype(), stack=stack)
+    case = Case(
+        Base, our_rate(Base, options), Stiefel(), (6, 4), dtype=torch.get_default_dtype(), stack=stack, blocks=blocks
+    )
     if not (_verdict(case) or "").startswith(NOT_BUILT):
         _refuse(case)
 
@@ -122,6 +130,7 @@ def _key(case: Case) -> Any:
         small.dtype,
         small.device,
         small.stack,
+        small.blocks,
         frozen(case.options),
         frozen(case.own),
     )
@@ -153,6 +162,9 @@ def _reason_not_to_lift(case: Case) -> str | None:
     devices = [case.device] if case.device.type == "cuda" else []
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad(), eager:
+        if case.blocks:
+            shape = case.space.size(case.shape)
+            return _first_broken(replace(case, space=Stiefel(), shape=shape), "equivariant")
         reason = _first_broken(case, "elementwise" if case.stack else "one by one")
         if reason in STACKED and _first_broken(replace(case, stack=False), "one by one") is None:
             return f"{reason}; lift(..., stack=False) computes them one by one, if that is meant"

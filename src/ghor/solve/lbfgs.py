@@ -50,7 +50,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "_frames"}
 
-    def turning_keys(self) -> set[str]:
+    def turning_keys(self, group: dict[str, Any]) -> set[str]:
         """The memory turns in here: it is flat, all weights in one."""
         return set()
 

@@ -201,6 +201,14 @@ class Space(ABC):
         """W projected to g^hor: W itself where it lies in it, exactly."""
         return W
 
+    def blocks(self, W: Tensor) -> list[Tensor]:
+        """The matrices (..., a, b) that W is made of, views: rules of matrices such as Muon act on each by itself."""
+        return [W.unsqueeze(-1) if self.dims == 1 else W]
+
+    def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
+        """What stands for the point Y0 in |Y - Y0|^2, seen from Y: Y0 itself, unless several tensors are one point."""
+        return Y0
+
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
         """<W, V> in g^hor, (..., *point) -> (...), a weighted sum over coordinates.
 

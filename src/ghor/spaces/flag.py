@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from .orthogonal import Orthogonal
@@ -40,6 +41,11 @@ class Flag(Orthogonal):
             raise ValueError(f"{self} holds matrices with {sum(self.sizes)} columns, got shape {tuple(shape)}")
         if N == n and len(self.sizes) == 1:
             raise ValueError(f"{self} of square matrices is a single point, got shape {tuple(shape)}")
+
+    def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
+        """[Y0_1 Y0_1^H Y_1, ...], each block projected to its own span: the same for every basis of the blocks."""
+        M, M0 = self.matrix(Y).split(self.sizes, -1), self.matrix(Y0).split(self.sizes, -1)
+        return self.unmatrix(torch.cat([b @ (b.mH @ a) for a, b in zip(M, M0, strict=True)], -1), Y.shape)
 
     def skew(self, X: Tensor) -> Tensor:
         """X - X^H outside the diagonal blocks."""

@@ -72,6 +72,12 @@ class Form(Layout):
         n = M.shape[-1]
         return self.unmatrix(torch.cat([self.skew(M[..., :n, :]) / 2, M[..., n:, :]], -2), W.shape)
 
+    def blocks(self, W: Tensor) -> list[Tensor]:
+        """A and B, those that there are."""
+        M = self.matrix(W)
+        N, n = M.shape[-2:]
+        return [M[..., :n, :]] * (n > 1 or W.is_complex()) + [M[..., n:, :]] * (N > n)
+
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
         """<A, A'>/2 + <B, B'>, which is tr(W^H V)/2 of the full matrices."""
         P = (self.matrix(W) * self.matrix(V).conj()).real

@@ -40,6 +40,15 @@ class Grassmann(Orthogonal):
         """A = 0: turning Y within its span does not move the subspace."""
         return torch.zeros_like(X)
 
+    def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
+        """Y0 Y0^H Y, the projection of Y to the subspace: the same for every basis Y0."""
+        M = self.matrix(Y0)
+        return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
+
+    def blocks(self, W: Tensor) -> list[Tensor]:
+        """B alone."""
+        return super().blocks(W)[-1:]
+
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""
         M, ZM = self.matrix(Y), self.matrix(Z)

@@ -79,6 +79,10 @@ class PositionsOrientations(Framed):
         """No turn about e_3."""
         return W * (W.new_tensor([[1, 1, 1], [1, 1, 0]]))
 
+    def blocks(self, W: Tensor) -> list[Tensor]:
+        """v and w."""
+        return [W[..., 0, :, None], W[..., 1, :, None]]
+
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[w^, v], [0, 0]], by rows."""
         v, w = W[..., 0, :].unsqueeze(-1), _hat(W[..., 1, :])

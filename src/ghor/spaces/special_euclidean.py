@@ -72,6 +72,10 @@ class SpecialEuclidean(Framed):
     def hor(self, W: Tensor) -> Tensor:
         return torch.cat([SO.skew(W[..., :-1]) / 2, W[..., -1:]], -1)
 
+    def blocks(self, W: Tensor) -> list[Tensor]:
+        """omega and v."""
+        return [W[..., :-1], W[..., -1:]]
+
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[omega, v], [0, 0]]: by Cayley R (I - omega/2)^-1 W."""
         X = torch.nn.functional.pad(W, (0, 0, 0, 1))

@@ -28,6 +28,15 @@ class SymplecticGrassmann(Symplectic):
         """A = 0: another basis of the same subspace is no other point."""
         return torch.zeros_like(X)
 
+    def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
+        """Y0 Y0+ Y, the projection of Y to the subspace: the same for every basis Y0."""
+        M = self.matrix(Y0)
+        return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
+
+    def blocks(self, W: Tensor) -> list[Tensor]:
+        """B alone."""
+        return super().blocks(W)[-1:]
+
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
         """tr(U^T V (Y^T Y)^-1), the same for every basis Y K: that of symplectic Stiefel where Y+ U = 0."""
         M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
