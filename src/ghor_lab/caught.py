@@ -81,7 +81,7 @@ def table(file: str, pools: Sequence[Pool]) -> Table | None:
 
 
 def _row(p: Pool, which: str, n: int, seeds: list[int] | int) -> Row:
-    title = p.title().removesuffix(f", {p.epochs} epochs") + which
+    title = p.title(epochs=False) + which
     k = seeds if isinstance(seeds, int) else len(seeds)
     low, high = wilson(k, n)
     listed = None if isinstance(seeds, int) or not seeds else numbers(seeds)
