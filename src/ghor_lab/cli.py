@@ -1,4 +1,4 @@
-"""The command line: `ghor run`, `caught`, `report`, `pack`, `data`, `check`, `bench`."""
+"""The command line: `ghor run`, `caught`, `report`, `pack`, `numbers`, `data`, `check`, `bench`."""
 
 from __future__ import annotations
 
@@ -474,6 +474,27 @@ def pack(
     with told(Console(stderr=True)):
         for path in pack_all(folders, out):
             print(path)
+
+
+@app.command()
+def numbers(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts, such as README.md docs/*.md.")],
+    results: Annotated[Path, option("The records.", "FOLDER")] = Path("results"),
+    check: Annotated[bool, option("Change nothing; exit code 1 if something would.", None, names=("--check",))] = False,
+) -> None:
+    """Write the numbers in texts again from records, by the templates in the texts. Trains nothing.
+
+    \b
+    ghor numbers README.md docs/*.md
+    """
+    from .numbers import write
+
+    with told(Console(stderr=True)):
+        changed = write(files, results, check)
+    for line in changed:
+        print(line if check else line.replace("the records say otherwise", "written"))
+    if changed and check:
+        raise typer.Exit(1)
 
 
 @app.command()

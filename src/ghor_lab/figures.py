@@ -228,7 +228,7 @@ def panels(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
     about = f"{title}. {_what(drawn, quantity)} Grey lines: the means of the others."
     if theirs:
         about += f" Bar: the paper's mean and standard deviation after {paper.EPOCHS[experiment]} epochs."
-    height = 0.7 + 1.75 * -(-len(optimizers) // columns)
+    height = 1.1 + 1.6 * -(-len(optimizers) // columns)
     return figure(file, about, f"{title}: {_in_words(drawn, quantity)}", draw, height=height)
 
 
@@ -256,10 +256,12 @@ def _lines(axes: Axes, p: Pool, values: Array, quantity: Quantity, marker: str =
     """Every seed; of many thin ones and their mean, or, where only the worst counts, the largest."""
     colour, style = STYLES.get(p.optimizer, OTHER)
     epochs = drawn_epochs(len(values))
+    many = values.shape[1] > FEW
+    if many and quantity.worst:
+        values = np.maximum.accumulate(values)
     values = values[epochs - 1]
     if quantity.log:
         values = np.where(values > 0, values, np.nan)
-    many = values.shape[1] > FEW
     if many and not quantity.worst:
         axes.plot(epochs, values, color=colour, linewidth=0.6, alpha=0.45)
     strong = values.max(1, keepdims=True) if quantity.worst else values.mean(1, keepdims=True)
@@ -348,7 +350,7 @@ def _points(axes: Axes, authors: paper.Curve, optimizer: str, last: int) -> None
 def _what(drawn: Drawn, quantity: Quantity) -> str:
     if not any(values.shape[1] > FEW for _, values in drawn):
         return "Each line is a run."
-    return "Line: the largest of all seeds." if quantity.worst else "Thin lines: seeds; thick: their mean."
+    return "Line: the largest of all seeds so far." if quantity.worst else "Thin lines: seeds; thick: their mean."
 
 
 def _in_words(drawn: Drawn, quantity: Quantity) -> str:

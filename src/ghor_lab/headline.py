@@ -242,10 +242,45 @@ def _dots(experiment: str, measure: Measure, pools: Sequence[Pool]) -> Figure | 
 
 
 def _lengths(found: Sequence[tuple[Pool, Array]]) -> str:
-    """1 of 500, 2 of 25 epochs."""
+    """1 run of 500, 2 of 25 epochs."""
     if not found:
         return "not on a manifold"
     counts: dict[int, int] = {}
     for p, values in found:
         counts[p.epochs] = counts.get(p.epochs, 0) + len(values)
-    return f"{listed([f'{n} of {epochs}' for epochs, n in counts.items()])} epochs"
+    runs = "run" if next(iter(counts.values())) == 1 else "runs"
+    return f"{', '.join(f'{n} of {epochs}' for epochs, n in counts.items())} epochs".replace(" of", f" {runs} of", 1)
+
+
+def in_letters(pools: Sequence[Pool], width: int) -> list[str]:
+    """The first of the figures for a terminal: a line for each optimizer."""
+    if not pools:
+        return []
+    experiment = pools[0].experiment
+    measure = (PENDULUM if experiment == "pendulum" else TRANSFORMER)[0]
+    rows: dict[str, list[float]] = {}
+    for p in plain([p for p in pools if p.experiment == experiment]):
+        found = measure.of(p)
+        rows.setdefault(p.optimizer, []).extend([] if found is None else found[np.isfinite(found)].tolist())
+    bars = {o: mark for o in rows if (mark := measure.reported(experiment, o))}
+    values = [x for row in rows.values() for x in row] + [x for mark in bars.values() for x in mark]
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    room = max(20, min(width - 24, 72))
+
+    def column(x: float) -> int:
+        return round((x - low) / ((high - low) or 1) * (room - 1))
+
+    lines = []
+    for optimizer, row in rows.items():
+        cells = [" "] * room
+        if optimizer in bars:
+            _, left, right = bars[optimizer]
+            cells[column(left) : column(right) + 1] = "░" * (column(right) + 1 - column(left))
+        for x in row:
+            cells[column(x)] = "●"
+        lines.append(f"{name(OPTIMIZERS, optimizer):22}{''.join(cells)}".rstrip())
+    lines.append(f"{'':22}{low:<{room - 5}.2f}{high:5.2f}")
+    lines.append(f"{'':22}{measure.words}: ● a run   ░ the paper after {paper.EPOCHS.get(experiment)} epochs")
+    return lines

@@ -37,7 +37,7 @@ INTRO = (
 def report(folders: Sequence[Path], out: Path | None = None, *, console: Console, brief: bool = False) -> Path:
     """Tables, figures and the page report.html of all records under the folders; returns the page's path.
 
-    `out` is <first folder>/report by default; `brief` shows the verdict alone on the console, not the tables.
+    `out` is <first folder>/report by default; `brief` shows the verdict and a figure alone on the console.
     """
     if not folders:
         raise ValueError("no folder of records was given")
@@ -63,7 +63,7 @@ def report(folders: Sequence[Path], out: Path | None = None, *, console: Console
     if not console.is_terminal:
         console.width = max(width, WIDE)
     try:
-        for line in first.verdict:
+        for line in (*first.verdict, "\n".join(headline.in_letters(pools, console.width))):
             console.print(line, "", markup=False, highlight=False)
         for part in parts:
             if part.table and not part.quiet and not brief:

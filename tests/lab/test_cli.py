@@ -21,7 +21,7 @@ from ghor_lab.cli import app, assigned, parse_seeds
 from ghor_lab.config import Config
 
 TWO = (*PENDULUM, "--epochs", "2")
-COMMANDS = ("run", "caught", "report", "pack", "data", "check", "bench")
+COMMANDS = ("run", "caught", "report", "pack", "numbers", "data", "check", "bench")
 
 
 def call(*argv, code=0, columns=100):
