@@ -26,13 +26,16 @@ Z = 1.959963984540054  # 95 % of a normal distribution are within this many devi
 def configurations(
     experiments: Iterable[str], optimizer: str, seeds: Iterable[int], warmup: int, **common: Any
 ) -> list[Config]:
-    """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there is one."""
+    """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there is one.
+
+    Seed by seed: whenever the count is stopped, all cells have the same seeds, but for the last.
+    """
     manifold = optimizer != "standard-adam"
     cells: list[dict[str, Any]] = [{"start": s, "frame": f} for s, f in product(STARTS, FRAMES)] if manifold else [{}]
     cells += [{"warmup": warmup}] if warmup else []
     return [
         Config(experiment, optimizer, (seed,), 1, 1e-3, **cell, **common)
-        for experiment, cell, seed in product(experiments, cells, seeds)
+        for experiment, seed, cell in product(experiments, seeds, cells)
     ]
 
 
@@ -78,7 +81,7 @@ def table(file: str, pools: Sequence[Pool]) -> Table | None:
 
 
 def _row(p: Pool, which: str, n: int, seeds: list[int] | int) -> Row:
-    title = p.title().removesuffix(f", {p.epochs} epochs") + which
+    title = p.title(epochs=False) + which
     k = seeds if isinstance(seeds, int) else len(seeds)
     low, high = wilson(k, n)
     listed = None if isinstance(seeds, int) or not seeds else numbers(seeds)

@@ -1,10 +1,11 @@
-"""The command line: `ghor run`, `caught`, `report`, `pack`, `data`, `check`, `bench`."""
+"""The command line: `ghor run`, `caught`, `report`, `pack`, `numbers`, `data`, `check`, `bench`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -440,17 +441,24 @@ def caught(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")],
     out: Annotated[Path | None, option("Where to write it.", "FOLDER", default="report/ in the first folder")] = None,
+    brief: Annotated[
+        bool, option("Show the verdict only; the tables are on the page.", None, names=("--brief",))
+    ] = False,
+    show: Annotated[bool, option("Open the page in a browser.", None, names=("--open",))] = False,
 ) -> None:
     """Tables, figures and one page from records, with the paper's numbers beside. Trains nothing.
 
     \b
-    ghor report runs/pendulum
+    ghor report runs/pendulum --open
     ghor report runs/pendulum runs/mnist runs/fashion-mnist --out report
     """
     from .report import report as make
 
-    with told(Console(stderr=True)):
-        make(folders, out, console=Console())
+    console = Console(stderr=True)
+    with told(console):
+        page = make(folders, out, console=Console(), brief=brief)
+        if show and not webbrowser.open(page.resolve().as_uri()):
+            console.print("no browser was found to open the page with", highlight=False)
 
 
 @app.command()
@@ -466,6 +474,27 @@ def pack(
     with told(Console(stderr=True)):
         for path in pack_all(folders, out):
             print(path)
+
+
+@app.command()
+def numbers(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts, such as README.md docs/*.md.")],
+    results: Annotated[Path, option("The records.", "FOLDER")] = Path("results"),
+    check: Annotated[bool, option("Change nothing; exit code 1 if something would.", None, names=("--check",))] = False,
+) -> None:
+    """Write the numbers in texts again from records, by the templates in the texts. Trains nothing.
+
+    \b
+    ghor numbers README.md docs/*.md
+    """
+    from .numbers import write
+
+    with told(Console(stderr=True)):
+        changed = write(files, results, check)
+    for line in changed:
+        print(line if check else line.replace("the records say otherwise", "written"))
+    if changed and check:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """The report's figures: drawn from records, as SVG that stands alone and as SVG that takes the colours of a page.
 
-Lines are means over seeds, bands one sample standard deviation; the narrow panel on the right holds what the paper
-reports, which is for more epochs than the lines may show. Colours are from the Okabe-Ito palette, which colour-blind
-readers can tell apart, those of it that are legible on white and on black; line styles tell the same.
+Runs are drawn one by one, and there are no bands; bars hold what the paper reports, at the paper's number of epochs.
+Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart, those of it that are legible on
+white and on black; line styles tell the same.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from . import paper
-from .pool import OPTIMIZERS, Array, Pool, name
+from .pool import FEW, OPTIMIZERS, Array, Pool, name
 
 INK, PAPER = "#1b1d22", "#fffffe"  # stand for the page's text and background: no other colour may be one of them
 GREY = "#808080"
 WIDTH = 5.2  # inches: on a phone it is shown at 3/4 of this, and the letters are still legible
-POINTS = 250  # drawn of a line at most: more than can be told apart at this width
+POINTS = 200  # drawn of a line at most: more than can be told apart at this width
 
 STYLES: dict[str, tuple[str, Any]] = {
     "geometric-adam": ("#0072B2", "-"),
@@ -37,6 +36,7 @@ STYLES: dict[str, tuple[str, Any]] = {
     "gradient": ("#CC79A7", (0, (1.5, 1))),
     "standard-adam": (GREY, (0, (3, 1, 1, 1, 1, 1))),
 }
+SHORT = {"geometric-adam": "geometric", "scalar-moment-adam": "scalar-moment", "standard-adam": "standard"}
 OTHER = ("#9A8A00", "-")
 RECONSTRUCTION = "#D55E00"
 MARKERS = ("", "s", "^", "D", "v", "P", "X")  # tell pools of one optimizer apart
@@ -102,6 +102,8 @@ def figure(
 
 # -- curves over epochs ------------------------------------------------------------------------------------------------
 
+Reported = Callable[[str, str], tuple[float, float, float] | None]
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -110,11 +112,13 @@ class Quantity:
     keys: tuple[str, ...]
     words: str
     log: bool = False
-    extremes: bool = False  # the band is from smallest to largest, not mean -+ standard deviation
-    reported: Callable[[str, str], tuple[float, float, float] | None] = lambda experiment, optimizer: None
+    worst: bool = False  # of many seeds the largest value is drawn, not each; the paper's are smallest and largest
+    reported: Reported = lambda experiment, optimizer: None
 
 
-def _reported(key: str) -> Callable[[str, str], tuple[float, float, float] | None]:
+def reported(key: str) -> Reported:
+    """The paper's number of that name: mean, mean - s.d., mean + s.d.; of the drift its middle and its ends."""
+
     def find(experiment: str, optimizer: str) -> tuple[float, float, float] | None:
         outcome = paper.OUTCOMES.get(experiment, {}).get(optimizer)
         pair = getattr(outcome, key, None)
@@ -127,135 +131,229 @@ def _reported(key: str) -> Callable[[str, str], tuple[float, float, float] | Non
     return find
 
 
-LOSS = Quantity(("loss",), "training loss", reported=_reported("final"))
-ERROR = Quantity(("loss",), "relative reconstruction error", log=True, reported=_reported("final"))
-ACCURACY = Quantity(("test_accuracy",), "test accuracy (%)", reported=_reported("accuracy"))
-DRIFT = Quantity(("drift",), "drift ‖YᵀY - I‖", log=True, extremes=True, reported=_reported("drift"))
-ENCODER = Quantity(("symplecticity", "encoder"), "encoder ‖M J Mᵀ - J‖", log=True, extremes=True)
-DECODER = Quantity(("symplecticity", "decoder"), "decoder ‖Mᵀ J M - J‖", log=True, extremes=True)
+LOSS = Quantity(("loss",), "training loss", reported=reported("final"))
+ERROR = Quantity(("loss",), "relative reconstruction error", log=True, reported=reported("final"))
+ACCURACY = Quantity(("test_accuracy",), "test accuracy (%)", reported=reported("accuracy"))
+DRIFT = Quantity(("drift",), "drift ‖YᵀY - I‖", log=True, worst=True, reported=reported("drift"))
+ENCODER = Quantity(("symplecticity", "encoder"), "encoder ‖M J Mᵀ - J‖", log=True, worst=True)
+DECODER = Quantity(("symplecticity", "decoder"), "decoder ‖Mᵀ J M - J‖", log=True, worst=True)
+
+Drawn = list[tuple[Pool, Array]]  # (epochs, seeds), no run twice
+
+
+def series(quantity: Quantity, pools: Sequence[Pool]) -> Drawn:
+    """The quantity of every run once, at its full length."""
+    seen: set[Any] = set()
+    found: Drawn = []
+    for p in sorted(pools, key=lambda p: -p.epochs):
+        values = p.series(*quantity.keys)
+        if values is None:
+            continue
+        owners = [(run.path, seed) for run in p.runs for seed in run.header["config"]["seeds"]]
+        new = [i for i, owner in enumerate(owners) if owner not in seen]
+        seen.update(owners)
+        if new:
+            found.append((p, values[:, new]))
+    return sorted(found, key=lambda each: pools.index(each[0]))
 
 
 def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
-    """The quantity over epochs of pools of one experiment; None where none of them has it."""
-    drawn = [(p, values) for p in pools if (values := p.series(*quantity.keys)) is not None]
+    """The quantity over epochs, on a logarithmic axis: every run a line, the paper's bars at the paper's epoch.
+
+    Optimizers are named on the right, at the height of the paper's bar or of their line's end. None where no pool has
+    the quantity.
+    """
+    drawn = series(quantity, pools)
     if not drawn:
         return None
     experiment = drawn[0][0].experiment
-    with_label = len({p.label for p, _ in drawn}) > 1
     theirs = {p.optimizer: mark for p, _ in drawn if (mark := quantity.reported(experiment, p.optimizer))}
     authors = paper.AUTHORS.get(quantity.keys[0]) if experiment == "mnist" else None
-
-    legend_columns = 1 if any(len(_legend(p, with_label)) > 24 for p, _ in drawn) else 2
-    legend_lines = -(-(len(drawn) + bool(authors)) // legend_columns)
+    last = max(p.epochs for p, _ in drawn)
+    end = max(last, paper.EPOCHS[experiment]) if theirs else last
 
     def draw(canvas: Canvas) -> None:
-        axes, strip = _panels(canvas, quantity, experiment, theirs)
-        count: dict[str, int] = {}
-        for p, values in drawn:
-            nth = count[p.optimizer] = count.get(p.optimizer, -1) + 1
-            _line(axes, p, values, quantity, MARKERS[nth % len(MARKERS)], _legend(p, with_label))
-        handles, labels = axes.get_legend_handles_labels()
-        last = max(p.epochs for p, _ in drawn)
-        if authors and sum(_points(axes, authors, optimizer, last) for optimizer in count):
-            handles.append(Line2D([], [], color=INK, marker="o", markerfacecolor="none", linestyle=":"))
-            labels.append("authors' published run")
-        axes.set_xlim(0 if last > 1 else 0.5, last + (0.02 * last if last > 1 else 0.5))
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-        if strip is not None:
-            _marks(strip, theirs)
-        style: dict[str, Any] = {"ncols": legend_columns, "handlelength": 2.6, "columnspacing": 1.2}
-        canvas.legend(handles, labels, loc="outside lower center", **style)
-
-    band = "smallest to largest" if quantity.extremes else "one sample standard deviation"
-    about = f"{title}. Line: mean over seeds; band: {band}."
-    step = -(-max(p.epochs for p, _ in drawn) // POINTS)
-    if step > 1:
-        about += f" One epoch in {step} is drawn."
-    if theirs:
-        what = "smallest and largest" if quantity.extremes else "mean and standard deviation"
-        about += f" Right: the paper's {what} after {paper.EPOCHS[experiment]} epochs."
-    return figure(file, about, f"{title}: {_in_words(drawn, quantity)}", draw, height=3.4 + 0.22 * legend_lines)
-
-
-def _panels(canvas: Canvas, quantity: Quantity, experiment: str, theirs: dict[str, Any]) -> tuple[Axes, Axes | None]:
-    """The panel of the curves and, where the paper has numbers, the narrow one of the paper."""
-    strip = None
-    if theirs:
-        axes, strip = canvas.subplots(1, 2, sharey=True, width_ratios=(1, 0.2))
-        strip.set(xlim=(-0.7, len(theirs) - 0.3), xticks=[])
-        strip.set_xlabel(f"paper,\nepoch {paper.EPOCHS[experiment]}", fontsize=10)
-        strip.tick_params(axis="y", left=False, which="both")
-        strip.spines["left"].set_visible(False)
-    else:
         axes = canvas.subplots()
-    axes.set(xlabel="epoch", ylabel=quantity.words, yscale="log" if quantity.log else "linear")
+        for p, values in drawn:
+            _lines(axes, p, values, quantity)
+        optimizers = list(dict.fromkeys(p.optimizer for p, _ in drawn))
+        if authors:
+            for optimizer in optimizers:
+                _points(axes, authors, optimizer, end)
+        for i, (optimizer, mark) in enumerate(theirs.items()):
+            _bar(axes, end * (1.12 + 0.1 * i), mark, STYLES.get(optimizer, OTHER)[0])
+        _epochs(axes, quantity, end, len(theirs))
+        ends = {p.optimizer: float(values[-1].mean()) for p, values in reversed(drawn)}
+        _names(axes, {o: theirs[o][0] if o in theirs else ends[o] for o in optimizers})
+
+    about = f"{title}. {_what(drawn, quantity)}"
+    if theirs:
+        what = "smallest and largest" if quantity.worst else "mean and standard deviation"
+        about += f" Bars: the paper's {what} after {paper.EPOCHS[experiment]} epochs."
+    if authors and any(p.optimizer in authors.values for p, _ in drawn):
+        about += " Circles: the authors' published run."
+    return figure(file, about, f"{title}: {_in_words(drawn, quantity)}", draw, height=3.4)
+
+
+def panels(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
+    """The same with a panel for each optimizer, where lines of many seeds would cover one another."""
+    drawn = series(quantity, pools)
+    if not drawn:
+        return None
+    experiment = drawn[0][0].experiment
+    optimizers = list(dict.fromkeys(p.optimizer for p, _ in drawn))
+    theirs = {o: mark for o in optimizers if (mark := quantity.reported(experiment, o))}
+    last = max(p.epochs for p, _ in drawn)
+    end = max(last, paper.EPOCHS[experiment]) if theirs else last
+    columns = min(2, len(optimizers))
+
+    def draw(canvas: Canvas) -> None:
+        grid = canvas.subplots(-(-len(optimizers) // columns), columns, squeeze=False, sharex=True, sharey=True)
+        for axes in grid.flat[len(optimizers) :]:
+            axes.set_visible(False)
+        for axes, optimizer in zip(grid.flat, optimizers, strict=False):
+            for p, values in drawn:
+                if p.optimizer == optimizer:
+                    _lines(axes, p, values, quantity)
+                else:
+                    epochs = drawn_epochs(len(values))
+                    axes.plot(epochs, values[epochs - 1].mean(1), color=GREY, alpha=0.5, linewidth=1, zorder=1)
+            if optimizer in theirs:
+                _bar(axes, end * 1.15, theirs[optimizer], INK)
+            axes.set_title(name(OPTIMIZERS, optimizer), color=STYLES.get(optimizer, OTHER)[0], loc="left")
+            _epochs(axes, quantity, end, len(theirs) > 0, alone=False)
+        canvas.supxlabel("epoch", fontsize=12)
+        canvas.supylabel(quantity.words, fontsize=12)
+
+    about = f"{title}. {_what(drawn, quantity)} Grey lines: the means of the others."
+    if theirs:
+        about += f" Bar: the paper's mean and standard deviation after {paper.EPOCHS[experiment]} epochs."
+    height = 1.1 + 1.6 * -(-len(optimizers) // columns)
+    return figure(file, about, f"{title}: {_in_words(drawn, quantity)}", draw, height=height)
+
+
+def variants(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
+    """Runs with a label or another setting, each named in a legend."""
+    drawn = series(quantity, pools)
+    if not drawn:
+        return None
+    last = max(p.epochs for p, _ in drawn)
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        for i, (p, values) in enumerate(drawn):
+            _lines(axes, p, values, quantity, MARKERS[i % len(MARKERS)])
+        _epochs(axes, quantity, last, 0)
+        styles: dict[str, Any] = {"handlelength": 2.6, "ncols": 1}
+        canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **styles)
+
+    about = f"{title}. {_what(drawn, quantity)}"
+    alt = f"{title}: {_in_words(drawn, quantity)}"
+    return figure(file, about, alt, draw, height=2.9 + 0.22 * len(drawn))
+
+
+def _lines(axes: Axes, p: Pool, values: Array, quantity: Quantity, marker: str = "") -> None:
+    """Every seed; of many thin ones and their mean, or, where only the worst counts, the largest."""
+    colour, style = STYLES.get(p.optimizer, OTHER)
+    epochs = drawn_epochs(len(values))
+    many = values.shape[1] > FEW
+    if many and quantity.worst:
+        values = np.maximum.accumulate(values)
+    values = values[epochs - 1]
+    if quantity.log:
+        values = np.where(values > 0, values, np.nan)
+    if many and not quantity.worst:
+        axes.plot(epochs, values, color=colour, linewidth=0.6, alpha=0.45)
+    strong = values.max(1, keepdims=True) if quantity.worst else values.mean(1, keepdims=True)
+    axes.plot(
+        *(epochs, strong if many else values),
+        color=colour,
+        linestyle=style,
+        linewidth=1.8,
+        alpha=1.0 if p.finished else 0.6,
+        marker=marker or ("o" if len(epochs) == 1 else None),
+        markevery=max(1, len(epochs) // 6),
+        markersize=5,
+        label=_legend(p),
+    )
+
+
+def _epochs(axes: Axes, quantity: Quantity, end: int, bars: int, alone: bool = True) -> None:
+    """The axes of a curve, with room for bars on the right, where they stand for the paper."""
+    right = end * (1.1 + 0.1 * bars if alone else 1.35) if bars else end * 1.03
+    axes.set(xscale="log", yscale="log" if quantity.log else "linear", xlim=(0.9, max(right, 1.2)))
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= end]
+    ticks = (
+        ticks
+        if alone and len(ticks) < 7
+        else [tick for tick in (1, 10, 100, 500, 1000) if tick <= end and (tick != 500 or end == 500)]
+    )
+    axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    if alone:
+        axes.set(xlabel="epoch", ylabel=quantity.words)
+        if bars:
+            axes.annotate(
+                "paper", (end * (1.07 + 0.05 * bars), 1), xycoords=("data", "axes fraction"), ha="center", fontsize=10
+            )
     if quantity is ERROR:  # less than two decades: numbers, not powers of ten
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         axes.yaxis.set_minor_formatter("{x:g}")
-    return axes, strip
 
 
-def _line(axes: Axes, p: Pool, values: Array, quantity: Quantity, marker: str, label: str) -> None:
-    colour, style = STYLES.get(p.optimizer, OTHER)
-    epochs = drawn_epochs(len(values))
-    values = values[epochs - 1]
-    mean = values.mean(1)
-    deviation = values.std(1, ddof=1) if values.shape[1] > 1 else np.zeros_like(mean)
-    low, high = (values.min(1), values.max(1)) if quantity.extremes else (mean - deviation, mean + deviation)
-    if quantity.log:  # nothing at or below 0 has a place there; a band that reaches it goes down to a tenth of its line
-        mean, high = (np.where(x > 0, x, np.nan) for x in (mean, high))
-        low = np.where(low > 0, low, mean / 10)
-    fade = 1.0 if p.finished else 0.6
-    axes.fill_between(epochs, low, high, color=colour, alpha=0.18 * fade, linewidth=0)
-    axes.plot(
-        *(epochs, mean),
-        color=colour,
-        linestyle=style,
-        linewidth=1.8,
-        alpha=fade,
-        marker=marker or ("o" if len(epochs) == 1 else None),
-        markevery=max(1, len(epochs) // 8),
-        markersize=5,
-        label=label,
-    )
+def _bar(axes: Axes, x: float, mark: tuple[float, float, float], colour: str) -> None:
+    mid, low, high = mark
+    axes.plot([x, x], [low, high], color=colour, linewidth=4, alpha=0.6, solid_capstyle="butt")
+    axes.plot(x, mid, marker="_", markersize=8, markeredgewidth=2, color=colour)
 
 
-def _legend(p: Pool, label: bool) -> str:
-    title = p.title(label).replace("$", r"\$")  # what is between two of them would be read as TeX
+def _names(axes: Axes, heights: dict[str, float]) -> None:
+    """Optimizers right of the axes at these heights, moved apart where they would touch."""
+    axes.set_ylim(axes.get_ylim())
+    scale = axes.transScale + axes.transLimits
+    want = sorted((float(scale.transform((1, y))[1]), o) for o, y in heights.items() if np.isfinite(y))
+    places = [y for y, _ in want]
+    for _ in range(100):
+        for i in range(1, len(places)):
+            gap = 0.085 - (places[i] - places[i - 1])
+            if gap > 1e-6:
+                places[i - 1], places[i] = places[i - 1] - gap / 2, places[i] + gap / 2
+    for y, (_, o) in zip(places, want, strict=True):
+        style = {
+            "xycoords": "axes fraction",
+            "va": "center",
+            "color": STYLES.get(o, OTHER)[0],
+            "annotation_clip": False,
+        }
+        axes.annotate(SHORT.get(o, o), (1.02, y), **style)  # type: ignore[arg-type]
+
+
+def _legend(p: Pool) -> str:
+    title = p.title().replace("$", r"\$")  # what is between two of them would be read as TeX
     return title if p.finished else f"{title} ({p.epochs} of {p.asked} epochs)"
 
 
 def drawn_epochs(count: int) -> NDArray[np.int64]:
-    """1 ... count, or every k-th of them and the last."""
-    step = -(-count // POINTS)
-    return np.append(np.arange(1, count, step), count)
+    """1 ... count, or some of them, evenly on a logarithmic axis, and the last."""
+    return np.unique(np.round(np.geomspace(1, count, POINTS)).astype(np.int64))
 
 
-def _points(axes: Axes, authors: paper.Curve, optimizer: str, last: int) -> int:
-    """The authors' published run as far as ours go; how many points that is."""
+def _points(axes: Axes, authors: paper.Curve, optimizer: str, last: int) -> None:
+    """The authors' published run as far as the axis goes."""
     points = [(e, v) for e, v in zip(authors.epochs, authors.values.get(optimizer, ()), strict=False) if e <= last]
     if points:
-        axes.plot(
-            *zip(*points, strict=True),
-            color=STYLES.get(optimizer, OTHER)[0],
-            linestyle=":",
-            linewidth=1,
-            marker="o",
-            markersize=5,
-            markerfacecolor="none",
-        )
-    return len(points)
+        style: dict[str, Any] = {"color": STYLES.get(optimizer, OTHER)[0], "linestyle": ""}
+        axes.plot(*zip(*points, strict=True), **style, marker="o", markersize=5, markerfacecolor="none")
 
 
-def _marks(strip: Axes, theirs: dict[str, tuple[float, float, float]]) -> None:
-    for x, (optimizer, (mid, low, high)) in enumerate(theirs.items()):
-        colour = STYLES.get(optimizer, OTHER)[0]
-        strip.plot([x, x], [low, high], color=colour, linewidth=2, solid_capstyle="butt")
-        strip.plot(x, mid, marker="_", markersize=9, markeredgewidth=2, color=colour)
+def _what(drawn: Drawn, quantity: Quantity) -> str:
+    if not any(values.shape[1] > FEW for _, values in drawn):
+        return "Each line is a run."
+    return "Line: the largest of all seeds so far." if quantity.worst else "Thin lines: seeds; thick: their mean."
 
 
-def _in_words(drawn: Sequence[tuple[Pool, Array]], quantity: Quantity) -> str:
+def _in_words(drawn: Drawn, quantity: Quantity) -> str:
     ends = [(p.title(), values[0].mean(), values[-1].mean(), p.epochs) for p, values in drawn]
     parts = [f"{title} from {first:.3g} to {last:.3g} in {epochs} epochs" for title, first, last, epochs in ends]
     return f"{quantity.words} over epochs; {'; '.join(parts)}."

@@ -17,6 +17,7 @@ from .record import Run
 
 Array = NDArray[np.float64]
 Spread = tuple[float, float | None]
+FEW = 4  # so many runs are shown one by one
 
 # the paper's names, in the paper's order; other optimizers and experiments follow under the names they have
 OPTIMIZERS = {
@@ -75,11 +76,12 @@ class Pool:
         """For each seed why the authors' gate would exclude its run, None if it would not."""
         return [why for run in self.runs for why in verdicts(run)]
 
-    def title(self, label: bool = True) -> str:
+    def title(self, label: bool = True, epochs: bool = True) -> str:
         """The optimizer as the paper calls it, the label, and what else is special."""
         special = [words.format(self.config[key]) for key, words in SPECIAL.items() if key in self.config]
         parts = [name(OPTIMIZERS, self.optimizer), self.label if label else None, *special, self.variant]
-        return ", ".join(part for part in parts if part)
+        title = ", ".join(part for part in parts if part)
+        return title if epochs else title.removesuffix(f", {self.epochs} epochs")
 
     def series(self, *keys: str) -> Array | None:
         """A quantity recorded per seed, (epochs, seeds), nan where it was no number; None where it is not recorded."""
@@ -108,12 +110,22 @@ def name(names: dict[str, str], key: str) -> str:
     return names.get(key, key)
 
 
+def listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
+
+
 def place(order: Iterable[str], key: str | None) -> tuple[int, str]:
     """A sorting key: what is in `order` in that order, then the rest by the alphabet; None is first."""
     known = list(order)
     if key is None:
         return -1, ""
     return (known.index(key), "") if key in known else (len(known), key)
+
+
+def off(ours: float, theirs: tuple[float, float] | None) -> float | None:
+    """How far a number is from a mean and standard deviation, in such deviations; None where there is none."""
+    return (ours - theirs[0]) / theirs[1] if theirs and theirs[1] else None
 
 
 def spread(values: Array) -> Spread:
@@ -127,13 +139,6 @@ def best(losses: Array) -> Array:
     """The smallest value of each seed over the epochs, what is not finite left out: (epochs, seeds) -> (seeds,)."""
     smallest = np.where(np.isfinite(losses), losses, np.inf).min(0)
     return np.where(np.isfinite(smallest), smallest, np.nan)
-
-
-def deviations(a: Spread, b: Spread) -> float | None:
-    """How far two means are apart, in combined standard deviations: (a - b) / sqrt(s_a^2 + s_b^2)."""
-    if a[1] is None or b[1] is None or a[1] == b[1] == 0:
-        return None
-    return (a[0] - b[0]) / float(np.hypot(a[1], b[1]))
 
 
 def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:

@@ -8,34 +8,36 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from rich.console import Console
 
-from . import tables
+from . import headline, tables
+from .figures import Figure
 from .files import store
 from .pack import SUFFIX, load
 from .pool import pool
 from .record import Run
-from .sections import Section, sections
+from .sections import Part, Section, sections
 from .table import markdown
 
 WIDE = 140  # columns of tables that go to a file or a pipe, where nothing is cut off
 TITLE = "ghor: experiments beside the paper"
 INTRO = (
     "Runs of ghor beside the numbers in Brantner, Generalizing Adam To Manifolds For Efficiently Training "
-    "Transformers. Ours are mean ± sample standard deviation over seeds, and so are the paper's (10 seeds, 500 epochs "
-    "for the transformer, 1000 for the pendulum, on an NVIDIA GeForce RTX 4090).",
-    "Tables and figures are drawn from the records of the runs and from nothing else.",
+    "Transformers: mean ± sample standard deviation over 10 seeds, 500 epochs for the transformer, 1000 for the "
+    "pendulum, on an NVIDIA GeForce RTX 4090. Tables and figures are drawn from the records of the runs and from "
+    "nothing else.",
 )
 
 
-def report(folders: Sequence[Path], out: Path | None = None, *, console: Console) -> Path:
+def report(folders: Sequence[Path], out: Path | None = None, *, console: Console, brief: bool = False) -> Path:
     """Tables, figures and the page report.html of all records under the folders; returns the page's path.
 
-    `out` is <first folder>/report by default.
+    `out` is <first folder>/report by default; `brief` shows the verdict and a figure alone on the console.
     """
     if not folders:
         raise ValueError("no folder of records was given")
@@ -46,26 +48,30 @@ def report(folders: Sequence[Path], out: Path | None = None, *, console: Console
     pools, left_out = pool(runs)
     warnings += left_out
     facts, found = about(runs), sections(runs, pools)
-    parts = [part for section in found for part in section.parts]
+    first = First(headline.verdict(pools), headline.figures(pools), headline.key(pools), facts, warnings)
+    parts = [Part(figures=first.figures), *(part for section in found for part in section.parts)]
     for part in parts:
         if part.table:
             store(part.table.csv().encode(), out / "tables" / f"{part.table.name}.csv")
         for figure in part.figures:
             store(figure.svg.encode(), out / "figures" / f"{figure.name}.svg")
-    store(as_markdown(facts, warnings, found).encode(), out / "report.md")
+    store(as_markdown(first, found).encode(), out / "report.md")
     page = out / "report.html"
-    store(as_html(facts, warnings, found).encode(), page)
+    store(as_html(first, found).encode(), page)
 
     width = console.width
     if not console.is_terminal:
         console.width = max(width, WIDE)
     try:
+        for line in (*first.verdict, "\n".join(headline.in_letters(pools, console.width))):
+            console.print(line, "", markup=False, highlight=False)
         for part in parts:
-            if part.table and not part.quiet:
-                console.print(part.table.rich(console.width), "")
+            if part.table and not part.quiet and not brief:
+                console.print(part.table.filled().rich(console.width), "")
     finally:
         console.width = width
-    console.print(facts, markup=False, highlight=False)
+    if not brief:
+        console.print(facts, markup=False, highlight=False)
     for line in warnings:
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {page.resolve()}", soft_wrap=True, markup=False, highlight=False)
@@ -123,32 +129,46 @@ def about(runs: Sequence[Run]) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def as_html(facts: str, warnings: Sequence[str], sections: Sequence[Section]) -> str:
+@dataclass(frozen=True)
+class First:
+    """What the first screen has: the verdict, its figures, and where the numbers come from."""
+
+    verdict: Sequence[str]
+    figures: Sequence[Figure]
+    key: str
+    facts: str
+    warnings: Sequence[str]
+
+
+def as_html(first: First, sections: Sequence[Section]) -> str:
     """The page; whatever is put into it is escaped, but for the figures, which hold no text."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     template = environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return template.render(
         title=TITLE,
         intro=INTRO,
-        facts=facts,
-        warnings=warnings,
+        first=first,
         sections=sections,
         markup=Markup,
         base64=lambda text: base64.b64encode(text.encode()).decode(),
     )
 
 
-def as_markdown(facts: str, warnings: Sequence[str], sections: Sequence[Section]) -> str:
+def as_markdown(first: First, sections: Sequence[Section]) -> str:
     """The same words and tables, with links to the figures' files."""
-    blocks = [f"# {markdown(TITLE)}", *map(markdown, INTRO), markdown(facts)]
-    if warnings:
-        blocks.append("\n".join(f"- {markdown(line)}" for line in warnings))
+    blocks = [f"# {markdown(TITLE)}", *map(markdown, first.verdict), *map(_picture, first.figures), first.key]
+    blocks += [*map(markdown, INTRO), markdown(first.facts)]
+    if first.warnings:
+        blocks.append("\n".join(f"- {markdown(line)}" for line in first.warnings))
     for section in sections:
         blocks.append(f"## {markdown(section.title)}")
         for part in section.parts:
             blocks += map(markdown, part.text)
             if part.table:
-                blocks += [f"**{markdown(part.table.caption)}**", part.table.markdown().strip()]
-            for figure in part.figures:
-                blocks += [f"![{markdown(figure.alt)}](figures/{figure.name}.svg)", markdown(figure.caption)]
+                blocks += [f"**{markdown(part.table.caption)}**", part.table.filled().markdown().strip()]
+            blocks += map(_picture, part.figures)
     return "\n\n".join(blocks) + "\n"
+
+
+def _picture(figure: Figure) -> str:
+    return f"![{markdown(figure.alt)}](figures/{figure.name}.svg)\n\n{markdown(figure.caption)}"

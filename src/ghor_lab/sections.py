@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import caught, figures, methods, paper, sphere, tables
+from . import caught, figures, headline, methods, paper, sphere, tables
 from .config import READINGS
 from .figures import Figure
-from .pool import EXPERIMENTS, Pool, name, place
+from .pool import EXPERIMENTS, FEW, Pool, name, place
 from .record import Run
 from .table import Table
 
@@ -60,14 +60,16 @@ def present(drawn: Iterable[Figure | None]) -> list[Figure]:
 TRANSFORMER = (
     "336 attention projections are on St(7, 49), or unconstrained for standard Adam. The loss is "
     "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction); final is that of the last "
-    "epoch, best the smallest of all epochs. Drift is the largest ‖YᵀY - I‖ over the weights after the last epoch, "
-    "given from the smallest to the largest seed.",
+    "epoch, best the smallest of all epochs. Drift is the largest ‖YᵀY - I‖ over the weights after the last epoch. "
+    f"Up to {FEW} runs have a row each; of more there are mean ± sample standard deviation, and of the drift smallest "
+    "and largest. Off by: ours minus the paper's mean, in the paper's standard deviations, where the epochs are as "
+    "many as the paper's. Losses and drift have no unit.",
     "Adam is chaotic here: its first step is the sign of gradients that have nearly vanished through 16 blocks, so one "
     "rounding error changes the run. Results are distributions over seeds, and a single run can lie far from their "
     "mean.",
     "The authors count a run only if it passes a gate: all finite, drift at most 1e-2, the last epoch's loss below "
-    "0.98 of the first's, an accuracy of at least 30 % from 50 epochs on; standard Adam within 0.05 of √1.8. Where it "
-    "would exclude some of ours, a second row, “by the gate”, has the others; the verdict on each run is under Runs.",
+    "0.98 of the first's, an accuracy of at least 30 % from 50 epochs on; standard Adam within 0.05 of √1.8. The last "
+    "column has its verdict, the reason is under Runs; of many runs a second row has the mean of those it accepts.",
 )
 OTHER_EPOCHS = (
     "The paper's rows are after {} epochs, over 10 seeds. Rows with another number of epochs do not compare like with "
@@ -100,8 +102,12 @@ def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Par
     several = any(len(p.seeds) > 1 for p in pools)
     if several and (table := caught.table(f"{experiment}-caught", pools)):
         parts.append(Part([CAUGHT], table))
+    usual = headline.plain(pools)
     quantities = {"loss": figures.LOSS, "accuracy": figures.ACCURACY, "drift": figures.DRIFT}
-    drawn = [figures.curves(f"{experiment}-{key}", f"{title}: {q.words}", q, pools) for key, q in quantities.items()]
+    drawn = [figures.curves(f"{experiment}-{key}", f"{title}: {q.words}", q, usual) for key, q in quantities.items()]
+    paths = {run.path for p in usual for run in p.runs}
+    others = [p for p in pools if not paths & {run.path for run in p.runs}]
+    drawn.append(figures.variants(f"{experiment}-variants", f"{title}, other settings: loss", figures.LOSS, others))
     return [*parts, Part(figures=present(drawn))]
 
 
@@ -110,9 +116,9 @@ def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Par
 PENDULUM = (
     "A symplectic autoencoder reduces the lifted pendulum, R⁴ to R² and back. The error is "
     "‖z - decoder(encoder(z))‖ / ‖z‖ over a batch, mean over the epoch, which is also the training loss; the paper "
-    "calls its loss a sum of squares, and its numbers are of the size of this relative error. Difference to the paper: "
-    "(ours - paper) / √(s₁² + s₂²), in combined standard deviations, for runs with the paper's number of epochs and "
-    "more than one seed.",
+    "calls its loss a sum of squares, and its numbers are of the size of this relative error. Off by: ours "
+    "minus the paper's mean, in the paper's standard deviations, where the epochs are as many as the paper's. Errors "
+    "have no unit.",
     "Learning rates: the paper states 1e-4 for all four (reading “as stated”). A public version of the authors' "
     "trainer does not hand that number to the optimizer, so that the defaults of its library apply: 1e-3 for geometric "
     "Adam, 1e-2 for the other three (“as run”). “equal 1e-3” and “equal 1e-2” give both Adams the same rate.",
@@ -139,7 +145,7 @@ def pendulum(pools: Sequence[Pool]) -> list[Part]:
     errors = []
     for i, (label, same) in enumerate(by_label.items()):
         title = f"Pendulum{f', “{label}”' if label else ''}: reconstruction error"
-        errors.append(figures.curves(f"pendulum-error-{slug(label, i)}", title, figures.ERROR, same))
+        errors.append(figures.panels(f"pendulum-error-{slug(label, i)}", title, figures.ERROR, same))
     parts = [
         Part(PENDULUM, tables.pendulum_outcomes(pools), present(errors)),
         Part([TIME], tables.pendulum_time(pools)),
@@ -184,6 +190,7 @@ COST = (
     "machines under Runs and the memory is that of the whole process. They differ in the machine first of all. "
     "Where seeds are trained at once, a step is a step of all of them.",
 )
+COST_AGAIN = "The same columns: milliseconds a step, seconds an epoch, GiB."
 STATE = (
     "Numbers kept by the optimizer between steps. The paper counts an element of g^hor of St(7, 49) as 21 + 294 = 315 "
     "entries and stores a section for every parameter, also for those of vector spaces. ghor stores the element in the "
@@ -194,12 +201,15 @@ DRAWN = "Drawn, not measured: how the tensors that an optimizer keeps move with 
 RUNS = "The records that this page was made from. “20 of 25 epochs” marks a run that is not finished."
 
 
+SETTINGS = "Every field of the configurations, as recorded, and which configurations have that value."
+
+
 def costs(pools: Sequence[Pool]) -> list[Section]:
     """Time and memory."""
     order = dict.fromkeys(p.experiment for p in pools)
     found = [tables.cost(experiment, [p for p in pools if p.experiment == experiment]) for experiment in order]
     timed = [table for table in found if table]
-    parts = [Part(() if i else COST, table) for i, table in enumerate(timed)]
+    parts = [Part([COST_AGAIN] if i else COST, table) for i, table in enumerate(timed)]
     if table := tables.state(pools):
         parts.append(Part([STATE], table))
     return [Section("Cost", parts)] if parts else []
@@ -214,5 +224,5 @@ def provenance(runs: Sequence[Run], pools: Sequence[Pool]) -> Section:
     """Where the numbers come from."""
     parts = [Part([RUNS], tables.provenance(runs), quiet=True)]
     if pools:
-        parts.append(Part(table=tables.settings(pools), folded=True, quiet=True))
+        parts.append(Part([SETTINGS], tables.settings(pools), folded=True, quiet=True))
     return Section("Runs", parts)

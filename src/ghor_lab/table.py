@@ -12,7 +12,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -57,7 +57,7 @@ class Column:
         return one if two in (None, one) else f"{one} to {two}"
 
     def _number(self, value: float) -> str:
-        return format(value, self.spec) if math.isfinite(value) else "not finite"
+        return short(format(value, self.spec)) if math.isfinite(value) else "not finite"
 
     def raw(self, cell: Any) -> list[Any]:
         """The cell as the values of its CSV columns."""
@@ -82,6 +82,12 @@ class Table:
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
+
+    def filled(self) -> Table:
+        """Without the columns that have nothing to show."""
+        kept = [i for i in range(len(self.columns)) if any(row.cells[i] is not None for row in self.rows)]
+        rows = [replace(row, cells=tuple(row.cells[i] for i in kept)) for row in self.rows]
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
 
     def shown(self, row: Row) -> list[str]:
         """The row's cells for people."""
@@ -131,6 +137,11 @@ def _widths(columns: Sequence[Sequence[str]], total: int) -> list[int | None]:
             return [None] * len(widths)
         widths[i] -= 1
     return list(widths)
+
+
+def short(number: str) -> str:
+    """6.0e-07 -> 6.0e-7."""
+    return re.sub(r"e([+-])0(?=\d)", r"e\1", number)
 
 
 def markdown(text: str) -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from . import paper
 from .config import READINGS
-from .pool import EXPERIMENTS, OPTIMIZERS, Pool, best, deviations, name, place, spread
+from .pool import EXPERIMENTS, FEW, OPTIMIZERS, Pool, best, name, off, place, spread
 from .protocol import JUDGED, verdicts
 from .record import Run
 from .table import Column, Row, Table
@@ -38,41 +38,66 @@ def by_optimizer(pools: Sequence[Pool]) -> Iterator[tuple[str, list[Pool]]]:
 
 
 def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
-    """Final and best loss, accuracy and drift: the paper's outcome tables of the vision transformer."""
+    """Final and best loss, accuracy and drift: the paper's outcome tables of the vision transformer.
+
+    A few runs have a row each, many a row for their mean, and one for that of the runs that the gate accepts.
+    """
     rows = []
     for optimizer, same in by_optimizer(pools):
         reported = paper.OUTCOMES.get(experiment, {}).get(optimizer)
         if reported:
-            numbers = (reported.final, reported.best, reported.accuracy, reported.drift)
+            numbers = (reported.final, None, reported.best, reported.accuracy, None, reported.drift, None)
             asked = (paper.EPOCHS[experiment], None)
             rows.append(Row((OPTIMIZERS[optimizer], "paper", asked, paper.SEEDS, *numbers), paper=True))
         for p in same:
-            counts = np.array([why is None for why in p.verdicts])
-            rows.append(_outcome(p, "ghor", np.ones_like(counts)))
-            if not counts.all():
-                rows.append(_outcome(p, "ghor, by the gate", counts))
+            accepted = np.array([why is None for why in p.verdicts])
+            for source, which in _shown(p):
+                rows.append(_outcome(p, source, which, reported, _gate(accepted[which])))
+            if len(p.seeds) > FEW and not accepted.all():
+                only = np.flatnonzero(accepted)
+                rows.append(_outcome(p, "ghor, by the gate", only, reported, _gate(accepted[only])))
     columns = (
         *(CONFIGURATION, SOURCE, EPOCHS, SEEDS),
         Column("final_loss", "final loss", "spread", ".3f"),
+        Column("final_difference", "loss off by (s.d.)", "number", "+.1f"),
         Column("best_loss", "best loss", "spread", ".3f"),
         Column("test_accuracy", "test accuracy (%)", "spread", ".2f"),
+        Column("accuracy_difference", "accuracy off by (s.d.)", "number", "+.1f"),
         Column("drift", "drift ‖YᵀY - I‖", "range", ".1e"),
+        Column("gate", "authors' gate"),
     )
     return Table(f"{experiment}-outcomes", f"{name(EXPERIMENTS, experiment)}: outcomes", columns, rows)
 
 
-def _outcome(p: Pool, source: str, which: NDArray[np.bool_]) -> Row:
+def _shown(p: Pool) -> list[tuple[str, NDArray[np.int64]]]:
+    """The rows of a pool, and which seeds are in each: one by one if they are few, otherwise all in one."""
+    if len(p.seeds) > FEW:
+        return [("ghor", np.arange(len(p.seeds)))]
+    return [(f"ghor, seed {seed}", np.array([i])) for i, seed in enumerate(p.seeds)]
+
+
+def _gate(accepted: NDArray[np.bool_]) -> str:
+    if len(accepted) == 1:
+        return "accepted" if accepted[0] else "excluded"
+    return f"{accepted.sum()} of {len(accepted)} accepted"
+
+
+def _outcome(p: Pool, source: str, which: NDArray[np.int64], reported: paper.Outcome | None, why: str) -> Row:
     """Of some of the seeds."""
     losses, accuracy, drift = (None if (x := p.series(key)) is None else x[:, which] for key in QUANTITIES)
-    numbers: tuple[Any, ...] = (None,) * 4
-    if which.any():
+    numbers: tuple[Any, ...] = (None,) * 6
+    if len(which):
+        theirs = reported if reported and p.epochs == paper.EPOCHS[p.experiment] else None
+        final, right = (None if x is None else spread(x[-1]) for x in (losses, accuracy))
         numbers = (
-            None if losses is None else spread(losses[-1]),
+            final,
+            off(final[0], theirs.final) if theirs and final else None,
             None if losses is None else spread(best(losses)),
-            None if accuracy is None else spread(accuracy[-1]),
+            right,
+            off(right[0], theirs.accuracy) if theirs and right else None,
             None if drift is None else (float(drift[-1].min()), float(drift[-1].max())),
         )
-    return Row((p.title(), source, (p.epochs, p.asked), int(which.sum()), *numbers))
+    return Row((p.title(), source, (p.epochs, p.asked), len(which), *numbers, why))
 
 
 def equal_epochs(pools: Sequence[Pool]) -> Table | None:
@@ -88,17 +113,14 @@ def equal_epochs(pools: Sequence[Pool]) -> Table | None:
         last = {max((epoch for epoch in values if epoch <= p.epochs), default=0) for values in theirs.values()} - {0}
         for epoch in sorted(last, reverse=True):
             values = [theirs.get(key, {}).get(epoch) for key in QUANTITIES]
-            rows.append(
-                Row(
-                    (p.title(), "authors, one run", epoch, 1, *(v if v is None else (v, None) for v in values)),
-                    paper=True,
-                )
-            )
-            means = [
-                None if x is None or v is None else spread(x[epoch - 1])
-                for x, v in zip(ours.values(), values, strict=True)
-            ]
-            rows.append(Row((p.title(), "ghor", epoch, len(p.seeds), *means)))
+            numbers = (v if v is None else (v, None) for v in values)
+            rows.append(Row((p.title(), "authors, one run", epoch, 1, *numbers), paper=True))
+            for source, which in _shown(p):
+                means = [
+                    None if x is None or v is None else spread(x[epoch - 1, which])
+                    for x, v in zip(ours.values(), values, strict=True)
+                ]
+                rows.append(Row((p.title(), source, epoch, len(which), *means)))
     columns = (
         *(CONFIGURATION, SOURCE, Column("epoch", "at epoch", "number", "d"), SEEDS),
         Column("loss", "training loss", "spread", ".3f"),
@@ -109,7 +131,7 @@ def equal_epochs(pools: Sequence[Pool]) -> Table | None:
 
 
 def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
-    """Final and best error by configuration and reading, and the difference to the paper in standard deviations."""
+    """Final and best error by configuration and reading, and the difference to the paper in its deviations."""
     rows = []
     asked = paper.EPOCHS["pendulum"]
     for optimizer, same in by_optimizer(pools):
@@ -124,8 +146,8 @@ def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
             final, lowest = spread(errors[-1]), spread(best(errors))
             comparable = reported is not None and p.epochs == asked
             differences = (
-                deviations(final, reported.final) if reported and comparable else None,
-                deviations(lowest, reported.best) if reported and comparable else None,
+                off(final[0], reported.final) if reported and comparable else None,
+                off(lowest[0], reported.best) if reported and comparable else None,
             )
             source = f"ghor, {p.label}" if p.label else "ghor"
             cells_of_ours = (p.config.get("lr"), (p.epochs, p.asked), len(p.seeds), final, lowest, *differences)
@@ -134,8 +156,8 @@ def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
         *(CONFIGURATION, SOURCE, Column("lr", "learning rate", "number", ".0e"), EPOCHS, SEEDS),
         Column("final_error", "final error", "spread", ".3f"),
         Column("best_error", "best error", "spread", ".3f"),
-        Column("final_difference", "final - paper (s.d.)", "number", "+.2f"),
-        Column("best_difference", "best - paper (s.d.)", "number", "+.2f"),
+        Column("final_difference", "final off by (s.d.)", "number", "+.1f"),
+        Column("best_difference", "best off by (s.d.)", "number", "+.1f"),
     )
     return Table("pendulum-outcomes", "Pendulum: outcomes", columns, rows)
 
@@ -198,7 +220,8 @@ def cost(experiment: str, pools: Sequence[Pool]) -> Table | None:
     rows = []
     for optimizer, same in by_optimizer(pools):
         theirs = paper.COSTS.get(experiment, {}).get(optimizer)
-        timed = [(p, [p.numbers("ms", part) for part in ("ad", "direction", "retraction", "other")]) for p in same]
+        once = {json.dumps(p.config): p for p in reversed(same)}  # the longest of those of one configuration
+        timed = [(p, [p.numbers("ms", x) for x in ("ad", "direction", "retraction", "other")]) for p in once.values()]
         timed = [(p, parts) for p, parts in timed if all(len(part) for part in parts)]
         if theirs and timed:
             times = (theirs.ad, theirs.direction, theirs.retraction, theirs.other, theirs.share)
@@ -211,7 +234,7 @@ def cost(experiment: str, pools: Sequence[Pool]) -> Table | None:
             median = float(np.median(seconds)) if len(seconds) else None
             largest = float(peak.max()) / 1024 if len(peak) else None
             times = (ad, direction, retraction, other, share)
-            head_of_ours = (p.title(), "ghor", (p.epochs, p.asked), _at_once(p))
+            head_of_ours = (p.title(epochs=False), "ghor", (p.epochs, p.asked), _at_once(p))
             rows.append(Row((*head_of_ours, *times, median, largest)))
     columns = (
         *(CONFIGURATION, SOURCE, EPOCHS, AT_ONCE),
@@ -239,7 +262,7 @@ def state(pools: Sequence[Pool]) -> Table | None:
     for p in sorted(pools, key=lambda p: p.experiment not in transformer):  # stable: the order is kept otherwise
         counted = p.runs[0].header.get("state")
         network = "vision transformer" if p.experiment in transformer else "symplectic autoencoder"
-        key = network, p.title(label=False), json.dumps(counted, sort_keys=True)
+        key = network, p.title(label=False, epochs=False), json.dumps(counted, sort_keys=True)
         if counted is None or key in seen:
             continue
         theirs = paper.STATES.get(p.optimizer) if p.experiment in transformer else None
@@ -248,7 +271,7 @@ def state(pools: Sequence[Pool]) -> Table | None:
             rows.append(Row((network, OPTIMIZERS[p.optimizer], "paper", "1", *numbers), paper=True))
         seen |= {key, (network, p.optimizer)}
         ours = (counted.get("entries_per_manifold_weight"), counted.get("total_entries"), counted.get("mib"))
-        rows.append(Row((network, p.title(label=False), "ghor", _at_once(p), *ours)))
+        rows.append(Row((network, p.title(label=False, epochs=False), "ghor", _at_once(p), *ours)))
     columns = (
         *(Column("network", "network"), CONFIGURATION, SOURCE, AT_ONCE),
         Column("entries_per_manifold_weight", "entries per manifold weight", "number", ",.0f"),

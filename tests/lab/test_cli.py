@@ -21,7 +21,7 @@ from ghor_lab.cli import app, assigned, parse_seeds
 from ghor_lab.config import Config
 
 TWO = (*PENDULUM, "--epochs", "2")
-COMMANDS = ("run", "caught", "report", "pack", "data", "check", "bench")
+COMMANDS = ("run", "caught", "report", "pack", "numbers", "data", "check", "bench")
 
 
 def call(*argv, code=0, columns=100):
@@ -310,6 +310,10 @@ def test_report(tmp_path):
     assert text.count("report.html") == 1
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     assert "ghor run" in forks().run("report", tmp_path / "report" / "tables", code=2)
+    brief = forks().run("report", there, "--out", tmp_path / "report", "--brief", "--open", BROWSER="echo open %s")
+    assert "manifold" in brief
+    assert "outcomes" not in brief
+    assert f"open {(tmp_path / 'report' / 'report.html').as_uri()}" in brief
 
 
 def test_data(tmp_path):

@@ -11,54 +11,64 @@ import torch
 from rich.console import Console
 from synthetic import epoch_line, loss, mixed_records, pick, rows, run, write  # noqa: F401
 
-from ghor_lab import figures, paper, record, tables
+from ghor_lab import figures, headline, paper, record, tables
 from ghor_lab.pendulum import lift
-from ghor_lab.pool import deviations, pool
+from ghor_lab.pool import FEW, off, pool
 from ghor_lab.report import report
+from ghor_lab.sections import sections
 from ghor_lab.table import Column, Row, Table
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_outcomes_are_means_and_sample_deviations_over_pooled_runs(mixed):
+def test_a_few_runs_have_a_row_each_and_many_their_mean(mixed, tmp_path):
     root, _, _ = mixed
     found = rows(root / "out", "mnist-outcomes")
     for optimizer, title in (("geometric-adam", "Geometric Adam"), ("standard-adam", "Standard Adam")):
-        row = pick(found, configuration=title, source="ghor")
-        final = [loss(optimizer, seed, 7) for seed in (0, 1)]
-        assert (row["epochs"], row["epochs_asked"], row["seeds"]) == ("7", "7", "2")
-        assert float(row["final_loss_mean"]) == pytest.approx(statistics.mean(final), rel=1e-12)
-        assert float(row["final_loss_sd"]) == pytest.approx(statistics.stdev(final), rel=1e-12)
-        assert float(row["test_accuracy_mean"]) == 57.5
-        assert float(row["test_accuracy_sd"]) == pytest.approx(math.sqrt(0.5), rel=1e-12)
-    drifts = pick(found, configuration="Geometric Adam", source="ghor")
-    assert (float(drifts["drift_min"]), float(drifts["drift_max"])) == (7e-7, 8e-7)
-    assert pick(found, configuration="Standard Adam", source="ghor")["drift_min"] == ""
+        for seed in (0, 1):
+            row = pick(found, configuration=title, source=f"ghor, seed {seed}")
+            assert (row["epochs"], row["epochs_asked"], row["seeds"]) == ("7", "7", "1")
+            assert float(row["final_loss_mean"]) == pytest.approx(loss(optimizer, seed, 7), rel=1e-12)
+            assert (row["final_loss_sd"], row["final_difference"]) == ("", "")
+    assert pick(found, configuration="Standard Adam", source="ghor, seed 0")["drift_min"] == ""
+    for seed in range(FEW + 1):
+        write(tmp_path, "mnist", "geometric-adam", [seed], 7)
+    run([tmp_path], tmp_path / "out")
+    row = pick(rows(tmp_path / "out", "mnist-outcomes"), source="ghor")
+    final = [loss("geometric-adam", seed, 7) for seed in range(FEW + 1)]
+    assert row["seeds"] == f"{FEW + 1}"
+    assert float(row["final_loss_mean"]) == pytest.approx(statistics.mean(final), rel=1e-12)
+    assert float(row["final_loss_sd"]) == pytest.approx(statistics.stdev(final), rel=1e-12)
+    assert (float(row["drift_min"]), float(row["drift_max"])) == (7e-7, 7e-7 + FEW * 1e-7)
 
 
 def test_what_the_gate_excludes_is_told_and_left_out_of_a_second_row(tmp_path):
-    for seed in range(3):
+    for seed in range(FEW + 1):
         caught = {"loss": [1.33]} if seed == 1 else {}
         write(tmp_path, "mnist", "geometric-adam", [seed], 3, changes=lambda seeds, e, caught=caught: caught)
     write(tmp_path, "mnist", "momentum", [0], 3, changes=lambda seeds, e: {"loss": [1.33]})
-    run([tmp_path], tmp_path / "out")
+    page, _ = run([tmp_path], tmp_path / "out")
     found = rows(tmp_path / "out", "mnist-outcomes")
     everything = pick(found, configuration="Geometric Adam", source="ghor")
     accepted = pick(found, configuration="Geometric Adam", source="ghor, by the gate")
-    losses = [loss("geometric-adam", seed, 3) for seed in (0, 2)]
-    assert (everything["seeds"], accepted["seeds"]) == ("3", "2")
+    losses = [loss("geometric-adam", seed, 3) for seed in range(FEW + 1) if seed != 1]
+    assert (everything["seeds"], everything["gate"]) == (f"{FEW + 1}", f"{FEW} of {FEW + 1} accepted")
+    assert (accepted["seeds"], accepted["gate"]) == (f"{FEW}", f"{FEW} of {FEW} accepted")
     assert float(accepted["final_loss_mean"]) == pytest.approx(statistics.mean(losses), rel=1e-12)
     assert float(everything["final_loss_mean"]) == pytest.approx(statistics.mean([*losses, 1.33]), rel=1e-12)
-    nobody = pick(found, configuration="Riemannian momentum", source="ghor, by the gate")
-    assert (nobody["seeds"], nobody["final_loss_mean"]) == ("0", "")
+    one = pick(found, configuration="Riemannian momentum", source="ghor, seed 0")
+    assert (one["gate"], float(one["final_loss_mean"])) == ("excluded", 1.33)
+    assert f"1 of {FEW + 1} runs of Geometric Adam would not pass the authors' gate." in page.read_text().replace(
+        "&#39;", "'"
+    )
     gates = [row["gate"] for row in rows(tmp_path / "out", "runs")]
     excluded = "excluded: loss 1.330 after 1.330 in the first epoch"
-    assert gates == ["accepted so far", excluded, "accepted so far", excluded]
+    assert gates == ["accepted so far", excluded, *["accepted so far"] * (FEW - 1), excluded]
 
 
 def test_the_papers_rows_stand_beside(mixed):
     row = pick(rows(mixed[0] / "out", "mnist-outcomes"), configuration="Geometric Adam", source="paper")
-    assert ",".join(list(row.values())[2:]) == "500,,10,0.24,0.014,0.226,0.009,86.02,0.57,0.0085,0.009"
+    assert ",".join(list(row.values())[2:]) == "500,,10,0.24,0.014,,0.226,0.009,86.02,0.57,,0.0085,0.009,"
 
 
 def test_best_is_the_smallest_of_each_seed_over_the_epochs(tmp_path):
@@ -66,9 +76,32 @@ def test_best_is_the_smallest_of_each_seed_over_the_epochs(tmp_path):
     write(tmp_path / "r", "mnist", "momentum", [0], 3, changes=lambda s, e: {"loss": losses[e][:1]})
     write(tmp_path / "r", "mnist", "momentum", [1], 3, changes=lambda s, e: {"loss": losses[e][1:]})
     (p,), _ = pool([record.read(path) for path in (tmp_path / "r").iterdir()])
-    _, ours = tables.outcomes("mnist", [p]).rows
-    assert ours.cells[4] == pytest.approx((0.3, statistics.stdev([0.4, 0.2])))
-    assert ours.cells[5] == pytest.approx((0.25, statistics.stdev([0.3, 0.2])))
+    _, first, second = tables.outcomes("mnist", [p]).rows
+    assert [row.cells[4][0] for row in (first, second)] == [0.4, 0.2]
+    assert [row.cells[6][0] for row in (first, second)] == [0.3, 0.2]
+
+
+def test_distances_are_in_the_papers_deviations_where_epochs_are_equal(tmp_path, monkeypatch):
+    monkeypatch.setitem(paper.EPOCHS, "mnist", 3)
+    for seed, epochs in ((0, 3), (1, 2)):
+        write(
+            tmp_path,
+            "mnist",
+            "geometric-adam",
+            [seed],
+            epochs,
+            changes=lambda s, e: {"loss": [0.254], "test_accuracy": [84.88]},
+        )
+    page, shown = run([tmp_path], tmp_path / "out")
+    full, less = (
+        pick(rows(tmp_path / "out", "mnist-outcomes"), source=f"ghor, seed {seed}", epochs=e)
+        for seed, e in ((0, "3"), (1, "2"))
+    )
+    assert (float(full["final_difference"]), float(full["accuracy_difference"])) == pytest.approx((1, -2))
+    assert (less["final_difference"], less["accuracy_difference"]) == ("", "")
+    words = "Geometric Adam 0.254 (+1.0) and 84.9 % (-2.0)"
+    assert words in " ".join(shown.split())
+    assert words in page.read_text()
 
 
 def test_equal_epochs_are_the_last_that_both_have(mixed):
@@ -78,15 +111,15 @@ def test_equal_epochs_are_the_last_that_both_have(mixed):
         "Geometric Adam", "Riemannian momentum", "Riemannian gradient", "Standard Adam"
     }  # fmt: skip
     authors = pick(found, configuration="Geometric Adam", source="authors, one run")
-    ours = pick(found, configuration="Geometric Adam", source="ghor")
+    ours = pick(found, configuration="Geometric Adam", source="ghor, seed 0")
     assert (authors["epoch"], authors["loss_mean"], authors["test_accuracy_mean"]) == ("5", "0.7962", "")
     assert (ours["epoch"], ours["test_accuracy_mean"]) == ("5", "")
-    assert float(ours["loss_mean"]) == pytest.approx(loss("geometric-adam", 0.5, 5), rel=1e-5)
-    assert pick(found, configuration="Riemannian gradient", source="ghor", seeds="1")["epoch"] == "2"
+    assert float(ours["loss_mean"]) == pytest.approx(loss("geometric-adam", 0, 5), rel=1e-5)
+    assert pick(found, configuration="Riemannian gradient", source="ghor, seed 2")["epoch"] == "2"
 
 
-def test_pendulum_difference_is_in_combined_deviations(tmp_path, monkeypatch):
-    """(ours - paper) / sqrt(s1^2 + s2^2), where the paper's number of epochs was run."""
+def test_pendulum_difference_is_in_the_papers_deviations(tmp_path, monkeypatch):
+    """(ours - paper) / s, where the paper's number of epochs was run."""
     monkeypatch.setitem(paper.EPOCHS, "pendulum", 3)
     for epochs in (3, 2):
         write(tmp_path, "pendulum", "geometric-adam", [0, 1, 2], epochs, label="as run", name=f"{epochs}")
@@ -94,11 +127,11 @@ def test_pendulum_difference_is_in_combined_deviations(tmp_path, monkeypatch):
     reported, same, fewer = tables.pendulum_outcomes(pools).rows
     assert reported.paper
     final = [loss("geometric-adam", seed, 3) for seed in range(3)]
-    difference = (statistics.mean(final) - 0.292) / math.sqrt(statistics.variance(final) + 0.055**2)
+    difference = (statistics.mean(final) - 0.292) / 0.055
     assert same.cells[1] == "ghor, as run"
     assert same.cells[7] == pytest.approx(difference, rel=1e-12)
     assert fewer.cells[7:] == (None, None)
-    assert deviations((1.0, None), (2.0, 0.1)) is None  # one seed has no deviation
+    assert off(1.0, (2.0, 0.0)) is None  # as the paper's 10.00 +- 0.00
 
 
 def test_pendulum_time_is_set_against_as_many_seeds_and_epochs(mixed):
@@ -201,9 +234,9 @@ def test_a_loss_that_is_not_finite_is_said(tmp_path):
     write(tmp_path, "mnist", "gradient", [0], 2)
     write(tmp_path, "mnist", "gradient", [1], 2, changes=lambda s, e: {"loss": [0.5 if e == 1 else math.nan]})
     page, shown = run([tmp_path], tmp_path / "out")
-    row = pick(rows(tmp_path / "out", "mnist-outcomes"), source="ghor")
+    row = pick(rows(tmp_path / "out", "mnist-outcomes"), source="ghor, seed 1")
     assert (row["final_loss_mean"], row["final_loss_sd"]) == ("nan", "")
-    assert float(row["best_loss_mean"]) == pytest.approx((loss("gradient", 0, 2) + 0.5) / 2)
+    assert float(row["best_loss_mean"]) == 0.5
     for text in (page.read_text(), shown):
         assert "the final loss of seed 1 is not finite" in text
 
@@ -225,7 +258,7 @@ def test_a_half_written_last_line_does_no_harm(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole + record.encode(epoch_line("mnist", "momentum", [0], 4))[:40])
     run([tmp_path], tmp_path / "out")
-    assert pick(rows(tmp_path / "out", "mnist-outcomes"), source="ghor")["epochs"] == "3"
+    assert pick(rows(tmp_path / "out", "mnist-outcomes"), source="ghor, seed 0")["epochs"] == "3"
 
 
 def test_a_damaged_line_is_an_error_that_names_file_and_line(tmp_path):
@@ -324,7 +357,7 @@ def test_the_page_is_sound_and_readable_by_ear(mixed):
     assert len(page.ids) == len(set(page.ids))
     assert set(page.scopes) == {"col", "row"}
     figures_written = list((mixed[0] / "out" / "figures").iterdir())
-    assert len(page.images) == len(figures_written) == 14
+    assert len(page.images) == len(figures_written) == 18
     assert all(page.images)
     assert page.headings == ["MNIST", "Fashion-MNIST", "Pendulum", "Cost", "Methods", "Parallel transport", "Runs"]
 
@@ -364,6 +397,20 @@ def test_markdown_has_every_table_and_figure(mixed):
     assert md.count("\n| --") + md.count("\n|--") >= len(list((out / "tables").iterdir()))
     widths = [len(re.findall(r"(?<!\\)\|", line)) for line in md.splitlines() if line.startswith("|")]
     assert min(widths) > 3
+
+
+def test_every_table_has_a_sentence_and_the_first_screen_its_figures(mixed):
+    root, page, shown = mixed
+    runs = [record.read(path) for path in sorted((root / "a").rglob("*.jsonl"))]
+    pools, _ = pool(runs)
+    assert all(part.text for section in sections(runs, pools) for part in section.parts if part.table)
+    names = [each.name for each in headline.figures(pools)]
+    assert names == ["headline-loss", "headline-accuracy", "headline-drift"]
+    first = headline.verdict(pools)[0]
+    assert first.startswith("No run has come to the paper's number of epochs yet; no weight was ever further than")
+    text = page.read_text()
+    assert text.index('class="verdict"') < text.index(f'id="{names[0]}-') < text.index("<h2")
+    assert shown.split()[:4] == ["No", "run", "has", "come"]
 
 
 def test_sections_without_runs_are_left_out(tmp_path):
@@ -425,8 +472,8 @@ def test_tables_fit_the_terminal(width):
 def test_cells():
     assert Column("a", "", "spread", ".2f").show((1.0, 0.5)) == "1.00 ± 0.50"
     assert Column("a", "", "spread", ".2f").show((1.0, None)) == "1.00"
-    assert Column("a", "", "range", ".0e").show((1e-7, 2e-7)) == "1e-07 to 2e-07"
-    assert Column("a", "", "range", ".0e").show((1e-7, 1e-7)) == "1e-07"
+    assert Column("a", "", "range", ".0e").show((1e-7, 2e-7)) == "1e-7 to 2e-7"
+    assert Column("a", "", "range", ".0e").show((1e-7, 1e-7)) == "1e-7"
     assert Column("a", "", "epochs").show((20, 25)) == "20 of 25 epochs"
     assert Column("a", "", "epochs").show((25, 25)) == "25"
     assert Column("a", "").show("a\x1b[31mb\n") == "a [31mb "

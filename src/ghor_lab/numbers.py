@@ -1,0 +1,169 @@
+"""`ghor numbers`: the numbers in texts, written from records by templates that stand in the texts themselves.
+
+    <!-- numbers
+    After 25 epochs the loss is {{ run("mnist", "geometric-adam").loss(25) }}.
+    -->
+
+    After 25 epochs the loss is 0.595.
+
+    <!-- /numbers -->
+
+What is between the comments is the template's, a Jinja one, and is written again; `check` tells whether it would change.
+A template can use what `Book` has. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined, TemplateError
+
+from . import paper
+from .caught import table as caught_table
+from .files import store
+from .pack import SUFFIX, load
+from .pool import off, pool, spread
+from .record import Run
+from .table import Column, short
+
+BLOCK = re.compile(r"(<!-- numbers\n(.*?)\n-->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
+NAMES = {
+    "geometric-adam": "geometric Adam",
+    "scalar-moment-adam": "scalar-moment Adam",
+    "momentum": "momentum",
+    "gradient": "gradient",
+    "standard-adam": "standard Adam",
+}
+DIGITS = {"loss": ".3f", "test_accuracy": ".1f", "drift": ".1e"}
+REPORTED = {"loss": "final", "best": "best", "test_accuracy": "accuracy"}
+
+
+class Found:
+    """A run of one or more seeds, its numbers as texts; epochs count from 1, and the last is meant where none is said."""
+
+    def __init__(self, run: Run) -> None:
+        self.record, config = run, run.header["config"]
+        self.experiment, self.optimizer = config["experiment"], config["optimizer"]
+        self.epochs, self.asked = len(run.epochs), run.epochs_asked
+        self.outcome = paper.OUTCOMES[self.experiment].get(self.optimizer)
+
+    def values(self, key: str, epoch: int | None = None) -> Any:
+        """(seeds,) at an epoch."""
+        return np.array(self.record.epochs[(epoch or self.epochs) - 1][key])
+
+    def loss(self, epoch: int | None = None) -> str:
+        """Mean and, of several seeds, sample deviation."""
+        return Column("", "", "spread", DIGITS["loss"]).show(spread(self.values("loss", epoch)))
+
+    def accuracy(self, epoch: int | None = None) -> str:
+        """In percent."""
+        return Column("", "", "spread", DIGITS["test_accuracy"]).show(spread(self.values("test_accuracy", epoch)))
+
+    def best(self) -> str:
+        """The smallest loss of all epochs, of one seed."""
+        return f"{min(line['loss'][0] for line in self.record.epochs):.3f}"
+
+    def drift(self) -> str:
+        """The largest of all epochs and seeds."""
+        return short(f"{max(max(line['drift']) for line in self.record.epochs):.1e}")
+
+    def structure(self) -> float:
+        """How far encoder and decoder were from symplectic, at worst."""
+        lines = [line["symplecticity"] for line in self.record.epochs]
+        return max(x for line in lines for key in ("encoder", "decoder") for x in line[key])
+
+    def minutes(self) -> float:
+        """Of all epochs."""
+        return float(sum(line["seconds"] for line in self.record.epochs)) / 60
+
+    def off(self, key: str = "loss") -> str:
+        """From the paper, in its standard deviations; only for as many epochs as it has."""
+        if self.epochs != paper.EPOCHS[self.experiment]:
+            return ""
+        distance = off(float(self.values(key).mean()), getattr(self.outcome, REPORTED[key]))
+        return "" if distance is None else f"{distance:+.1f}"
+
+
+class Book:
+    """What templates can use: the records and JSON files under a folder of results, and the paper's numbers."""
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.runs = cache(self._runs)
+
+    def _runs(self, folder: str) -> list[Run]:
+        paths = sorted([*(self.results / folder).glob(f"*{SUFFIX}"), *(self.results / folder).glob("*.jsonl")])
+        return [run for path in paths if (run := load(path)) is not None]
+
+    def run(self, folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0) -> Found:
+        """Of a folder, optimizer, seed and label the shortest record that has so many epochs."""
+        found = []
+        for run in self.runs(folder):
+            config = run.header["config"]
+            same = (config["optimizer"], config.get("label")) == (optimizer, label) and seed in config["seeds"]
+            if same and len(run.epochs) >= epochs:
+                found.append(run)
+        if not found:
+            raise ValueError(f"{self.results / folder} has no record of {optimizer}, seed {seed}, label {label}")
+        return Found(min(found, key=lambda run: len(run.epochs)))
+
+    def all(self, folder: str) -> list[Found]:
+        """All records of a folder."""
+        return [Found(run) for run in self.runs(folder)]
+
+    @staticmethod
+    def paper(experiment: str, optimizer: str, key: str = "loss") -> str:
+        """The paper's mean and standard deviation, with its digits."""
+        pair = getattr(paper.OUTCOMES[experiment][optimizer], REPORTED[key])
+        digits = ".2f" if key == "test_accuracy" else ".3f"
+        return "" if pair is None else f"{pair[0]:{digits}} ± {pair[1]:{digits}}"
+
+    @staticmethod
+    def authors(key: str, optimizer: str, epoch: int) -> str:
+        """A number of the authors' published run on MNIST; "-" where there is none."""
+        curve = paper.AUTHORS[key]
+        values = dict(zip(curve.epochs, curve.values.get(optimizer, ()), strict=False))
+        return short(f"{values[epoch]:{DIGITS[key]}}") if epoch in values else "-"
+
+    def caught(self, folder: str) -> str:
+        """The table of `ghor caught` from the records of a folder."""
+        made = caught_table("caught", pool(self.runs(folder))[0])
+        return made.markdown().strip() if made else ""
+
+    def json(self, path: str) -> Any:
+        """A JSON file of the results."""
+        return json.loads((self.results / path).read_text(encoding="utf-8"))
+
+
+def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str]:
+    """Write the numbers again; where they change (or, for a check, would), and the blocks that are not closed."""
+    book = Book(results)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, autoescape=False)  # noqa: S701 - Markdown
+    environment.globals |= {key: getattr(book, key) for key in ("run", "all", "paper", "authors", "caught", "json")}
+    environment.globals |= {"names": NAMES, "sum": sum, "max": max, "round": round}
+    environment.filters["f"] = lambda value, spec: short(format(value, spec))
+    changed = []
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        blocks = list(BLOCK.finditer(text))
+        if text.count("<!-- numbers\n") != len(blocks):
+            raise ValueError(f"{path}: a block that begins with <!-- numbers is not closed by <!-- /numbers -->")
+        new = text
+        for block in blocks:
+            line = text.count("\n", 0, block.start()) + 1
+            try:
+                made = environment.from_string(block[2]).render().strip()
+            except (TemplateError, ValueError, KeyError, TypeError, IndexError) as error:
+                raise ValueError(f"{path}, line {line}: {error}") from None
+            if block[3] != f"\n{made}\n\n":
+                changed.append(f"{path}, line {line}: the records say otherwise")
+                new = new.replace(block[0], f"{block[1]}\n{made}\n\n{block[4]}", 1)
+        if new != text and not check:
+            store(new.encode(), path)
+    return changed
