@@ -1,6 +1,6 @@
 """What a step costs, and how far weights are from the manifold while training: the picture of the README.
 
-    python examples/overview.py --out overview.png       # times: results/step/step.json, made by benchmarks/step.py
+python examples/overview.py --out overview.png       # times: results/step/step.json, made by benchmarks/step.py
 """
 
 import argparse
@@ -63,7 +63,9 @@ def main():
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
     drawn = left.barh(list(bars)[::-1], list(bars.values())[::-1], color=["#bbbbbb"] * (len(bars) - 1) + ["#3f51b5"])
     left.bar_label(drawn, [f" {t:.1f} ms" for t in list(bars.values())[::-1]])
-    left.set(xscale="log", xlim=(1, 400), title="One Adam step, 336 weights on St(7, 49)", xlabel="milliseconds, 2 threads")
+    left.set(
+        xscale="log", xlim=(1, 400), title="One Adam step, 336 weights on St(7, 49)", xlabel="milliseconds, 2 threads"
+    )
     for name, curve in distances(args.steps).items():
         right.plot(curve, label=name, color=COLORS[name])
     right.set(yscale="log", title="Distance from the manifold, float32", xlabel="step", ylabel=r"$\|Y^T Y - I\|$")

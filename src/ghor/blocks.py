@@ -66,7 +66,7 @@ class InBlocks(Lifted):
 
 def blocks_of(s: Stack, X: Tensor) -> list[Tensor]:
     """The blocks of each point of a tensor in the layout of the shadow, as matrices; views."""
-    return [block for blocks in zip(*s.space.blocks(s.points(s.local(X))), strict=True) for block in blocks]
+    return [block for blocks in zip(*s.space.ghor_blocks(s.points(s.local(X))), strict=True) for block in blocks]
 
 
 def _joined(s: Stack, shadows: list[Tensor], states: list[dict[str, Any]]) -> dict[str, Any]:

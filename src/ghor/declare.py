@@ -81,7 +81,7 @@ def constrain(
     far each has moved (`check` has that, too). Where one cannot be moved, none is. `space` may be a function of name
     and parameter, too.
 
-    `anchor` is where weight decay draws a weight: a point, "start" (where an optimizer's first step finds it), or nowhere.
+    `anchor` is where weight decay draws a weight: a point, "start" (where the first step finds it), or nowhere.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))

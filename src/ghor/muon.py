@@ -218,7 +218,7 @@ class Muon(Lifted, _Muon):
         M.lerp_(B, 1 - group["momentum"])
         V = s.points(B.lerp(M, group["momentum"]) if group["nesterov"] else M)
         O = torch.zeros_like(V)
-        for X, out in zip(s.space.blocks(V), s.space.blocks(O), strict=True):
+        for X, out in zip(s.space.ghor_blocks(V), s.space.ghor_blocks(O), strict=True):
             out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"], group["eps"]))
         W = s.space.hor(O)  # exactly skew
         s.W.mul_(1 - group["lr"] * group["weight_decay"])  # 0 without an anchor

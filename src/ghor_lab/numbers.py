@@ -144,7 +144,7 @@ class Book:
 def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str]:
     """Write the numbers again; where they change (or, for a check, would), and the blocks that are not closed."""
     book = Book(results)
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, autoescape=False)  # noqa: S701 - Markdown
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, autoescape=False)
     environment.globals |= {key: getattr(book, key) for key in ("run", "all", "paper", "authors", "caught", "json")}
     environment.globals |= {"names": NAMES, "sum": sum, "max": max, "round": round}
     environment.filters["f"] = lambda value, spec: short(format(value, spec))

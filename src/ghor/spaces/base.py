@@ -201,7 +201,7 @@ class Space(ABC):
         """W projected to g^hor: W itself where it lies in it, exactly."""
         return W
 
-    def blocks(self, W: Tensor) -> list[Tensor]:
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
         """The matrices (..., a, b) that W is made of, views: rules of matrices such as Muon act on each by itself."""
         return [W.unsqueeze(-1) if self.dims == 1 else W]
 

@@ -72,7 +72,7 @@ class Form(Layout):
         n = M.shape[-1]
         return self.unmatrix(torch.cat([self.skew(M[..., :n, :]) / 2, M[..., n:, :]], -2), W.shape)
 
-    def blocks(self, W: Tensor) -> list[Tensor]:
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
         """A and B, those that there are."""
         M = self.matrix(W)
         N, n = M.shape[-2:]

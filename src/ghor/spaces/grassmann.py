@@ -45,9 +45,9 @@ class Grassmann(Orthogonal):
         M = self.matrix(Y0)
         return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
 
-    def blocks(self, W: Tensor) -> list[Tensor]:
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
         """B alone."""
-        return super().blocks(W)[-1:]
+        return super().ghor_blocks(W)[-1:]
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""

@@ -79,7 +79,7 @@ class PositionsOrientations(Framed):
         """No turn about e_3."""
         return W * (W.new_tensor([[1, 1, 1], [1, 1, 0]]))
 
-    def blocks(self, W: Tensor) -> list[Tensor]:
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
         """v and w."""
         return [W[..., 0, :, None], W[..., 1, :, None]]
 

@@ -72,7 +72,7 @@ class SpecialEuclidean(Framed):
     def hor(self, W: Tensor) -> Tensor:
         return torch.cat([SO.skew(W[..., :-1]) / 2, W[..., -1:]], -1)
 
-    def blocks(self, W: Tensor) -> list[Tensor]:
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
         """omega and v."""
         return [W[..., :-1], W[..., -1:]]
 

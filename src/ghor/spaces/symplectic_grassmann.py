@@ -33,9 +33,9 @@ class SymplecticGrassmann(Symplectic):
         M = self.matrix(Y0)
         return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
 
-    def blocks(self, W: Tensor) -> list[Tensor]:
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
         """B alone."""
-        return super().blocks(W)[-1:]
+        return super().ghor_blocks(W)[-1:]
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
         """tr(U^T V (Y^T Y)^-1), the same for every basis Y K: that of symplectic Stiefel where Y+ U = 0."""
