@@ -6,13 +6,14 @@ import ghor
 
 layer = torch.nn.TransformerEncoderLayer(64, nhead=4, dropout=0, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, num_layers=2)
-ghor.constrain(model, "*.self_attn.in_proj_weight", ghor.Stiefel(blocks=(3, 4)))  # q, k, v of each of 4 heads
-optimizer = ghor.optim.AdamW(model, lr=1e-3)  # all other weights: torch's AdamW, bit for bit
+# queries, keys and values of each of the 4 heads: 12 orthonormal blocks a layer
+ghor.constrain(model, "*.self_attn.in_proj_weight", ghor.Stiefel(blocks=(3, 4)))
+optimizer = ghor.optim.AdamW(model, lr=1e-3)  # other weights: torch's AdamW
 
 x = torch.randn(64, 10, 64)
 for step in range(101):
     optimizer.zero_grad()
-    loss = torch.nn.functional.mse_loss(model(x), x.roll(1, dims=1))  # each token tells of the one before it
+    loss = torch.nn.functional.mse_loss(model(x), x.roll(1, dims=1))
     loss.backward()
     optimizer.step()
     if step % 25 == 0:
