@@ -1,7 +1,7 @@
 # `make` lists the targets. They work from any folder (make -C path test, make -f path/Makefile test) and with
 # spaces in the path: called from elsewhere, make starts itself again in the folder of this file.
 ROOT := $(shell f='$(MAKEFILE_LIST)'; cd "$$(dirname -- "$${f# }")" && pwd -P)
-TARGETS := help demo test test-all lint format docs bench clean
+TARGETS := help demo test test-all test-torch lint format docs bench clean
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 
@@ -26,8 +26,8 @@ PY := .venv/bin/python
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\): .*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-9s %s\n", $$1, $$2 }'
-	@echo "  variables: PYTHON (interpreter for .venv), JOBS (test processes), ARGS (passed on)"
+	@sed -n 's/^\([a-z-]*\): .*## /\1: /p' Makefile | awk -F': ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@echo "  variables: PYTHON (interpreter for .venv), JOBS (test processes), TORCH (a version), ARGS (passed on)"
 
 # one learning rate for all: with the paper's the two Adams, which are one algorithm on St(1, 2), would differ tenfold
 demo: .venv/.installed-lab  ## the pendulum, about a minute: four optimizers at one learning rate, 10 seeds, one page
@@ -41,6 +41,15 @@ test: .venv/.installed-dev  ## run the tests
 
 test-all: .venv/.installed-dev .venv/.installed-ray  ## run the tests, the slow ones included
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "" $(ARGS)
+
+# in an environment of its own, of which torch is the only thing that changes; ghor is taken from src/
+test-torch: .venv/.created  ## run the tests of the core against another torch: make test-torch TORCH=2.9.1
+	@test -n "$(TORCH)" || { echo "which torch? make test-torch TORCH=2.9.1" >&2; exit 1; }
+	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
+	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt "torch==$(TORCH)" numpy pytest \
+	  pytest-xdist pytest-timeout hypothesis mpmath expecttest ruff; \
+	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/geometry tests/optimizer tests/pytorch tests/nn \
+	  tests/solve $(ARGS)
 
 lint: .venv/.installed-dev  ## check style, format and types
 	@$(PY) -m ruff check .

@@ -1,6 +1,6 @@
 """Adapters beside those of peft: a small transformer pre-trained on Fashion-MNIST, adapted to MNIST.
 
-    python benchmarks/adapters.py [--steps 1000] [--pretrain 1000] [--rates 1e-3 3e-3 1e-2] [--out table.json]
+    python benchmarks/adapters.py [--steps 1000] [--pretrain 1000] [--rates 1e-3 3e-3 1e-2] [--only "ghor|OFT"]
 
 Every adapter sits on all linear layers of the blocks, the head is trained anew beside it, and every method has the best
 of the same learning rates, by its test accuracy. "off" is the largest ||R^T R - I||_F of a block that the layer
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--pretrain", type=int, default=1000)
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2])
+    parser.add_argument("--only", default="", help="contenders whose names match this")
     parser.add_argument("--out")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", module="peft")
@@ -168,10 +170,10 @@ def main() -> None:
     train(base, torch.optim.AdamW(base.parameters(), lr=2e-3), fashion, args.pretrain)
     accuracy = float((logits(base, fashion[2]).argmax(1) == fashion[3]).double().mean())
     total = sum(p.numel() for p in base.parameters())
-    print(f"pre-trained: {100 * accuracy:.2f} % on Fashion-MNIST, {total} parameters")
+    print(f"pre-trained: {100 * accuracy:.2f} % on Fashion-MNIST, {total} parameters", flush=True)
     nn.init.zeros_(base.head.weight)
     rows = []
-    for name, make in CONTENDERS.items():
+    for name, make in ((n, make) for n, make in CONTENDERS.items() if re.search(args.only, n)):
         best: dict[str, object] = {}
         for lr in args.rates:
             torch.manual_seed(1)
