@@ -15,9 +15,9 @@ SPACE, N, n, F64 = ghor.SymplecticStiefel(), 60, 5, torch.float64
 
 def wave(c: float) -> torch.Tensor:
     """A, z' = A z, on a circle of length 1."""
-    I = torch.eye(N, dtype=F64)
-    D = (I.roll(1, 0) + I.roll(-1, 0) - 2 * I) * (c * N) ** 2
-    return torch.cat([torch.cat([0 * I, I], 1), torch.cat([D, 0 * I], 1)])
+    A, I = torch.zeros(2 * N, 2 * N, dtype=F64), torch.eye(N, dtype=F64)
+    A[:N, N:], A[N:, :N] = I, (I.roll(1, 0) + I.roll(-1, 0) - 2 * I) * (c * N) ** 2
+    return A
 
 
 def solve(A: torch.Tensor, z: torch.Tensor, steps: int = 400, h: float = 0.01) -> torch.Tensor:
@@ -37,6 +37,7 @@ def start(c: float) -> torch.Tensor:
 
 
 def energy(A: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """|p|^2/2 + c^2 |q_x|^2/2."""
     return (z[N:].square().sum(0) - (z[:N] * (A[N:, :N] @ z[:N])).sum(0)) / 2
 
 
@@ -44,12 +45,11 @@ def optimised(U: torch.Tensor, X: torch.Tensor, steps: int) -> torch.Tensor:
     """Adam on |X - U U+ X|^2."""
     U = torch.nn.Parameter(U.clone())
     opt = ghor.optim.Adam([U], space=SPACE, lr=1e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
-    for _ in range(steps):
+    for step in range(steps):
+        opt.param_groups[0]["lr"] = 1e-2 * (1 - step / steps)
         opt.zero_grad()
         (X - U @ (SPACE.star(U) @ X)).square().mean().backward()
         opt.step()
-        schedule.step()
     return U.detach()
 
 
@@ -58,20 +58,14 @@ def run(steps: int = 600) -> Figure:
     X = torch.cat([solve(wave(c), start(c), 100)[:, ::2] for c in (0.9, 1.0, 1.1)], 1)
     X[N:] /= 2 * torch.pi  # p and q of one size: the units of time are free
     Phi = torch.linalg.svd(torch.cat([X[:N], X[N:]], 1))[0][:, :n]
-    linear = torch.block_diag(Phi, Phi)
-    bases = {
-        "POD": torch.linalg.svd(X)[0][:, : 2 * n],
-        "PSD": linear,
-        "symplectic Stiefel": optimised(linear, X, steps),
-    }
-    A, z0, scale = (
-        wave(0.95),
-        start(0.95),
-        torch.cat([torch.ones(N, dtype=F64), torch.full((N,), 2 * torch.pi, dtype=F64)]),
-    )
+    bases = {"POD": torch.linalg.svd(X)[0][:, : 2 * n], "PSD": torch.block_diag(Phi, Phi)}
+    bases["symplectic Stiefel"] = optimised(bases["PSD"], X, steps)
+    A, z0, scale = wave(0.95), start(0.95), torch.ones(2 * N, dtype=F64)
+    scale[N:] = 2 * torch.pi
     z = solve(A, z0)
     figure = Figure(figsize=(8, 3.5), layout="constrained")
-    error, power = (figure.add_subplot(1, 2, k, xlabel="t", yscale="log") for k in (1, 2))
+    titles = ("relative error", "energy, relative change")
+    error, power = (figure.add_subplot(1, 2, k + 1, xlabel="t", yscale="log", title=titles[k]) for k in (0, 1))
     for name, U in bases.items():
         inverse = U.mT if name == "POD" else SPACE.star(U)
         V, Vi = scale[:, None] * U, inverse / scale
@@ -81,8 +75,6 @@ def run(steps: int = 600) -> Figure:
         print(f"{name}: {lost:.1e} of the data lost, error {off.mean():.1e}, energy off by {drift.max():.1e} at most")
         for axes, line in ((error, off), (power, drift)):
             axes.plot(torch.arange(len(line)) * 0.01, line, label=name)
-    error.set_title("relative error")
-    power.set_title("energy, relative change")
     power.legend()
     return figure
 
