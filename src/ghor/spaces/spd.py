@@ -110,12 +110,8 @@ class SPD(Framed):
         Lambda = self.section(Y)
         D, M = 2 * self.global_rep(Lambda, Z - Y), 2 * self.global_rep(Lambda, Z)
         near = (frobenius(D) < 0.5)[..., None, None]
-        log = torch.where(
-            near,
-            symmetric_function(torch.where(near, D, 0), lambda t: (t.log1p(), 1 / (1 + t))),
-            log_positive(M),
-        )
-        return self.push(Lambda, log / 2)
+        of_near = symmetric_function(torch.where(near, D, 0), lambda t: (t.log1p(), 1 / (1 + t)))
+        return self.push(Lambda, torch.where(near, of_near, log_positive(M)) / 2)
 
     def log_euclidean(self, Y: Tensor, Z: Tensor) -> Tensor:
         """||log Y - log Z||_F, the distance of the log-Euclidean metric."""

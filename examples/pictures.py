@@ -1,0 +1,34 @@
+"""Draws the pictures of the documentation: `python examples/pictures.py [names] [--out docs/pictures]`."""
+
+import argparse
+import importlib
+import time
+from pathlib import Path
+
+NAMES = (
+    "hyperbolic_tree",
+    "needle_field",
+    "pose_graph",
+    "rotation_mean",
+    "spd_regression",
+    "unitary_rnn",
+    "wave_reduction",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "pictures")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.names or NAMES:
+        begun = time.perf_counter()
+        figure = importlib.import_module(name).run()
+        path = args.out / f"{name}.png"
+        figure.savefig(path, dpi=80)
+        print(f"{path}, {path.stat().st_size / 1000:.0f} kB, {time.perf_counter() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
