@@ -153,6 +153,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path, names = args.out / "pymanopt.json", {r["problem"] for r in rows}
     rows = [r for r in (json.loads(path.read_text()) if path.exists() else []) if r["problem"] not in names] + rows
+    rows.sort(key=lambda r: list(CASES).index(r["problem"]))
     path.write_text(json.dumps(rows, indent=1))
     (args.out / "pymanopt.md").write_text(table(rows))
     print(table(rows))

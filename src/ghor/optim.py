@@ -8,7 +8,8 @@ Each takes a module, or parameters and groups as torch does, and four options of
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
 
 `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam.
-`LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`.
+`LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`. It is here by
+name and not in `__all__`, which lists the lifted ones: those can stand for each other in a training loop.
 ASGD, SparseAdam, Adafactor and Muon do not lift; `ghor.lift` says why.
 """
 
