@@ -16,10 +16,13 @@ DOCS = Path(__file__).parents[1] / "docs"
 def test_the_examples_of_a_page_run(page, skipped, blocks):
     found = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)[skipped:]
     assert len(found) == blocks
-    scope = {"ghor": ghor}
-    with torch.random.fork_rng():
-        for block in found:
-            exec(block, scope)
+    scope, dtype = {"ghor": ghor}, torch.get_default_dtype()
+    try:
+        with torch.random.fork_rng():
+            for block in found:
+                exec(block, scope)
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def test_every_page_is_in_the_navigation_and_every_picture_is_there():

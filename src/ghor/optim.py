@@ -10,7 +10,8 @@ Each takes a module, or parameters and groups as torch does, and five options of
 
 Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam. With
 one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and decays that.
-`LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`.
+`LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`. It is here by
+name and not in `__all__`, which lists the lifted ones: those can stand for each other in a training loop.
 `Muon` orthogonalises block by block, and takes AdamW along for what is no matrix: see `ghor.muon`.
 ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
 """

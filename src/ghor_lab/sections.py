@@ -46,7 +46,7 @@ def sections(runs: Sequence[Run], pools: Sequence[Pool]) -> list[Section]:
         same = [p for p in pools if p.experiment == experiment]
         parts = pendulum(same) if experiment == "pendulum" else transformer(experiment, same, first=not found)
         found.append(Section(name(EXPERIMENTS, experiment), parts))
-    compared = Section("Methods", [Part(methods.WORDS, methods.table(), quiet=True)])
+    compared = Section("Methods", [Part(methods.WORDS, methods.table())])
     return [*found, *costs(pools), compared, drawing(), provenance(runs, pools)]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..linalg import COMPUTE_DTYPE, eye_like
+from ..linalg import COMPUTE_DTYPE, dot, eye_like
 from ..retraction import Retraction, by_name
 from ..section import KINDS, Implicit, Section, from_state
 from ..spaces import Euclidean, Space
@@ -82,22 +82,23 @@ class Block:
             new.section.polish(new.Y, age, (length > 0).to(length.dtype), float(length.max()) > 0.5 * self.reach)
         return new
 
-    def velocity(self, d: Tensor, t: float, retraction: Retraction) -> Tensor:
-        """Lambda_t^-1 d/dt Lambda_t E along Lambda_t = Lambda R(t W), flat: W of a geodesic.
+    def slope(self, g: Tensor, d: Tensor, t: float, retraction: Retraction) -> Tensor:
+        """<B, V>, B the gradient at Lambda_t = Lambda R(t W), V = Lambda_t^-1 d/dt Lambda_t: W along a geodesic.
 
-        (I - t^2 W^2/4)^-1 W of Cayley: on the basis [E, E_c B] the matrix W is [[A, -B* B], [I, 0]], one solve of size
-        2n.
+        Along Cayley it is (I - t^2 W^2/4)^-1 W: on the basis [E, E_c B] the matrix W is [[A, -B* B], [I, 0]], so one
+        solve of size 2n gives V = [x1; B x2].
         """
-        if retraction.name != "cayley" or not isinstance(self.space, Form):
-            return d[self.part]
-        W = self.coordinates(d)
-        M = self.space.matrix(W)
-        n = M.shape[-1]
-        A, B = M[..., :n, :], M[..., n:, :]
-        I = eye_like(A).expand_as(A)
-        X = torch.cat([torch.cat([A, -self.space.pair(B, B)], -1), torch.cat([I, torch.zeros_like(A)], -1)], -2)
+        space = self.space
+        if retraction.name != "cayley" or not isinstance(space, Form):
+            return g[self.part].dot(d[self.part])
+        W, G = space.matrix(self.coordinates(d)), space.matrix(self.scaled(g))
+        n = W.shape[-1]
+        A, B, I = W[..., :n, :], W[..., n:, :], eye_like(W).expand(*W.shape[:-2], n, n)
+        X = torch.cat([torch.cat([A, -space.pair(B, B)], -1), torch.cat([I, torch.zeros_like(I)], -1)], -2)
         x = torch.linalg.solve_ex(eye_like(X) - (t * t / 4) * (X @ X), torch.cat([A, I], -2))[0]
-        return self.flat(self.space.unmatrix(torch.cat([x[..., :n, :], B @ x[..., n:, :]], -2), W.shape))
+        # <A, A'>/2 + <B, B'>; the coordinates of g are still scaled
+        top = dot(G[..., :n, :], x[..., :n, :]) * math.sqrt(0.5)
+        return (top + dot(B.mH @ G[..., n:, :], x[..., n:, :])).sum()
 
     def expansion(self, G: Tensor, g: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Of Y(u) = Lambda R(u) E at 0, in which all retractions agree: v -> Y'(0) v, and <G, Y''(0) v> in g^hor, flat.
@@ -229,9 +230,9 @@ class Frames:
         if any(isinstance(a, Implicit) and isinstance(b, Implicit) and not torch.equal(a.R, b.R) for a, b in both):
             self.moved(d, t, memory)
 
-    def slope(self, B: Tensor, d: Tensor, t: float) -> float:
-        """<B, V>, the derivative of the loss at R(t d): B the gradient there, V the velocity, d in the frames there."""
-        return float(B.dot(_flat([b.velocity(d, t, self.retraction) for b in self.blocks])))
+    def slope(self, g: Tensor, d: Tensor, t: float) -> float:
+        """The derivative of the loss at R(t d): g the gradient there, d in the frames there."""
+        return float(sum(b.slope(g, d, t, self.retraction) for b in self.blocks))
 
     def ceiling(self, d: Tensor) -> float:
         """The largest t for which t d is a step that the retraction is exact for."""

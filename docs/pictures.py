@@ -1,0 +1,77 @@
+"""Runs the examples of docs/solving.md and draws what they found into docs/pictures: python docs/pictures.py."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+HERE = Path(__file__).parent
+
+
+def examples() -> SimpleNamespace:
+    """The variables that the page's code leaves."""
+    scope: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (HERE / "solving.md").read_text(), re.DOTALL)[1:]:
+        exec(block, scope)
+    return SimpleNamespace(**scope)
+
+
+def picture(axes: int, width: float) -> tuple[Figure, list[Axes]]:
+    """A figure with some axes in a row."""
+    figure = Figure(figsize=(width, 2.8), layout="constrained")
+    return figure, list(figure.subplots(1, axes, squeeze=False)[0])
+
+
+def save(figure: Figure, name: str) -> None:
+    """Into docs/pictures."""
+    (HERE / "pictures").mkdir(exist_ok=True)
+    figure.savefig(HERE / "pictures" / f"{name}.png", dpi=90)
+
+
+def degrees(R: Tensor, truth: Tensor) -> Tensor:
+    """Angles between rotations, each relative to the first of its batch."""
+    turn = (R @ R[0].mT).mT @ (truth @ truth[0].mT)
+    return torch.rad2deg(torch.acos(((turn.diagonal(dim1=-2, dim2=-1).sum(-1) - 1) / 2).clamp(-1, 1)))
+
+
+def main() -> None:
+    """All four."""
+    e = examples()
+
+    figure, (left, right) = picture(2, 7)
+    left.scatter(*(e.X @ e.pca.x).mT, c=e.kind, cmap="viridis", s=8)
+    left.set(xlabel="first direction of the plane", ylabel="second", aspect="equal")
+    right.semilogy([h["evaluations"] for h in e.pca.history], [h["gradient_norm"] for h in e.pca.history], ".-")
+    right.set(xlabel="evaluations", ylabel="gradient norm")
+    save(figure, "pca")
+
+    figure, axes = picture(2, 6)
+    for ax, Z, title in zip(axes, (e.A, e.A @ e.fit.x), ("as given", "turned"), strict=True):
+        ax.plot(*e.B.mT, ".", color="C1", markersize=3)
+        ax.plot(*Z.mT, color="C0")
+        ax.set(title=title, aspect="equal", xticks=[], yticks=[])
+    save(figure, "procrustes")
+
+    figure, (ax,) = picture(1, 6)
+    for k, (R, label) in enumerate(((e.chained, "relative to the first alone"), (e.found.x, "all measurements"))):
+        ax.bar(torch.arange(2, 13) + 0.4 * k - 0.2, degrees(R, e.truth)[1:], 0.4, label=label)
+    ax.set(xlabel="orientation", ylabel="error (degrees)", ylim=(0, 19))
+    ax.legend()
+    save(figure, "rotations")
+
+    figure, (ax,) = picture(1, 4)
+    side = e.sides[:, e.edges.argmax()]
+    for i, j in e.W.triu().nonzero().tolist():
+        ends = e.place[[i, j]].mT
+        ax.plot(*ends, color="C7", linewidth=1.2 if side[i] != side[j] else 0.8, ls="-" if side[i] != side[j] else ":")
+    ax.scatter(*e.place.mT, c=side, cmap="coolwarm", s=25, zorder=2)
+    ax.set(title=f"{int(e.edges.max())} edges cut, at most {float(e.bound):.1f}", xticks=[], yticks=[])
+    save(figure, "maxcut")
+
+
+if __name__ == "__main__":
+    main()
