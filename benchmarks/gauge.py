@@ -3,6 +3,7 @@
     python benchmarks/gauge.py --out gauge                     # everything; half an hour
     python benchmarks/gauge.py --only a,b --out gauge          # minutes
     python benchmarks/gauge.py --only c --epochs 5 --seeds 2 --data FOLDER
+    python benchmarks/gauge.py --frames --out gauge            # spread over frames and starts (frames.py)
 
 Adam works on coordinates, and the two sections give the complement different bases (gauges). A pair shares the start,
 the data and the order of the data; only the section differs.
@@ -38,6 +39,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import frames
 import torch
 from common import commit
 from torch import Generator, Tensor
@@ -488,10 +490,17 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, help="folder of the MNIST files (default: GHOR_DATA, the cache, mirrors)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
+    parser.add_argument("--frames", action="store_true", help="the spread over frames instead, see frames.py")
     parser.add_argument("--report", action="store_true", help="only summarise what is recorded")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     problems = args.only.split(",")
+    if args.frames:
+        args.out.mkdir(parents=True, exist_ok=True)
+        chosen = ["a", "b", "d"] if args.only == parser.get_default("only") else problems
+        images = data.load("mnist", args.data) if "c" in chosen else None
+        frames.main(chosen, args.out, images, args.seeds or frames.COUNT)
+        return
     if unknown := set(problems) - set(LR):
         parser.error(f"--only knows {', '.join(LR)}, not {', '.join(sorted(unknown))}")
     if args.lr:

@@ -18,6 +18,7 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ from common import Weight, commit, machine, machine_lines, parametrized_step, qu
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from ghor import Stiefel, optim
 from ghor_lab import bench
 from ghor_lab.bench import COUNT, LAYOUTS, LR, SEPARATE, STACKED, Contender, N, distance, measure, n, points, split
 
 GHOR, GHOR_FUSED = "ghor Adam, Cayley", "ghor Adam, Cayley, fused"
 TORCH, TORCH_FUSED = "torch Adam, foreach", "torch Adam, fused"
+GHOR_MUON, TORCH_MUON = "ghor Muon, Cayley", "torch Muon"
 GEOOPT = "geoopt RiemannianAdam, canonical"
 
 
@@ -52,6 +55,16 @@ def torch_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
     for implementation in ("foreach", "fused"):
         for layout in LAYOUTS:
             yield bench.torch_adam(Y, G, layout, implementation)
+
+
+def muon(Y: Tensor, G: Tensor) -> Iterator[Contender]:
+    """Ours in both layouts; torch's takes matrices one by one, and leaves the manifold."""
+    for layout in LAYOUTS:
+        params = bench.leaves(Y, G, layout)
+        opt = optim.Muon(params, space=Stiefel(), lr=LR)
+        yield Contender(GHOR_MUON, layout, opt.step, partial(list, params))
+    params = bench.leaves(Y, G, SEPARATE)
+    yield Contender(TORCH_MUON, SEPARATE, torch.optim.Muon(params, lr=LR).step, partial(list, params))
 
 
 def geoopt_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
@@ -89,6 +102,7 @@ def torch_orthogonal(Y: Tensor, G: Tensor) -> Iterator[Contender]:
 PEERS: tuple[Callable[[Tensor, Tensor], Iterable[Contender]], ...] = (
     ghor_adam,
     torch_adam,
+    muon,
     geoopt_adam,
     geotorch_orthogonal,
     torch_orthogonal,

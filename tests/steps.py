@@ -20,6 +20,7 @@ OPTIONS = {
     "Adam": {"amsgrad": True},
     "AdamW": {"amsgrad": True},
     "RMSprop": {"momentum": 0.9},
+    "Muon": {"adamw": {"weight_decay": 0.0}},
 }
 OURS = ("section", "anchor", "master", "moves")
 

@@ -84,6 +84,13 @@ class _Muon(Optimizer):
         self._adamw = torch.optim.AdamW([torch.zeros(1)], **(adamw or {})).defaults  # they check their options
         super().__init__(params, torch.optim.Muon([torch.zeros(1, 1)], *options).defaults)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As AdamW's: step counts of old state dicts are numbers."""
+        super().__setstate__(state)
+        for held in self.state.values():
+            if "step" in held and not torch.is_tensor(held["step"]):
+                held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's. With `adamw` True or False the group is all AdamW's or all Muon's, else it is split in two.
 
@@ -157,6 +164,7 @@ class Muon(Lifted, _Muon):
     >>> opt = Muon(model, lr=0.02, adamw={"lr": 3e-4, "weight_decay": 0.01})
     """
 
+    __module__ = "ghor.optim"
     Base = _Muon
 
     def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -203,10 +211,10 @@ class Muon(Lifted, _Muon):
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
         def both(optimizer: Any) -> None:
+            rule(optimizer)
             for s in stacks:
                 if not s.group["adamw"]:
                     self._orthogonalise(s)
-            rule(optimizer)
 
         super()._velocities(both, stacks)
 

@@ -22,7 +22,7 @@ from ghor import __version__
 from . import data as datasets
 from . import execute
 from .check import look, runs_in
-from .config import EXPERIMENTS, OPTIMIZERS, READINGS, Config
+from .config import EXPERIMENTS, FURTHER, OPTIMIZERS, READINGS, Config
 from .files import store
 from .pack import pack_all
 from .pool import pool
@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 
 Experiment = StrEnum("Experiment", {name: name for name in EXPERIMENTS})  # type: ignore[misc]
-OptimizerName = StrEnum("OptimizerName", {name: name for name in OPTIMIZERS})  # type: ignore[misc]
+OptimizerName = StrEnum("OptimizerName", {name: name for name in (*OPTIMIZERS, *FURTHER)})  # type: ignore[misc]
 Reading = StrEnum("Reading", {name.replace(" ", "-"): name.replace(" ", "-") for name in READINGS})  # type: ignore[misc]
 
 
@@ -102,7 +102,8 @@ def run(
     optimizer: Annotated[
         list[OptimizerName] | None,
         option(
-            f"One of {', '.join(OPTIMIZERS)} (not for the pendulum). May be repeated.",
+            f"One of {', '.join(OPTIMIZERS)} (not for the pendulum), and beyond the paper {', '.join(FURTHER)}. "
+            "May be repeated.",
             "NAME",
             WHAT,
             "all of the paper's",
@@ -374,7 +375,7 @@ def caught(
         typer.Argument(metavar="EXPERIMENT", help="mnist, fashion-mnist.", show_default="both"),
     ] = None,
     optimizer: Annotated[
-        str, option(f"One of {', '.join(OPTIMIZERS)}.", "NAME", WHAT, names=("--optimizer", "-o"))
+        str, option(f"One of {', '.join((*OPTIMIZERS, *FURTHER))}.", "NAME", WHAT, names=("--optimizer", "-o"))
     ] = "geometric-adam",
     seeds: Annotated[str, option("Such as 0-9 or 0,3,5.", "LIST", WHAT)] = "0-9",
     warmup: Annotated[int, option("Steps of the runs with a linear warm-up; 0: none of these.", "N", WHAT)] = 10,

@@ -18,11 +18,19 @@ from ghor.section import SECTIONS
 from .protocol import FRAMES, STARTS
 
 OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
+FURTHER = ("muon", "adamw-anchor")  # not of the paper: Muon, and AdamW that draws weights to where they started
 EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist")
 DTYPES = ("float32", "float64")
 LOSSES = ("before", "after")
 # Of fields that came later: a configuration that has them is written, and named, as it was before they came.
-DEFAULTS = {"manifold_lr": None, "start": "uniform", "frame": "closed-form", "loss": "before", "warmup": 0}
+DEFAULTS = {
+    "manifold_lr": None,
+    "start": "uniform",
+    "frame": "closed-form",
+    "loss": "before",
+    "warmup": 0,
+    "weight_decay": 0.1,
+}
 NORMS = tuple(SHARE_OF_A)
 
 TRANSFORMER = {"patch_size": 7, "blocks": 16, "heads": 7, "scale": "dim"}
@@ -75,15 +83,22 @@ class Config:
     frame: str = "closed-form"  # the complement in their first sections
     loss: str = "before"  # the step that it is evaluated at, or "after" it, on the same batch
     warmup: int = 0  # steps in which the learning rate grows to its value, linearly
+    weight_decay: float = 0.1  # of adamw-anchor
 
     def __post_init__(self) -> None:
-        for name in ("lr", "eps", "momentum", "manifold_lr"):  # 1 and 1.0 are one configuration, with one name
+        for name in (
+            "lr",
+            "eps",
+            "momentum",
+            "manifold_lr",
+            "weight_decay",
+        ):  # 1 and 1.0 are one configuration, with one name
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))
         object.__setattr__(self, "seeds", tuple(self.seeds))
         object.__setattr__(self, "betas", tuple(map(float, self.betas)))
         one_of("experiment", self.experiment, EXPERIMENTS)
-        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("optimizer", self.optimizer, (*OPTIMIZERS, *FURTHER))
         one_of("retraction", self.retraction, tuple(RETRACTIONS))
         one_of("section", self.section, SECTIONS)
         one_of("norm", self.norm, NORMS)
@@ -116,6 +131,8 @@ class Config:
             raise ValueError(f"{changed[-1]} can be chosen for mnist and fashion-mnist only")
         if self.frame == "random" and self.section == "implicit":
             raise ValueError("an implicit section has no frame to choose: not frame random")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum}")
         known: dict[str, Any] = AUTOENCODER if self.experiment == "pendulum" else TRANSFORMER

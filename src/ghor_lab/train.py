@@ -70,6 +70,11 @@ def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
             return optim.SGD(params, lr=config.lr, momentum=config.momentum, **space, fused=True)
         case "gradient":
             return optim.SGD(params, lr=config.lr, **space, fused=True)
+        case "muon":  # lr, or manifold_lr, is the angle of a step; Adam has the weights that are no matrices
+            own = {**adam, "weight_decay": 0.0}
+            return optim.Muon(params, lr=config.lr, weight_decay=0.0, adamw=own, **space)
+        case "adamw-anchor":
+            return optim.AdamW(params, **adam, **space, weight_decay=config.weight_decay, anchor="start", fused=True)
         case _:
             return torch.optim.Adam(model.parameters(), **adam, fused=True)
 

@@ -36,6 +36,7 @@ CHANGES = {
     "frame": "random",
     "loss": "after",
     "warmup": 3,
+    "weight_decay": 0.2,
 }
 
 

@@ -207,7 +207,6 @@ def test_arguments_without_default_are_tried_at_construction(gen):
         (torch.optim.ASGD, ("averages", "ghor.optim.SGD", "swa_utils")),
         (torch.optim.SparseAdam, ("sparse", "ghor.optim.Adam")),
         (torch.optim.Adafactor, ("row and column", "ghor.optim.Adam")),
-        (torch.optim.Muon, ("orthogonalises", "ghor.optim.Adam")),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -223,7 +222,7 @@ def test_what_does_not_lift_is_what_is_not_in_optim():
     """Every optimizer of torch is in ghor.optim or is refused with a reason; LBFGS takes closures, and stands apart."""
     theirs = {n for n in torch.optim.__all__ if isinstance(getattr(torch.optim, n, None), type) and n != "Optimizer"}
     refused = {n for n in theirs if n not in ghor.optim.__all__}
-    assert refused == {"ASGD", "LBFGS", "SparseAdam", "Adafactor", "Muon"}
+    assert refused == {"ASGD", "LBFGS", "SparseAdam", "Adafactor"}
     assert set(ghor.optim.__all__) - theirs == {"PaperAdam"}
 
 

@@ -154,6 +154,7 @@ EXPECTED = {
     "SGD": ({"momentum": 0.9}, {"momentum_buffer": "vector"}),
     "Adam": ({"amsgrad": True}, {"exp_avg": "vector", "exp_avg_sq": "square", "max_exp_avg_sq": "square"}),
     "AdamW": ({}, {"exp_avg": "vector", "exp_avg_sq": "square"}),
+    "Muon": ({}, {"momentum_buffer": "vector"}),
     "NAdam": ({}, {"exp_avg": "vector", "exp_avg_sq": "square"}),
     "RAdam": ({}, {"exp_avg": "vector", "exp_avg_sq": "square"}),
     "Adamax": ({}, {"exp_avg": "vector", "exp_inf": "square"}),

@@ -3,6 +3,7 @@
 It lists for every optimizer of torch the configurations that are tried there, and inputs that must be refused.
 """
 
+import copy
 import warnings
 
 import pytest
@@ -27,6 +28,15 @@ def paper_adam_errors(device, dtype):
     return get_error_inputs_for_all_optims(device, dtype) + own
 
 
+def muon():
+    """Ours beside its own base, which takes what is no matrix to AdamW."""
+    info = copy.copy({info.optim_cls.__name__: info for info in optim_db}["Muon"])
+    theirs = info.optim_error_inputs_func
+    info.optim_cls = ghor.optim.Muon.Base
+    info.optim_error_inputs_func = lambda **where: [e for e in theirs(**where) if "2D" not in str(e.error_regex)]
+    return info
+
+
 DATABASE = {info.optim_cls.__name__: info for info in optim_db} | {
     "PaperAdam": OptimizerInfo(
         ghor.optim.PaperAdam.Base,
@@ -36,7 +46,8 @@ DATABASE = {info.optim_cls.__name__: info for info in optim_db} | {
         ],
         supported_impls=(),
         optim_error_inputs_func=paper_adam_errors,
-    )
+    ),
+    "Muon": muon(),
 }
 CLASSES = ghor.optim.__all__
 SWITCHES = ("foreach", "fused", "differentiable")

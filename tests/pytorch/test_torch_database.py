@@ -186,7 +186,8 @@ def test_goes_the_right_way_and_stays(case):
     theirs.param_groups[0]["params"][0].grad = torch.ones(2, 2)
     theirs.step()
     keys = set(next(iter(theirs.state.values()), ()))
-    assert all(keys <= set(opt.state[p]) for p in net.parameters())
+    by_rule = [p for p in net.parameters() if cls != "Muon" or p.dim() == 2]  # it leaves the others to AdamW
+    assert all(keys <= set(opt.state[p]) for p in by_rule)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c[2] in ("foreach", "fused")], ids=case_id)

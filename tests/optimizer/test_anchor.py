@@ -1,0 +1,154 @@
+"""Weight decay towards an anchor: the formula, what it leaves alone, and that it is state like any other."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from liftable import points
+from steps import STIEFEL, Net, gradients, same, sections, through_a_file, train, values
+from table import COMPLEX_CASES, MANIFOLDS, is_compact, name, point, randn, shapes, spoiled
+from table import sections as sections_of
+from torch import nn
+
+import ghor
+
+COMPACT = [(s, shapes(s)[0], torch.float64, k) for s in MANIFOLDS if is_compact(s) for k in sections_of(s)]
+COMPACT += [(s, shape, torch.complex128, "auto") for s, shape in COMPLEX_CASES if is_compact(s)][::2]
+
+
+@pytest.mark.parametrize(("space", "shape", "dtype", "section"), COMPACT, ids=name)
+def test_the_rate_of_decay(space, shape, dtype, section, gen):
+    """Without gradients -d/dt |Y - Y0|^2/2 = wd |global_grad(Lambda, Y0)|^2: fitted over a run, within 1 %."""
+    Y = nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
+    Y0, lr, wd = space.random(*shape, generator=gen, dtype=dtype), 0.02, 0.5
+    opt = ghor.optim.AdamW([Y], space=space, section=section, lr=lr, weight_decay=wd, anchor=Y0)
+    f, slope = [], []
+    for _ in range(120):
+        X = Y.detach()
+        Z = space.representative(X, Y0)
+        B = space.global_grad(space.section(X), Z)
+        f.append((X - Z).abs().square().sum() / 2)
+        slope.append(wd * space.ghor_inner(B, B).sum())
+        Y.grad = torch.zeros_like(Y)
+        opt.step()
+    f, slope = torch.stack(f), torch.stack(slope)
+    predicted, measured = lr * (slope[1:] + slope[:-1]) / 2, -f.diff()
+    rate = (predicted * measured).sum() / predicted.square().sum()
+    assert abs(rate - 1) <= 0.01
+    assert f[-1] < 0.9 * f[0]
+
+
+@sections
+@pytest.mark.parametrize("cls", ["AdamW", "SGD", "Muon", "NAdam"])
+def test_the_formula(cls, section, gen):
+    """W <- W + lr wd global_grad(Lambda, Y0): the first step beside that of wd = 0, in coordinates."""
+    Y, Y0 = (point(STIEFEL, (7, 3), gen) for _ in range(2))
+    G, lr, wd = randn((7, 3), gen), 1e-3, 0.3
+    more = {"decoupled_weight_decay": True} if cls == "NAdam" else {}
+    ends = []
+    for decay in (0.0, wd):
+        p = nn.Parameter(Y.clone())
+        p.grad = G.clone()
+        opt = getattr(ghor.optim, cls)(
+            [p], space=STIEFEL, section=section, lr=lr, weight_decay=decay, anchor=Y0, **more
+        )
+        opt.step()
+        ends.append(p.detach())
+    Lambda = STIEFEL.section(Y)
+    W = STIEFEL.global_rep(Lambda, STIEFEL.tangent(Y, ends[1] - ends[0]))
+    same(W, lr * wd * STIEFEL.global_grad(Lambda, Y0), atol=lr**2)  # to second order in lr
+
+
+@pytest.mark.parametrize(
+    "options", [{"weight_decay": 0.0, "anchor": "start"}, {"weight_decay": 0.1}], ids=["wd=0", "none"]
+)
+@pytest.mark.parametrize("cls", ["AdamW", "SGD", "Muon"])
+def test_no_decay_or_no_anchor_is_a_no_op(cls, options):
+    nets = [Net(), Net()]
+    opts = [
+        getattr(ghor.optim, cls)(net, lr=0.02, **o)
+        for net, o in zip(nets, (options, {"weight_decay": 0.0}), strict=True)
+    ]
+    steps = gradients(nets[0], 5)
+    for net, opt in zip(nets, opts, strict=True):
+        train(net, opt, steps)
+    same(values(nets[0])[:-1], values(nets[1])[:-1])  # the last is Euclidean
+
+
+@sections
+def test_through_a_file_and_a_copy(section):
+    """ "start" is where the first step found the weight, also after a file, a copy, and a gradient that was missing."""
+    nets = [Net(), Net()]
+    opts = [ghor.optim.AdamW(net, lr=0.02, weight_decay=0.5, anchor="start", section=section) for net in nets]
+    steps = gradients(nets[0], 6)
+    steps[1][0] = None
+    train(nets[0], opts[0], steps)
+    train(nets[1], opts[1], steps[:3])
+    start = values(Net())
+    assert torch.equal(opts[1].state[nets[1].a]["drawn_to"], start[0])
+    net = copy.deepcopy(nets[1])
+    fresh = ghor.optim.AdamW(net, lr=0.02, section=section)
+    fresh.load_state_dict(through_a_file(opts[1].state_dict()))
+    train(net, fresh, steps[3:])
+    same(values(net), values(nets[0]))
+    again = copy.deepcopy((nets[1], opts[1]))
+    train(*again, steps[3:])
+    same(values(again[0]), values(nets[0]))
+
+
+def test_declared_and_changed(gen):
+    """`constrain` can say it; a group's entry that is written later counts from the next step on."""
+    layer, target = nn.Linear(3, 7, bias=False).double(), point(STIEFEL, (7, 3), gen)
+    ghor.constrain(layer, "weight", STIEFEL, anchor=target)
+    layer = copy.deepcopy(layer)
+    opt = ghor.optim.AdamW(layer, lr=0.1, weight_decay=0.5)
+    still = [[torch.zeros(7, 3, dtype=torch.float64)]] * 60
+    train(layer, opt, still)
+    assert (layer.weight - target).norm() < 0.3
+    opt.param_groups[0]["anchor"] = other = point(STIEFEL, (7, 3), gen)
+    train(layer, opt, still)
+    assert (layer.weight - other).norm() < 0.3
+    opt.param_groups[0]["anchor"] = None
+    ghor.constrain(layer, "weight", STIEFEL)
+    before = layer.weight.detach().clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(layer, opt, still[:2])
+    same(layer.weight.detach(), before, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
+def test_half_precision_stays_at_its_anchor(dtype, gen):
+    """At the anchor nothing pulls: no bit changes."""
+    Y = nn.Parameter(STIEFEL.random(7, 3, generator=gen).to(dtype))
+    before = Y.detach().clone()
+    opt = ghor.optim.AdamW([Y], space=STIEFEL, lr=0.1, weight_decay=0.5, anchor="start")
+    for _ in range(3):
+        Y.grad = torch.zeros_like(Y)
+        opt.step()
+    assert torch.equal(Y, before)
+
+
+def test_what_is_refused(gen):
+    (p,), flat = points(STIEFEL, (7, 3), 1), nn.Parameter(randn((4,), gen))
+    Y0, AdamW = point(STIEFEL, (7, 3), gen), ghor.optim.AdamW
+
+    def group(**keys):
+        return [{"params": [p], "space": STIEFEL, **keys}]
+
+    with pytest.raises(ValueError, match=r"the anchor of parameter 0 of group 0 .* off Stiefel"):
+        AdamW(group(anchor=spoiled(STIEFEL, Y0, 1e-3)))
+    with pytest.raises(ValueError, match=r"float64 of shape \(3, 7\), the weight float64 of shape \(7, 3\)"):
+        AdamW(group(anchor=Y0.mT))
+    with pytest.raises(TypeError, match=r"None, 'start' or a point of Stiefel.*, got 'begin'"):
+        AdamW(group(anchor="begin"))
+    with pytest.raises(ValueError, match="1 parameters and 2 anchors"):
+        AdamW(group(anchor=[Y0, Y0]))
+    with pytest.raises(ValueError, match="an anchor and no weight_decay"):
+        ghor.optim.Rprop(group(anchor="start"))
+    with pytest.raises(ValueError, match="is Euclidean and decays towards 0"):
+        AdamW([{"params": [flat], "anchor": flat.detach()}], space=ghor.Euclidean())
+    AdamW([{"params": [flat], "anchor": torch.zeros(4)}], space=ghor.Euclidean())
+    with pytest.raises(ValueError, match=r"the anchor of weight .* off Stiefel"):
+        ghor.constrain(nn.Linear(3, 7), "weight", STIEFEL, anchor=torch.ones(7, 3))
