@@ -4,7 +4,7 @@
     python benchmarks/drift.py --steps 500                 # a first look
 
 Weights on St(7, 49) follow noisy gradients of ||Y - target||^2/2, Adam at 1e-3 with betas 0.9, 0.99 as in the paper.
-Four ways to move the section Lambda by the Cayley transform of the velocity W, the first as in the authors' public code:
+Four ways to move the section Lambda by the Cayley transform of the velocity W, the first that of the authors' code:
 
     authors     R = (I + B' (I - B''^T B'/2)^-1 B''^T/2) (I + W/2) is formed, N x N, then Lambda <- Lambda R
     dense       R = (I - W/2)^-1 (I + W/2) by a solve, then Lambda <- Lambda R

@@ -483,7 +483,7 @@ def numbers(
     results: Annotated[Path, option("The records.", "FOLDER")] = Path("results"),
     check: Annotated[bool, option("Change nothing; exit code 1 if something would.", None, names=("--check",))] = False,
 ) -> None:
-    """Write the numbers in texts again from records, by the templates in the texts. Trains nothing.
+    """Write the numbers in texts again from records, by the templates in results/numbers. Trains nothing.
 
     \b
     ghor numbers README.md docs/*.md

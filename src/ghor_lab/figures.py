@@ -183,7 +183,7 @@ def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
         for i, (optimizer, mark) in enumerate(theirs.items()):
             _bar(axes, end * (1.12 + 0.1 * i), mark, STYLES.get(optimizer, OTHER)[0])
         _epochs(axes, quantity, end, len(theirs))
-        ends = {p.optimizer: float(values[-1].mean()) for p, values in reversed(drawn)}
+        ends = {p.optimizer: _end(values, quantity) for p, values in reversed(drawn)}
         _names(axes, {o: theirs[o][0] if o in theirs else ends[o] for o in optimizers})
 
     about = f"{title}. {_what(drawn, quantity)}"
@@ -278,6 +278,11 @@ def _lines(axes: Axes, p: Pool, values: Array, quantity: Quantity, marker: str =
     )
 
 
+def _end(values: Array, quantity: Quantity) -> float:
+    """Where the line of `_lines` ends."""
+    return float(values.max() if quantity.worst and values.shape[1] > FEW else values[-1].mean())
+
+
 def _epochs(axes: Axes, quantity: Quantity, end: int, bars: int, alone: bool = True) -> None:
     """The axes of a curve, with room for bars on the right, where they stand for the paper."""
     right = end * (1.1 + 0.1 * bars if alone else 1.35) if bars else end * 1.03
@@ -312,7 +317,8 @@ def _names(axes: Axes, heights: dict[str, float]) -> None:
     """Optimizers right of the axes at these heights, moved apart where they would touch."""
     axes.set_ylim(axes.get_ylim())
     scale = axes.transScale + axes.transLimits
-    want = sorted((float(scale.transform((1, y))[1]), o) for o, y in heights.items() if np.isfinite(y))
+    found = {o: float(scale.transform((1, y))[1]) for o, y in heights.items()}
+    want = sorted((min(max(y, 0.0), 1.0), o) for o, y in found.items() if np.isfinite(y))
     places = [y for y, _ in want]
     for _ in range(100):
         for i in range(1, len(places)):

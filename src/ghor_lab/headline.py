@@ -55,9 +55,10 @@ def _best(p: Pool) -> Array | None:
 
 
 def _minutes(p: Pool) -> Array | None:
-    """Of one seed: the share of a run that trains several at once."""
+    """Of one seed and 1000 epochs, as in the paper: the share of a run that trains several at once, for ever so few."""
     seconds = p.numbers("seconds")
-    return np.full(len(p.seeds), seconds.sum() / 60 / len(p.seeds)) if len(seconds) else None
+    scale = paper.EPOCHS["pendulum"] / p.epochs / len(p.seeds) / 60
+    return np.full(len(p.seeds), seconds.sum() * scale) if len(seconds) else None
 
 
 TRANSFORMER = (
@@ -68,7 +69,7 @@ TRANSFORMER = (
 PENDULUM = (
     Measure("error", "final reconstruction error", _last(ERROR), ERROR.reported),
     Measure("best", "best reconstruction error", _best, reported("best")),
-    Measure("minutes", "minutes a seed", _minutes, reported("minutes"), log=True),
+    Measure("minutes", "minutes for a seed and 1000 epochs", _minutes, reported("minutes"), log=True),
 )
 
 
@@ -102,22 +103,18 @@ def verdict(pools: Sequence[Pool]) -> list[str]:
         return ["There is no whole epoch yet."]
     distances = {e: list(_distances(e, same)) for e, same in usual.items()}
     found = [d for each in distances.values() for _, _, d in each]
-    if found:
-        near, which = (
-            sum(abs(d) <= WITHIN for d in found),
-            listed([name(EXPERIMENTS, e) for e, d in distances.items() if d]),
-        )
-        count = f"{near} of {len(found)} results are" if len(found) > 1 else f"the result is{'' if near else ' not'}"
-        count = f"all {near} results are" if near == len(found) > 1 else count
-        first = f"At the paper's number of epochs ({which}) {count} within {WITHIN} of its standard deviations"
-    else:
-        first = "No run has come to the paper's number of epochs yet"
+    lines = [" ".join(_about(e, same, distances[e])) for e, same in usual.items()]
     drifts = [float(x.max()) for p in pools if (x := p.series("drift")) is not None and np.isfinite(x).all()]
-    if drifts:
-        first += f"; no weight was ever further than {short(f'{max(drifts):.1e}')} from its manifold"
-        theirs = [o.drift[1] for e in usual for o in paper.OUTCOMES.get(e, {}).values() if o.drift]
-        first += f" (in the paper up to {short(f'{max(theirs):.1e}')})" if theirs else ""
-    return [f"{first}.", *(" ".join(_about(e, same, distances[e])) for e, same in usual.items())]
+    theirs = [o.drift[1] for e in usual for o in paper.OUTCOMES.get(e, {}).values() if o.drift]
+    on = f"no weight was ever further than {short(f'{max(drifts):.1e}')} from its manifold" if drifts else ""
+    on += f" (in the paper up to {short(f'{max(theirs):.1e}')})" if drifts and theirs else ""
+    if not found:
+        return [*lines, *([f"{on[0].upper()}{on[1:]}."] if on else [])]
+    near, which = sum(abs(d) <= WITHIN for d in found), [name(EXPERIMENTS, e) for e, d in distances.items() if d]
+    count = f"{near} of {len(found)} results are" if len(found) > 1 else f"the result is{'' if near else ' not'}"
+    count = f"all {near} results are" if near == len(found) > 1 else count
+    first = f"At the paper's number of epochs ({listed(which)}) {count} within {WITHIN} of its standard deviations"
+    return [f"{first}; {on}." if on else f"{first}.", *lines]
 
 
 def _distances(experiment: str, pools: Sequence[Pool]) -> Iterator[tuple[Pool, str, float]]:
@@ -154,12 +151,17 @@ def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, s
     ends = [(float(x[-1].mean()), p) for p in longest if (x := p.series("loss")) is not None]
     for epochs in sorted({p.epochs for _, p in ends}, reverse=True):
         same = sorted(((end, p) for end, p in ends if p.epochs == epochs), key=lambda each: each[0])
-        rates = {p.config.get("lr") for _, p in same}
-        equal = f", all at the learning rate {rates.pop():g}" if len(rates) == 1 and experiment == "pendulum" else ""
+        rates: set[Any] = {p.config.get("lr") for _, p in same}
+        equal = f", all at the learning rate {max(rates):g}" if len(rates) == 1 and experiment == "pendulum" else ""
         yield (
-            f"{title}, {what} after {epochs} of {asked} epochs{_seeds([p for _, p in same])}{equal}: "
+            f"{title}, {what} after {epochs} of the paper's {asked} epochs{_seeds([p for _, p in same])}{equal}: "
             f"{', '.join(f'{name(OPTIMIZERS, p.optimizer)} {end:.3f}' for end, p in same)}."
         )
+        adams = [end for end, p in same if p.optimizer in ("geometric-adam", "scalar-moment-adam")]
+        others = [end for end, p in same if p.optimizer in ("momentum", "gradient")]
+        if equal and len(adams) == 2 and others:
+            ratio = sum(others) / len(others) / (sum(adams) / 2)
+            yield f"Without a second moment the error is {ratio:.1f} times as large."
     if experiment == "pendulum" and {"geometric-adam", "scalar-moment-adam"} <= {p.optimizer for p in pools}:
         yield "On St(1, 2) the two Adams are one algorithm: what they differ by, at equal rates, is chance."
     for optimizer in dict.fromkeys(p.optimizer for p in pools) if experiment != "pendulum" else ():
@@ -181,13 +183,16 @@ def _seeds(pools: Sequence[Pool]) -> str:
 
 KEY = (
     "A dot is a run, filled if it has the paper's number of epochs; grey bars are the paper's mean and standard "
-    "deviation ({} epochs, 10 seeds), of the drift smallest and largest."
+    "deviation ({} epochs, 10 seeds){}."
 )
 
 
 def key(pools: Sequence[Pool]) -> str:
     """What dots and bars are."""
-    return KEY.format(paper.EPOCHS.get(pools[0].experiment)) if pools else ""
+    if not pools:
+        return ""
+    experiment = pools[0].experiment
+    return KEY.format(paper.EPOCHS.get(experiment), "" if experiment == "pendulum" else ", of the drift its range")
 
 
 def figures(pools: Sequence[Pool]) -> list[Figure]:

@@ -1,15 +1,16 @@
-"""`ghor numbers`: the numbers in texts, written from records by templates that stand in the texts themselves.
+"""`ghor numbers`: the numbers in texts, written from records by templates.
 
-    <!-- numbers
-    After 25 epochs the loss is {{ run("mnist", "geometric-adam").loss(25) }}.
-    -->
+    <!-- numbers: first-look -->
 
     After 25 epochs the loss is 0.595.
 
     <!-- /numbers -->
 
-What is between the comments is the template's, a Jinja one, and is written again; `check` tells whether it would change.
-A template can use what `Book` has. Nothing is trained.
+What is between the comments is written again from the template numbers/first-look.jinja in the folder of results, here
+
+    After 25 epochs the loss is {{ run("mnist", "geometric-adam").loss(25) }}.
+
+which can use what `Book` has; a check tells whether anything would change. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined, TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound
 
 from . import paper
 from .caught import table as caught_table
@@ -32,7 +33,7 @@ from .pool import off, pool, spread
 from .record import Run
 from .table import Column, short
 
-BLOCK = re.compile(r"(<!-- numbers\n(.*?)\n-->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- numbers: ([\w-]+) -->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
 NAMES = {
     "geometric-adam": "geometric Adam",
     "scalar-moment-adam": "scalar-moment Adam",
@@ -45,12 +46,12 @@ REPORTED = {"loss": "final", "best": "best", "test_accuracy": "accuracy"}
 
 
 class Found:
-    """A run of one or more seeds, its numbers as texts; epochs count from 1, and the last is meant where none is said."""
+    """A run of one or more seeds, its numbers as texts; where no epoch is said, the last is meant."""
 
     def __init__(self, run: Run) -> None:
         self.record, config = run, run.header["config"]
         self.experiment, self.optimizer = config["experiment"], config["optimizer"]
-        self.epochs, self.asked = len(run.epochs), run.epochs_asked
+        self.label, self.epochs, self.asked = config.get("label"), len(run.epochs), run.epochs_asked
         self.outcome = paper.OUTCOMES[self.experiment].get(self.optimizer)
 
     def values(self, key: str, epoch: int | None = None) -> Any:
@@ -73,11 +74,13 @@ class Found:
         """The largest of all epochs and seeds."""
         return short(f"{max(max(line['drift']) for line in self.record.epochs):.1e}")
 
+    @property
     def structure(self) -> float:
         """How far encoder and decoder were from symplectic, at worst."""
         lines = [line["symplecticity"] for line in self.record.epochs]
         return max(x for line in lines for key in ("encoder", "decoder") for x in line[key])
 
+    @property
     def minutes(self) -> float:
         """Of all epochs."""
         return float(sum(line["seconds"] for line in self.record.epochs)) / 60
@@ -144,21 +147,28 @@ class Book:
 def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str]:
     """Write the numbers again; where they change (or, for a check, would), and the blocks that are not closed."""
     book = Book(results)
-    environment = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, autoescape=False)
+    templates = results / "numbers"
+    environment = Environment(
+        loader=FileSystemLoader(templates), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
     environment.globals |= {key: getattr(book, key) for key in ("run", "all", "paper", "authors", "caught", "json")}
-    environment.globals |= {"names": NAMES, "sum": sum, "max": max, "round": round}
+    environment.globals["names"] = NAMES
     environment.filters["f"] = lambda value, spec: short(format(value, spec))
     changed = []
     for path in files:
         text = path.read_text(encoding="utf-8")
         blocks = list(BLOCK.finditer(text))
-        if text.count("<!-- numbers\n") != len(blocks):
-            raise ValueError(f"{path}: a block that begins with <!-- numbers is not closed by <!-- /numbers -->")
+        if not text.count("<!-- numbers:") == text.count("<!-- /numbers") == len(blocks):
+            raise ValueError(
+                f"{path}: a block does not begin with <!-- numbers: NAME --> or end with <!-- /numbers -->"
+            )
         new = text
         for block in blocks:
             line = text.count("\n", 0, block.start()) + 1
             try:
-                made = environment.from_string(block[2]).render().strip()
+                made = environment.get_template(f"{block[2]}.jinja").render().strip()
+            except TemplateNotFound:
+                raise ValueError(f"{path}, line {line}: there is no {templates / block[2]}.jinja") from None
             except (TemplateError, ValueError, KeyError, TypeError, IndexError) as error:
                 raise ValueError(f"{path}, line {line}: {error}") from None
             if block[3] != f"\n{made}\n\n":

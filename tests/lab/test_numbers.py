@@ -1,0 +1,66 @@
+"""`ghor numbers`: texts say what the committed records say, and a change of either is found."""
+
+from pathlib import Path
+
+import pytest
+from synthetic import loss, write
+
+from ghor_lab import numbers
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = 'A loss of {{ run("mnist", "momentum").loss(3) }}.\n'
+TEXT = """Before.
+
+<!-- numbers: one -->
+
+A loss of 9.
+
+<!-- /numbers -->
+After.
+"""
+
+
+@pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="not in a clone")
+def test_readme_and_docs_say_what_the_records_say():
+    files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    used = {name for path in files for _, name, *_ in numbers.BLOCK.findall(path.read_text())}
+    assert used == {path.stem for path in (ROOT / "results" / "numbers").iterdir()}
+    assert numbers.write(files, ROOT / "results", check=True) == []
+
+
+@pytest.fixture
+def text(tmp_path):
+    write(tmp_path / "results" / "mnist", "mnist", "momentum", [0], 3)
+    (tmp_path / "results" / "numbers").mkdir()
+    (tmp_path / "results" / "numbers" / "one.jinja").write_text(TEMPLATE)
+    path = tmp_path / "text.md"
+    path.write_text(TEXT)
+    return path
+
+
+def test_numbers_are_written_and_changes_found(text):
+    results = text.parent / "results"
+    assert numbers.write([text], results, check=True) == [f"{text}, line 3: the records say otherwise"]
+    assert text.read_text() == TEXT
+    assert len(numbers.write([text], results)) == 1
+    assert text.read_text() == TEXT.replace("of 9.", f"of {loss('momentum', 0, 3):.3f}.")
+    assert numbers.write([text], results, check=True) == []
+    write(results / "mnist", "mnist", "momentum", [0], 3, changes=lambda seeds, epoch: {"loss": [0.5]})
+    assert len(numbers.write([text], results, check=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("<!-- /numbers -->", "", "does not begin with"),
+        (": one", ": two", "line 3: there is no .*two.jinja"),
+        ("momentum", "gradient", "line 3: .* has no record of gradient, seed 0"),
+        ("loss(3)", "nothing(3)", "line 3: .*nothing"),
+        ("loss(3)", "loss(4)", "line 3: list index out of range"),
+    ],
+)
+def test_what_cannot_be_written_is_said(text, old, new, message):
+    text.write_text(TEXT.replace(old, new))
+    (text.parent / "results" / "numbers" / "one.jinja").write_text(TEMPLATE.replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        numbers.write([text], text.parent / "results")
