@@ -1,7 +1,7 @@
 # `make` lists the targets. They work from any folder (make -C path test, make -f path/Makefile test) and with
 # spaces in the path: called from elsewhere, make starts itself again in the folder of this file.
 ROOT := $(shell f='$(MAKEFILE_LIST)'; cd "$$(dirname -- "$${f# }")" && pwd -P)
-TARGETS := help demo test test-all test-torch lint format docs bench clean
+TARGETS := help demo test test-all test-torch lint format docs pictures bench clean
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 
@@ -63,6 +63,10 @@ format: .venv/.installed-dev  ## apply the format and the safe fixes
 docs: .venv/.installed-docs  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
+
+pictures: .venv/.installed-lab  ## draw the pictures of the documentation again
+	@$(PY) examples/pictures.py $(ARGS)
+	@$(PY) docs/build/solving.py
 
 bench: .venv/.installed-bench  ## time one optimizer step against other libraries
 	@$(PY) benchmarks/step.py $(ARGS)

@@ -3,7 +3,6 @@
 python examples/overview.py --out overview.png       # times: results/step/step.json, made by benchmarks/step.py
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -51,30 +50,27 @@ def distances(steps):
     return curves
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="overview.png")
-    parser.add_argument("--steps", type=int, default=3000)
-    args = parser.parse_args()
+def run(steps=2000):
+    """The figure."""
     rows = json.loads(TIMES.read_text())["contenders"]
     ms = {row["name"]: row["ms"][1] for row in rows if row["layout"] == "336 tensors"}
     bars = {label: ms[name] for name, label in BARS.items() if name in ms}
+    names, times = list(bars)[::-1], list(bars.values())[::-1]
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
-    drawn = left.barh(list(bars)[::-1], list(bars.values())[::-1], color=["#bbbbbb"] * (len(bars) - 1) + ["#3f51b5"])
-    left.bar_label(drawn, [f" {t:.1f} ms" for t in list(bars.values())[::-1]])
+    drawn = left.barh(names, times, color=["#3f51b5" if name == "ghor" else "#bbbbbb" for name in names])
+    left.bar_label(drawn, [f" {t:.1f} ms" for t in times])
     left.set(
         xscale="log", xlim=(1, 400), title="One Adam step, 336 weights on St(7, 49)", xlabel="milliseconds, 2 threads"
     )
-    for name, curve in distances(args.steps).items():
+    for name, curve in distances(steps).items():
         right.plot(curve, label=name, color=COLORS[name])
     right.set(yscale="log", title="Distance from the manifold, float32", xlabel="step", ylabel=r"$\|Y^T Y - I\|$")
     right.legend(loc="center right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(args.out, dpi=110)
-    print(f"{args.out}: " + ", ".join(f"{label} {t:.1f} ms" for label, t in bars.items()))
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    run().savefig("overview.png")

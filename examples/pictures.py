@@ -1,4 +1,7 @@
-"""Draws the pictures of the documentation: `python examples/pictures.py [names] [--out docs/pictures]`."""
+"""Draws the pictures of the documentation: `python examples/pictures.py [names] [--out docs/pictures]`.
+
+`make pictures` runs it, and docs/build/solving.py for those of the page "solving problems".
+"""
 
 import argparse
 import importlib
@@ -8,6 +11,7 @@ from pathlib import Path
 NAMES = (
     "hyperbolic_tree",
     "needle_field",
+    "overview",
     "pose_graph",
     "rotation_mean",
     "spd_regression",
@@ -26,7 +30,7 @@ def main() -> None:
         begun = time.perf_counter()
         figure = importlib.import_module(name).run()
         path = args.out / f"{name}.png"
-        figure.savefig(path, dpi=80)
+        figure.savefig(path, dpi=110 if name == "overview" else 80)
         print(f"{path}, {path.stat().st_size / 1000:.0f} kB, {time.perf_counter() - begun:.0f} s")
 
 

@@ -1,4 +1,4 @@
-"""Runs the examples of docs/solving.md and draws what they found into docs/pictures: python docs/pictures.py."""
+"""Runs the examples of docs/solving.md and draws what they found into docs/pictures; `make pictures` runs it."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 def examples() -> SimpleNamespace:
