@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .declare import Warn, check_anchor, check_on_space, check_parameter, declared_anchors, declared_spaces
+from .declare import Warn, check_anchor, check_on_space, check_parameter
+from .records import declared_anchors, declared_spaces
 from .retraction import RETRACTIONS
 from .section import SECTIONS
 from .shards import placing

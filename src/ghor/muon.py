@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS
 
-from .declare import declared_spaces
 from .linalg import frobenius
 from .optimizer import Lifted
 from .probe import bare_step
+from .records import declared_spaces
 from .spaces import Euclidean
 from .stack import Stack
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from . import upkeep, views
-from .declare import Record, check_on_space, declared_spaces
+from .declare import check_on_space
 from .distributed import ShardedStack
 from .groups import GROUP_KEYS, anchors_of, check_group, check_options, name_of, same_anchor, spaces_of
 from .probe import options_of, parity
+from .records import Record, declared_spaces
 from .shards import is_sharded, placing
 from .spaces import Euclidean, Space
 from .stack import Stack

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .declare import Warn, check_on_space, declared_space, kind_of
+from .declare import Warn, check_on_space, kind_of
 from .linalg import parts, wide
 from .probe import left_ghor, not_in_ghor
 from .reads import SELDOM
+from .records import declared_space
 from .section import POLISH_POINT
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from table import MANIFOLD_CASES, name, point, randn
 from torch import nn
 
 import ghor
-from ghor.declare import declared_space, spaces
+from ghor.declare import spaces
+from ghor.records import declared_space
 
 manifolds = pytest.mark.parametrize(("space", "shape"), MANIFOLD_CASES, ids=name)
 

@@ -12,7 +12,7 @@ from table import randn
 from torch import nn
 
 import ghor
-from ghor.declare import declared_space
+from ghor.records import declared_space
 
 ST = ghor.Stiefel()
 FLOAT32 = 2e-6
