@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from table import name
 
 import ghor
-from ghor.linalg import log_rotation, phi
+from ghor.linalg import phi
 from ghor.retraction import RETRACTIONS, by_name
+from ghor.spaces.functions import log_rotation
 
 EPS = torch.finfo(torch.float64).eps
 SHAPES = [(8, 3), (8, 1), (8, 7), (9, 8), (6, 6), (3, 8), (20, 3), (2, 6, 2), (2, 1, 5, 4)]

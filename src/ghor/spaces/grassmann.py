@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..linalg import symmetric_function
+from .functions import symmetric_function
 from .orthogonal import Orthogonal
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..linalg import dot, eye_like, full_precision, phases, product, symmetric_function
+from ..linalg import dot, eye_like, full_precision, phases, product
 from .anchored import Anchored
 from .base import Space, compute
+from .functions import symmetric_function
 
 
 class Orthogonal(Anchored):

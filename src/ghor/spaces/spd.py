@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..linalg import frobenius, full_precision, log_positive, symmetric, symmetric_function
+from ..linalg import frobenius, full_precision
 from ..retraction import Retraction
 from .base import compute
 from .framed import Framed
+from .functions import log_positive, symmetric, symmetric_function
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import log_rotation
+from .functions import log_rotation
 from .orthogonal import Orthogonal, require_geodesic
 
 

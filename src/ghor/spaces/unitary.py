@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..linalg import log_rotation
+from .functions import log_rotation
 from .orthogonal import Orthogonal, require_geodesic
 
 
