@@ -233,4 +233,4 @@ def test_blocks_are_for_rules_that_turn(Base, reason):
 
 def test_lift_of_torchs_is_ours():
     assert ghor.lift(torch.optim.Muon) is ghor.optim.Muon
-    assert all(len(space.blocks(torch.zeros(shapes(space)[0]))) in (1, 2) for space in MANIFOLDS)
+    assert all(len(space.ghor_blocks(torch.zeros(shapes(space)[0]))) in (1, 2) for space in MANIFOLDS)
