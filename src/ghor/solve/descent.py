@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,17 +13,16 @@ from .rules import Rule
 from .wolfe import Trial, strong_wolfe
 
 
-def descend(problem: Problem, frames: Frames, rule: Rule, log: Log) -> Place:
+def descend(problem: Problem, frames: Frames, make: Callable[[], Rule], log: Log) -> Place:
     """Until the log says so, or no step along -gradient lowers the value."""
-    place, fresh = problem.place(frames), True
+    place, rule, fresh = problem.place(frames), make(), True
     eps = torch.finfo(place.gradient.dtype).eps
     while not log.over(place):
         g = place.gradient
         d = rule.direction(g)
         slope = float(g.dot(d))
         if not slope < 0:
-            rule.clear()
-            d, slope, fresh = -g, -float(g.dot(g)), True
+            rule, d, slope, fresh = make(), -g, -float(g.dot(g)), True
 
         def phi(t: float, place: Place = place, d: Tensor = d) -> Trial:
             along, before = d.clone(), place.gradient.clone()
@@ -42,7 +43,7 @@ def descend(problem: Problem, frames: Frames, rule: Rule, log: Log) -> Place:
             log.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
             break
         if found.t == 0:
-            rule.clear()
+            rule = make()
         else:
             at, along, before = found.at
             place.frames.renew(at.frames, d, found.t, rule.vectors())
