@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from .frames import Frames
@@ -16,7 +15,6 @@ from .wolfe import Trial, strong_wolfe
 def descend(problem: Problem, frames: Frames, make: Callable[[], Rule], log: Log) -> Place:
     """Until the log says so, or no step along -gradient lowers the value."""
     place, rule, fresh = problem.place(frames), make(), True
-    eps = torch.finfo(place.gradient.dtype).eps
     while not log.over(place):
         g = place.gradient
         d = rule.direction(g)
@@ -35,9 +33,9 @@ def descend(problem: Problem, frames: Frames, make: Callable[[], Rule], log: Log
             min(1.0, 1.0 / float(g.abs().sum())) if fresh else 1.0,
             c2=rule.c2,
             size=float(d.norm()),
-            tolerance=eps,
+            tolerance=frames.eps,
             longest=place.frames.ceiling(d),
-            slack=10 * eps * abs(place.value),
+            slack=10 * frames.eps * abs(place.value),
         )
         if found.t == 0 and fresh:
             log.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"

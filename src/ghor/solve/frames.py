@@ -157,6 +157,7 @@ class Frames:
         for i, (p, space) in enumerate(zip(points, spaces, strict=True)):
             kinds[(space, i) if isinstance(space, Euclidean) else (space, p.shape, p.dtype)].append(i)
         self.size, self.count = 0, len(points)
+        self.eps = max(torch.finfo(p.dtype).eps for p in points)  # of the coarsest
         for (space, *_), index in kinds.items():
             block = Block(space, index, points[index[0]], self.size)
             self.size = block.part.stop

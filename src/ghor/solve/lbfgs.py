@@ -140,7 +140,6 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         size, least = group["history_size"], ABSOLUTE if flat_spaces else None
         S, Y, ro = (state.get(key) or [] for key in ("old_stps", "old_dirs", "ro"))
         pairs = Limited(size, S, Y, ro, state.get("H_diag", 1), least)
-        eps = torch.finfo(g.dtype).eps
         try:
             for iteration in range(1, group["max_iter"] + 1):
                 state["n_iter"] += 1
@@ -181,7 +180,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                         tolerance=group["tolerance_change"],
                         iterations=group["max_eval"] - count,
                         longest=longest,
-                        slack=0.0 if flat_spaces else 10 * eps * abs(loss),
+                        slack=0.0 if flat_spaces else 10 * frames.eps * abs(loss),
                     )
                     t, loss, (at, along, before, g) = found.t, found.f, found.at
                 else:
