@@ -16,15 +16,16 @@ everywhere and not tuned.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import commit, machine, write_json
 from torch import Tensor
 
 import ghor
@@ -304,7 +305,8 @@ def main() -> None:
         rows += (new := measure(case))
         print(table(new), flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "problems.json").write_text(json.dumps(rows, indent=1))
+    stamp = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
+    write_json({"benchmark": "problems", **stamp, "runs": rows}, args.out / "problems.json")
     (args.out / "problems.md").write_text(table(rows))
     draw(rows, args.out / "profiles.png")
 
