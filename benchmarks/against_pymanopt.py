@@ -17,10 +17,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import commit, machine, write_json
 from torch import Tensor
 
 import ghor
@@ -152,9 +154,11 @@ def main() -> None:
     rows = [row for name in CASES if args.only in name for row in measure(name, args.methods)]
     args.out.mkdir(parents=True, exist_ok=True)
     path, names = args.out / "pymanopt.json", {r["problem"] for r in rows}
-    rows = [r for r in (json.loads(path.read_text()) if path.exists() else []) if r["problem"] not in names] + rows
+    stamp = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__}
+    rows = [r | stamp for r in rows]
+    rows += [r for r in (json.loads(path.read_text())["runs"] if path.exists() else []) if r["problem"] not in names]
     rows.sort(key=lambda r: list(CASES).index(r["problem"]))
-    path.write_text(json.dumps(rows, indent=1))
+    write_json({"benchmark": "against_pymanopt", "machine": machine(), "runs": rows}, path)
     (args.out / "pymanopt.md").write_text(table(rows))
     print(table(rows))
 

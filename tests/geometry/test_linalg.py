@@ -29,3 +29,10 @@ def test_long_sums_keep_their_digits(gen):
     size = A.double().abs() @ B.double().abs()
     assert ((product(A, B) - exact).abs() / size).max() < 1e-7  # 6e-8 is float32's own
     assert torch.equal(product(A[..., :100], B[:, :100]), A[..., :100] @ B[:, :100])
+
+
+def test_long_sums_of_small_numbers_after_a_large_one():
+    """1e5 terms of 1e-17 after a 1: added one by one they are all lost, which is 1e-12 in float64."""
+    column = torch.full((100_001, 1), 1e-17**0.5, dtype=torch.float64)
+    column[0] = 1
+    assert abs(float(product(column.mT, column)) - 1 - 1e-12) < 1e-14  # 512 terms of a part at most

@@ -6,7 +6,8 @@ from problems import STIEFEL, brockett, gen
 from table import RETRACTIONS, SPACES, has_implicit, shapes
 
 import ghor
-from ghor.solve.problem import Problem
+from ghor.solve.problem import Log, Problem
+from ghor.solve.trust_region import steihaug
 
 METHODS = ["lbfgs", "bfgs", "cg", "trust-region", "auto"]
 CASES = [(space, shape) for space in SPACES for shape in shapes(space)[:4]]
@@ -140,6 +141,32 @@ def test_what_makes_no_sense():
         ghor.minimize(lambda Y: Y, x, STIEFEL)
     with pytest.raises(ValueError, match="does not depend on x"):
         ghor.minimize(lambda Y: torch.ones(()), x, STIEFEL)
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("method", ["lbfgs", "cg", "trust-region"])
+def test_points_of_two_dtypes(method, section):
+    """What counts as rounding is that of the coarser one."""
+    f, x, _ = brockett(20, 3)
+    start = {"a": STIEFEL.random(20, 3, generator=gen(1)), "b": x}
+    result = ghor.minimize(lambda x: f(x["a"].double()) + f(x["b"]), start, STIEFEL, method, tol=3e-5, section=section)
+    assert result.success, result.status
+    assert result.x["a"].dtype == torch.float32
+
+
+def test_second_derivatives_of_complex_points():
+    Y = STIEFEL.random(9, 3, generator=gen(0), dtype=torch.complex128)
+    Z = STIEFEL.random(9, 3, generator=gen(1), dtype=torch.complex128)
+    assert ghor.check_hessian(lambda Y: (Y**3 - 1j * Z).abs().square().sum(), Y, STIEFEL, generator=gen(2)).ok
+
+
+def test_time_is_over_within_a_newton_step():
+    """No time at all: one product with the Hessian, and not as many as it takes."""
+    for seconds, few in ((None, False), (0.0, True)):
+        log = Log(None, 0.0, 1e-12, 1, None, seconds, None, False, history=[{"gradient_norm": 1.0}])
+        H, products = torch.arange(1, 11, dtype=torch.float64), []
+        steihaug(torch.ones_like(H), lambda v, H=H, products=products: products.append(v) or H * v, 1e3, log)
+        assert (len(products) == 1) is few
 
 
 @pytest.mark.slow

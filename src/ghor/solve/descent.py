@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 from torch import Tensor
 
 from .frames import Frames
@@ -11,17 +12,15 @@ from .rules import Rule
 from .wolfe import Trial, strong_wolfe
 
 
-def descend(problem: Problem, frames: Frames, rule: Rule, log: Log) -> Place:
+def descend(problem: Problem, frames: Frames, make: Callable[[], Rule], log: Log) -> Place:
     """Until the log says so, or no step along -gradient lowers the value."""
-    place, fresh = problem.place(frames), True
-    eps = torch.finfo(place.gradient.dtype).eps
+    place, rule, fresh = problem.place(frames), make(), True
     while not log.over(place):
         g = place.gradient
         d = rule.direction(g)
         slope = float(g.dot(d))
         if not slope < 0:
-            rule.clear()
-            d, slope, fresh = -g, -float(g.dot(g)), True
+            rule, d, slope, fresh = make(), -g, -float(g.dot(g)), True
 
         def phi(t: float, place: Place = place, d: Tensor = d) -> Trial:
             along, before = d.clone(), place.gradient.clone()
@@ -34,15 +33,15 @@ def descend(problem: Problem, frames: Frames, rule: Rule, log: Log) -> Place:
             min(1.0, 1.0 / float(g.abs().sum())) if fresh else 1.0,
             c2=rule.c2,
             size=float(d.norm()),
-            tolerance=eps,
+            tolerance=frames.eps,
             longest=place.frames.ceiling(d),
-            slack=10 * eps * abs(place.value),
+            slack=10 * frames.eps * abs(place.value),
         )
         if found.t == 0 and fresh:
             log.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
             break
         if found.t == 0:
-            rule.clear()
+            rule = make()
         else:
             at, along, before = found.at
             place.frames.renew(at.frames, d, found.t, rule.vectors())

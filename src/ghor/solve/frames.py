@@ -160,6 +160,7 @@ class Frames:
                 raise ValueError(f"{space}: solvers and LBFGS move every row; use another optimizer for this weight")
             kinds[(space, i) if isinstance(space, Euclidean) else (space, p.shape, p.dtype)].append(i)
         self.size, self.count = 0, len(points)
+        self.eps = max(torch.finfo(p.dtype).eps for p in points)  # of the coarsest
         for (space, *_), index in kinds.items():
             block = Block(space, index, points[index[0]], self.size)
             self.size = block.part.stop

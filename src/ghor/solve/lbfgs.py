@@ -139,9 +139,9 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         if float(g.abs().max()) <= group["tolerance_grad"]:
             return first_loss
         d, t, before = state.get("d"), state.get("t"), state.get("prev_flat_grad")
+        size, least = group["history_size"], ABSOLUTE if flat_spaces else None
         S, Y, ro = (state.get(key) or [] for key in ("old_stps", "old_dirs", "ro"))
-        pairs = Limited(group["history_size"], S, Y, ro, state.get("H_diag", 1), ABSOLUTE if flat_spaces else None)
-        eps = torch.finfo(g.dtype).eps
+        pairs = Limited(size, S, Y, ro, state.get("H_diag", 1), least)
         try:
             for iteration in range(1, group["max_iter"] + 1):
                 state["n_iter"] += 1
@@ -151,9 +151,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                 d = pairs.direction(g) if not fresh else g.neg()
                 slope = float(g.dot(d))
                 if not flat_spaces and not slope < 0 and pairs.s:  # rounding has spoilt the memory
-                    pairs.clear()
-                    d, fresh = g.neg(), True
-                    slope = float(g.dot(d))
+                    pairs, d, slope, fresh = Limited(size), g.neg(), -float(g.dot(g)), True
                 before, last_loss = g, loss
                 t = min(1.0, 1.0 / float(g.abs().sum())) * lr if fresh else lr
                 if slope > -group["tolerance_change"]:
@@ -184,7 +182,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                         tolerance=group["tolerance_change"],
                         iterations=group["max_eval"] - count,
                         longest=longest,
-                        slack=0.0 if flat_spaces else 10 * eps * abs(loss),
+                        slack=0.0 if flat_spaces else 10 * frames.eps * abs(loss),
                     )
                     t, loss, (at, along, before, g) = found.t, found.f, found.at
                 else:
@@ -196,13 +194,13 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                 if wolfe is None and iteration != group["max_iter"]:
                     value, g = evaluate(frames)
                     loss = float(value)
-                if iteration == group["max_iter"] or count >= group["max_eval"]:
-                    break
-                if float(g.abs().max()) <= group["tolerance_grad"]:
-                    break
-                if float((d * t).abs().max()) <= group["tolerance_change"]:
-                    break
-                if abs(loss - last_loss) < group["tolerance_change"]:
+                if (
+                    iteration == group["max_iter"]
+                    or count >= group["max_eval"]
+                    or float(g.abs().max()) <= group["tolerance_grad"]
+                    or float((d * t).abs().max()) <= group["tolerance_change"]
+                    or abs(loss - last_loss) < group["tolerance_change"]
+                ):
                     break
         finally:
             put(frames)

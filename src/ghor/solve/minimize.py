@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
 
 from .descent import descend
-from .problem import Log, Points, Problem, Result, Spaces
+from .problem import Log, Loss, Points, Problem, Result, Spaces
 from .rules import Conjugate, Dense, Limited, Rule
 from .trust_region import trust_region
 
@@ -18,7 +15,7 @@ DENSE_UP_TO = 4000  # coordinates for which BFGS keeps a matrix
 
 
 def minimize(
-    f: Callable[[Any], Tensor],
+    f: Loss,
     x0: Points,
     space: Spaces = None,
     method: str = "auto",
@@ -59,7 +56,7 @@ def minimize(
         place = trust_region(problem, frames, log)
     else:
         rules: dict[str, Callable[[], Rule]] = {"bfgs": Dense, "cg": Conjugate}
-        place = descend(problem, frames, rules.get(method, lambda: Limited(memory))(), log)
+        place = descend(problem, frames, rules.get(method, lambda: Limited(memory)), log)
     if method == "auto" and log.status.startswith("no step"):
         log.status = ""
         place = trust_region(problem, place.frames, log)

@@ -15,6 +15,7 @@ from ..retraction import by_name
 from ..spaces import Euclidean, Space
 from .frames import Frames
 
+Loss = Callable[[Any], Tensor]
 Points = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
 Spaces = Space | Mapping[str, Space] | Sequence[Space] | None
 
@@ -48,25 +49,20 @@ class Place:
 class Problem:
     """f on points x: a tensor, a dict or a list of tensors, each on its space."""
 
-    def __init__(self, f: Callable[[Any], Tensor], x: Points, space: Spaces) -> None:
+    def __init__(self, f: Loss, x: Points, space: Spaces) -> None:
         self.f, self.evaluations, self.products = f, 0, 0
+        self.pack: Callable[[list[Tensor]], Any] = lambda points: points
         if isinstance(x, Tensor):
-            names, points = ["x"], [x]
-            self.pack: Callable[[list[Tensor]], Any] = lambda points: points[0]
+            names, points, self.pack = ["x"], [x], lambda points: points[0]
         elif isinstance(x, Mapping):
-            names, points = [str(k) for k in x], list(x.values())
-            self.pack = lambda points: dict(zip(x, points, strict=True))
+            names, points, self.pack = list(x), list(x.values()), lambda points: dict(zip(x, points, strict=True))
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
-            self.pack = lambda points: points
         if isinstance(space, Mapping):
             if not isinstance(x, Mapping) or set(space) - set(x):
                 raise ValueError(f"spaces are given for {sorted(space)}, points are {names}; use the same names")
-            self.spaces: list[Space] = [space.get(k, Euclidean()) for k in x]
-        elif isinstance(space, Space) or space is None:
-            self.spaces = [space or Euclidean()] * len(points)
-        else:
-            self.spaces = list(space)
+            space = [space.get(k, Euclidean()) for k in names]
+        self.spaces = [space or Euclidean()] * len(points) if isinstance(space, Space | None) else list(space)
         if len(self.spaces) != len(points) or not points:
             raise ValueError(
                 f"{len(points)} points and {len(self.spaces)} spaces; give one space for each, or one for all"

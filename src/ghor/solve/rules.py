@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Rule(Protocol):
-    """What a descent asks for."""
+class Rule:
+    """Steepest descent, and what the others have."""
 
-    c2: float  # of the Wolfe conditions
+    c2 = 0.9  # of the Wolfe conditions
 
     def direction(self, g: Tensor) -> Tensor:
         """Where to go from a place with the gradient g."""
+        return -g
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
         """After the step s, from where the gradient was `before` to where it is g."""
 
     def vectors(self) -> list[Tensor]:
         """What turns with the frames."""
-
-    def clear(self) -> None:
-        """Forget everything."""
+        return []
 
 
 def curvature(s: Tensor, y: Tensor, least: float | None = None) -> Tensor | None:
@@ -35,7 +33,7 @@ def curvature(s: Tensor, y: Tensor, least: float | None = None) -> Tensor | None
 
 
 @dataclass
-class Limited:
+class Limited(Rule):
     """L-BFGS: -H g, H the inverse Hessian that the last `size` pairs s, y = g - before give of `scale` I."""
 
     size: int
@@ -44,7 +42,6 @@ class Limited:
     ro: list[Tensor] = field(default_factory=list)  # 1/y^T s
     scale: Tensor | float = 1.0
     least: float | None = None  # see `curvature`
-    c2: float = 0.9
 
     def direction(self, g: Tensor) -> Tensor:
         """The two-loop recursion."""
@@ -73,15 +70,10 @@ class Limited:
         """The pairs."""
         return [*self.s, *self.y]
 
-    def clear(self) -> None:
-        """No pairs."""
-        self.s, self.y, self.ro, self.scale = [], [], [], 1.0
 
-
-class Dense:
+class Dense(Rule):
     """BFGS: the inverse Hessian as a matrix, H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T, in transported frames."""
 
-    c2 = 0.9
     H: Tensor | None = None
 
     def direction(self, g: Tensor) -> Tensor:
@@ -100,16 +92,8 @@ class Dense:
         self.H.addr_(s, s, alpha=float((1 + y.dot(Hy) / ys) / ys))
         self.H.sub_((torch.outer(Hy, s) + torch.outer(s, Hy)) / ys)
 
-    def vectors(self) -> list[Tensor]:
-        """None: transported frames do not turn."""
-        return []
 
-    def clear(self) -> None:
-        """No matrix."""
-        self.H = None
-
-
-class Conjugate:
+class Conjugate(Rule):
     """Conjugate gradients, d <- -g + b s with b = max(0, <g, g - g_old>)/-<g_old, s>, s the last step.
 
     Polak and Ribiere's where the line search is exact, whatever the length of s; b = 0 starts afresh (Powell). Scaled
@@ -135,7 +119,3 @@ class Conjugate:
     def vectors(self) -> list[Tensor]:
         """The last step."""
         return [] if self.s is None else [self.s]
-
-    def clear(self) -> None:
-        """No step."""
-        self.s, self.scale = None, 1.0

@@ -20,14 +20,14 @@ def trust_region(problem: Problem, frames: Frames, log: Log) -> Place:
     place, widest = problem.place(frames, twice=True), frames.radius()
     radius, product = widest / 8, None
     while not log.over(place):
-        g, eps = place.gradient, torch.finfo(place.gradient.dtype).eps
+        g = place.gradient
         product = product or problem.hessian(place)
         u, Hu, edge = steihaug(g, product, radius, log)
         decrease = -float(g.dot(u) + u.dot(Hu) / 2)
         t = min(1.0, place.frames.ceiling(u))
         new = problem.place(place.frames.moved(u, t), twice=True)
         # Within rounding of the value the model is right (Conn, Gould, Toint): both differences get the same slack.
-        slack = max(1.0, abs(place.value)) * eps * 1e3
+        slack = max(1.0, abs(place.value)) * frames.eps * 1e3
         ratio = (place.value - new.value + slack) / (decrease + slack)
         if not ratio >= 0.25:
             radius = min(radius, float(u.norm())) / 4
@@ -35,7 +35,7 @@ def trust_region(problem: Problem, frames: Frames, log: Log) -> Place:
             radius = min(2 * radius, widest)
         if ratio > 0.1 and decrease >= 0:
             place, product = new, None
-        elif radius < eps * widest:
+        elif radius < frames.eps * widest:
             log.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
             break
     return place
