@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import ghor
 
-RATES = (0.01, 0.03, 0.06, 0.1, 0.2, 0.4)
+RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 HYPERBOLIC = ghor.Hyperbolic()
 
 
@@ -104,6 +104,8 @@ def trees(args: argparse.Namespace, geoopt: Any) -> None:
     print("dim  " + "optimizer".ljust(16) + "".join(f"{lr:>9g}" for lr in args.rates) + "     best  by seed")
     for dim in args.dims:
         for name, make in contestants(geoopt).items():
+            if not any(only in name for only in args.only):
+                continue
             found = []
             for lr in args.rates:
                 runs = [(*make(start(len(D), dim, args.dtype, seed), lr), seed) for seed in range(args.seeds)]
@@ -141,6 +143,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--cosine", action="store_true", help="the learning rate falls to 0 along a cosine, for all")
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 5])
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of those that embed trees")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--repeats", type=int, default=20, help="steps that are timed, in turn; 0: none")
     parser.add_argument("--batch", type=int, default=20_000)
