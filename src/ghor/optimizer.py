@@ -291,5 +291,7 @@ class Lifted(Contract):
         if self._stateless:
             self._stateless = False
             for other in self.param_groups:
-                super()._init_group(other, *([] for _ in lists))  # type: ignore[misc]
+                # up to torch 2.6 AdamW is called with `amsgrad` among the lists
+                made = ([] if isinstance(x, list) else other["amsgrad"] for x in lists)
+                super()._init_group(other, *made)  # type: ignore[misc]
         return super()._init_group(group, *lists, **named)  # type: ignore[misc]

@@ -87,9 +87,9 @@ class Space(ABC):
         """Weights (..., *shape), with E in place of rows that are left alone; 0 if these are gradients."""
         return weights
 
-    def write(self, weights: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+    def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
         """Batches of points into weights, in the layout of `split`; what is left alone is left alone."""
-        torch._foreach_copy_(list(map(self.split, weights)), list(points))
+        torch._foreach_copy_(weights, points)
 
     @abstractmethod
     def check_shape(self, shape: Sequence[int]) -> None:

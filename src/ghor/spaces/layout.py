@@ -48,13 +48,16 @@ class Layout(Space):
         return 1 + self.flatten
 
     def split(self, X: Tensor) -> Tensor:
-        if self.count == 1:
+        if self.blocks is None or self.count == 1:
             return X
         return X.unflatten(-self.dims, (self.count, X.shape[-self.dims] // self.count))
 
     def join(self, X: Tensor) -> Tensor:
         """The inverse of `split`."""
         return X if self.count == 1 else X.flatten(-self.dims - 1, -self.dims)
+
+    def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
+        super().write(weights if self.blocks is None else list(map(self.split, weights)), points)
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < 1 + self.flatten:

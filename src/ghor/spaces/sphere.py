@@ -69,7 +69,7 @@ class Sphere(Orthogonal):
             self.padding(points).add_(self.padding(self.E(weights.shape, weights.dtype, weights.device)))
         return points
 
-    def write(self, weights: Sequence[Tensor], points: Sequence[Tensor]) -> None:
+    def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
         kept = [] if self.padding_idx is None else [self.padding(w).clone() for w in weights]
         super().write(weights, points)
         for w, row in zip(weights, kept, strict=bool(kept)):
