@@ -33,7 +33,7 @@ def muon():
     info = copy.copy({info.optim_cls.__name__: info for info in optim_db}["Muon"])
     theirs = info.optim_error_inputs_func
     info.optim_cls = ghor.optim.Muon.Base
-    info.optim_error_inputs_func = lambda **where: [e for e in theirs(**where) if "2D" not in str(e.error_regex)]
+    info.optim_error_inputs_func = lambda *where: [e for e in theirs(*where) if "2D" not in str(e.error_regex)]
     return info
 
 
