@@ -26,7 +26,8 @@ from torch import Generator, Tensor, nn
 import ghor
 from ghor_lab.protocol import random_frames
 
-COUNT, STEPS, SAMPLES = 30, 400, 32
+COUNT, SAMPLES = 30, 32
+STEPS = {"a": 400, "b": 400, "d": 100}  # exact gradients lead to rounding soon: before that
 RULES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adam": lambda params, **o: ghor.optim.Adam(params, lr=1e-2, **o),
     "Muon": lambda params, **o: ghor.optim.Muon(params, lr=1e-2, **o),
@@ -88,9 +89,10 @@ def outcomes(key: str, rule: str, starts: Tensor, frames: bool, section: str, st
     return torch.stack(curve).mean(0).log()
 
 
-def compare(key: str, rule: str, steps: int = STEPS, count: int = COUNT) -> dict[str, float]:
+def compare(key: str, rule: str, count: int = COUNT) -> dict[str, float]:
     """Deviations over frames and over starts, and where closed-form frames lie among random ones."""
     (N, n), _ = problem(key, Generator().manual_seed(1))
+    steps = STEPS[key]
     gen = Generator().manual_seed(4)
     starts = torch.stack([ghor.Stiefel().random(N, n, generator=gen, dtype=torch.float64) for _ in range(count)])
     same = starts[:1].expand_as(starts)
@@ -104,7 +106,7 @@ def summary(over: Tensor, among: Tensor, closed: Tensor, implicit: Tensor) -> di
     sd = float(over.std())
     out = {"loss": math.exp(float(over.mean())), "frames_sd": sd, "starts_sd": float(among.std())}
     for name, x in (("closed_form", closed), ("implicit", implicit)):
-        out[name] = float(x - over.mean()) / sd if sd > 1e-9 else 0.0
+        out[name] = float(x - over.mean()) / sd if sd > 1e-6 else 0.0
     return out
 
 

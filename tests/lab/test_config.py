@@ -3,13 +3,15 @@
 import dataclasses
 
 import pytest
+import torch
 from configs import MNIST, PENDULUM
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ghor.declare import spaces
 from ghor.nn import VisionTransformer
 from ghor_lab import train
-from ghor_lab.config import AUTOENCODER, DEFAULTS, OPTIMIZERS, READINGS, TRANSFORMER, Config
+from ghor_lab.config import AUTOENCODER, DEFAULTS, FURTHER, OPTIMIZERS, READINGS, TRANSFORMER, Config
 from ghor_lab.record import decode, encode
 
 CHANGES = {
@@ -75,6 +77,20 @@ def test_manifold_lr_is_the_rate_of_the_weights_on_manifolds():
     opt = train.optimizer_of(config, VisionTransformer(blocks=1))
     assert {str(g["space"]): g["lr"] for g in opt.param_groups} == {"Euclidean()": MNIST.lr, "Stiefel()": 0.018}
     assert Config.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("optimizer", FURTHER)
+def test_optimizers_beyond_the_paper(optimizer):
+    """They train, and stay on the manifold; nothing about them is in the names of other configurations."""
+    model = VisionTransformer(blocks=1)
+    opt = train.optimizer_of(dataclasses.replace(MNIST, optimizer=optimizer, manifold_lr=0.01), model)
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.rand(2, 28, 28)).square().sum().backward()
+    opt.step()
+    assert not any(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert max(space.distance(p.detach()).max() for _, p, space in spaces(model)) < 1e-5
+    assert optimizer not in OPTIMIZERS
+    assert "weight_decay" not in MNIST.to_dict()
 
 
 def test_one_and_one_point_nought_are_one_configuration():

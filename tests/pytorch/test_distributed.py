@@ -25,7 +25,7 @@ def ddp(rank, cls, section):
     return difference(net, twin)
 
 
-@pytest.mark.parametrize("cls", ["SGD", "AdamW"])
+@pytest.mark.parametrize("cls", ["SGD", "AdamW", "Muon"])
 @sections
 def test_ddp(cls, section):
     assert max(ranks().run(ddp, cls, section)) <= TOLERANCE

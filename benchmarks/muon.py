@@ -1,0 +1,138 @@
+"""Muon in g^hor beside manifold Muon (dual ascent) and Adam, on a small network: loss against steps and time.
+
+    python benchmarks/muon.py --json muon.json --plot muon.png           # a minute or two
+    python benchmarks/muon.py --quick                                    # is everything alive?
+
+A student relu(x W1) relu(. W2) w with W1 on St(16, 32), taken as its transpose, and W2 on O(32), learns a teacher of
+the same form from fresh samples, 256 a step; the Euclidean head w has torch's AdamW at 1e-2 in all runs. Every method
+runs with three learning rates and shows the best: the smallest mean loss over the last tenth of the steps, of three
+seeds. The time is that of the step on W1 and W2 alone, median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import commit, machine, machine_lines, write_json
+from torch import Tensor, nn
+
+import ghor
+from ghor.baselines import ManifoldMuon
+
+SPACE = ghor.Stiefel()
+METHODS: dict[str, tuple[Callable[..., torch.optim.Optimizer], tuple[float, ...]]] = {
+    "ghor Muon": (lambda p, lr: ghor.optim.Muon(p, lr=lr, space=SPACE), (3e-3, 1e-2, 3e-2)),
+    "ghor Muon, no momentum": (lambda p, lr: ghor.optim.Muon(p, lr=lr, momentum=0.0, space=SPACE), (3e-3, 1e-2, 3e-2)),
+    "ghor Adam": (lambda p, lr: ghor.optim.Adam(p, lr=lr, space=SPACE), (1e-3, 3e-3, 1e-2)),
+    "manifold Muon": (lambda p, lr: ManifoldMuon(p, lr=lr), (3e-3, 1e-2, 3e-2)),
+}
+
+
+class Net(nn.Module):
+    """(B, 16) -> (B)."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.W1 = nn.Parameter(SPACE.random(16, 32, generator=generator))
+        self.W2 = nn.Parameter(SPACE.random(32, 32, generator=generator))
+        self.w = nn.Parameter(torch.randn(32, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.relu(torch.relu(x @ self.W1) @ self.W2) @ self.w
+        return out
+
+
+def train(method: str, lr: float, seed: int, steps: int) -> tuple[list[float], list[float]]:
+    """Losses, and seconds of each step on the manifolds."""
+    gen = torch.Generator().manual_seed(seed)
+    teacher, net = Net(gen), Net(gen)
+    opt, head = METHODS[method][0]([net.W1, net.W2], lr), torch.optim.AdamW([net.w], lr=1e-2)
+    losses, seconds = [], []
+    for _ in range(steps):
+        x = torch.randn(256, 16, generator=gen)
+        with torch.no_grad():
+            y = teacher(x)
+        net.zero_grad()
+        loss = (net(x) - y).square().mean() / y.square().mean()
+        loss.backward()
+        begun = time.perf_counter()
+        opt.step()
+        seconds.append(time.perf_counter() - begun)
+        head.step()
+        losses.append(float(loss.detach()))
+    return losses, seconds
+
+
+def run(method: str, seeds: int, steps: int) -> dict[str, Any]:
+    """The best rate of a method."""
+    best: dict[str, Any] = {}
+    for lr in METHODS[method][1]:
+        runs = [train(method, lr, seed, steps) for seed in range(seeds)]
+        curve = [sum(values) / seeds for values in zip(*(losses for losses, _ in runs), strict=True)]
+        tail = curve[-max(1, steps // 10) :]
+        row = {
+            "method": method,
+            "lr": lr,
+            "loss": sum(tail) / len(tail),
+            "ms": 1e3 * median(s for _, seconds in runs for s in seconds),
+            "curve": [round(x, 5) for x in curve[:: max(1, steps // 100)]],
+        }
+        print(f"{method}, lr {lr:g}: loss {row['loss']:.4g}, {row['ms']:.2f} ms a step", flush=True)
+        best = row if not best or row["loss"] < best["loss"] else best
+    return best
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
+    for row in record["rows"]:
+        every = max(1, record["steps"] // 100)
+        steps = [every * k for k in range(len(row["curve"]))]
+        left.plot(steps, row["curve"], label=f"{row['method']}, lr {row['lr']:g}")
+        right.plot([k * row["ms"] / 1e3 for k in steps], row["curve"])
+    left.set(yscale="log", xlabel="steps", ylabel="loss")
+    right.set(xscale="log", xlabel="seconds of steps on the manifolds")
+    left.legend()
+    plt.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="5 steps, one seed")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    seeds, steps = (1, 5) if args.quick else (3, 200)
+    record = {
+        "benchmark": "muon",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "seeds": seeds,
+        "steps": steps,
+        "rows": [run(method, seeds, steps) for method in METHODS],
+    }
+    print("\n".join(machine_lines(record)))
+    slow = record["rows"][-1]
+    for row in record["rows"]:
+        print(
+            f"{row['method']:<24}lr {row['lr']:<8g}loss {row['loss']:<10.4g}{row['ms']:>8.2f} ms"
+            f"{slow['ms'] / row['ms']:>8.1f} x faster than {slow['method']}"
+        )
+    if args.json:
+        write_json(record, args.json)
+    if args.plot:
+        plot(record, args.plot)
+
+
+if __name__ == "__main__":
+    main()
