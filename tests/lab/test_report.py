@@ -220,6 +220,15 @@ def test_settings_that_differ_tell_pools_apart(tmp_path):
     assert not warnings
 
 
+def test_threads_tell_apart_what_epochs_do_not(tmp_path):
+    for name, epochs, threads in (("a", 2, 1), ("b", 4, 2), ("c", 4, 1)):
+        write(tmp_path, "mnist", "momentum", [0], epochs, name=name, threads=threads)
+    pools, _ = pool([record.read(tmp_path / f"{name}.jsonl") for name in "ab"])
+    assert [p.title() for p in pools] == ["Riemannian momentum, 4 epochs", "Riemannian momentum, 2 epochs"]
+    pools, _ = pool([record.read(tmp_path / f"{name}.jsonl") for name in "bc"])
+    assert {p.title() for p in pools} == {f"Riemannian momentum, threads {n}" for n in (1, 2)}
+
+
 def test_of_a_seed_that_was_run_twice_the_newer_counts(tmp_path):
     old = write(tmp_path, "mnist", "momentum", [0], 2, name="old", changes=lambda s, e: {"loss": [9.0]})
     new = write(tmp_path, "mnist", "momentum", [0], 2, name="new", started="2026-12-01T00:00:00+00:00")
