@@ -290,5 +290,5 @@ def in_letters(pools: Sequence[Pool], width: int) -> list[str]:
             cells[column(x)] = "●"
         lines.append(f"{name(OPTIMIZERS, optimizer):22}{''.join(cells)}".rstrip())
     lines.append(f"{'':22}{low:<{room - 5}.2f}{high:5.2f}")
-    lines.append(f"{'':22}{measure.words}: ● a run   ░ the paper after {paper.EPOCHS.get(experiment)} epochs")
+    lines.append(f"{measure.words}: ● a run   ░ the paper after {paper.EPOCHS.get(experiment)} epochs")
     return lines
