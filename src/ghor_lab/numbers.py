@@ -76,6 +76,11 @@ class Found:
         """The largest of all epochs and seeds."""
         return short(f"{max(max(line['drift']) for line in self.record.epochs):.1e}")
 
+    def range(self, key: str, count: int, spec: str) -> str:
+        """Smallest and largest of the last epochs, of one seed."""
+        values = [line[key][0] for line in self.record.epochs[-count:]]
+        return f"{min(values):{spec}} to {max(values):{spec}}"
+
     @property
     def structure(self) -> float:
         """How far encoder and decoder were from symplectic, at worst."""
