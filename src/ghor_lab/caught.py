@@ -70,7 +70,7 @@ def table(file: str, pools: Sequence[Pool]) -> Table | None:
             outcomes = [found for _, seeds in same for found in seeds.values()]
             rows.append(_row(p, ", all starts and frames", len(outcomes), sum(outcomes)))
     columns = (
-        *(Column("experiment", "experiment"), Column("configuration", "configuration")),
+        *(Column("configuration", "configuration"), Column("experiment", "experiment")),
         *(Column("runs", "runs", "number", "d"), Column("caught", "caught", "number", "d")),
         Column("percent", "%", "number", ".0f"),
         Column("interval", "95 % interval (%)", "range", ".0f"),
@@ -85,4 +85,4 @@ def _row(p: Pool, which: str, n: int, seeds: list[int] | int) -> Row:
     k = seeds if isinstance(seeds, int) else len(seeds)
     low, high = wilson(k, n)
     listed = None if isinstance(seeds, int) or not seeds else numbers(seeds)
-    return Row((name(EXPERIMENTS, p.experiment), title, n, k, 100 * k / n, (100 * low, 100 * high), listed))
+    return Row((title, name(EXPERIMENTS, p.experiment), n, k, 100 * k / n, (100 * low, 100 * high), listed))

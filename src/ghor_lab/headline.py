@@ -83,6 +83,7 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
         unusual = [key for key in UNUSUAL if key in p.config] + [k for k, v in USUAL.items() if p.config.get(k, v) != v]
         return place(READINGS, p.label), len(unusual)
 
+    pools = [p for p in pools if p.epochs > 1] or list(pools)  # one epoch is for the count of runs that are caught
     first = min(map(rank, pools))
     found: dict[tuple[str, ...], Pool] = {}
     for p in sorted(pools, key=lambda p: (-p.epochs, len(p.seeds))):
@@ -253,6 +254,8 @@ def _lengths(found: Sequence[tuple[Pool, Array]]) -> str:
     counts: dict[int, int] = {}
     for p, values in found:
         counts[p.epochs] = counts.get(p.epochs, 0) + len(values)
+    if len(counts) > 2:
+        return f"{sum(counts.values())} runs of {min(counts)} to {max(counts)} epochs"
     runs = "run" if next(iter(counts.values())) == 1 else "runs"
     return f"{', '.join(f'{n} of {epochs}' for epochs, n in counts.items())} epochs".replace(" of", f" {runs} of", 1)
 
@@ -287,5 +290,5 @@ def in_letters(pools: Sequence[Pool], width: int) -> list[str]:
             cells[column(x)] = "●"
         lines.append(f"{name(OPTIMIZERS, optimizer):22}{''.join(cells)}".rstrip())
     lines.append(f"{'':22}{low:<{room - 5}.2f}{high:5.2f}")
-    lines.append(f"{'':22}{measure.words}: ● a run   ░ the paper after {paper.EPOCHS.get(experiment)} epochs")
+    lines.append(f"{measure.words}: ● a run   ░ the paper after {paper.EPOCHS.get(experiment)} epochs")
     return lines

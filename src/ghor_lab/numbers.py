@@ -32,6 +32,7 @@ from .pack import SUFFIX, load
 from .pool import off, pool, spread
 from .record import Run
 from .table import Column, short
+from .tables import numbers as seed_list
 
 BLOCK = re.compile(r"(<!-- numbers: ([\w-]+) -->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
 NAMES = {
@@ -51,6 +52,7 @@ class Found:
     def __init__(self, run: Run) -> None:
         self.record, config = run, run.header["config"]
         self.experiment, self.optimizer = config["experiment"], config["optimizer"]
+        self.seeds = seed_list(config["seeds"])
         self.label, self.epochs, self.asked = config.get("label"), len(run.epochs), run.epochs_asked
         self.outcome = paper.OUTCOMES[self.experiment].get(self.optimizer)
 
@@ -62,9 +64,9 @@ class Found:
         """Mean and, of several seeds, sample deviation."""
         return Column("", "", "spread", DIGITS["loss"]).show(spread(self.values("loss", epoch)))
 
-    def accuracy(self, epoch: int | None = None) -> str:
+    def accuracy(self, epoch: int | None = None, digits: int = 1) -> str:
         """In percent."""
-        return Column("", "", "spread", DIGITS["test_accuracy"]).show(spread(self.values("test_accuracy", epoch)))
+        return Column("", "", "spread", f".{digits}f").show(spread(self.values("test_accuracy", epoch)))
 
     def best(self) -> str:
         """The smallest loss of all epochs, of one seed."""
@@ -73,6 +75,11 @@ class Found:
     def drift(self) -> str:
         """The largest of all epochs and seeds."""
         return short(f"{max(max(line['drift']) for line in self.record.epochs):.1e}")
+
+    def range(self, key: str, count: int, spec: str) -> str:
+        """Smallest and largest of the last epochs, of one seed."""
+        values = [line[key][0] for line in self.record.epochs[-count:]]
+        return f"{min(values):{spec}} to {max(values):{spec}}"
 
     @property
     def structure(self) -> float:
@@ -122,8 +129,11 @@ class Book:
 
     @staticmethod
     def paper(experiment: str, optimizer: str, key: str = "loss") -> str:
-        """The paper's mean and standard deviation, with its digits."""
-        pair = getattr(paper.OUTCOMES[experiment][optimizer], REPORTED[key])
+        """The paper's mean and standard deviation, of the drift smallest and largest, with its digits."""
+        outcome = paper.OUTCOMES[experiment][optimizer]
+        if key == "drift":
+            return Column("", "", "range", ".1e").show(outcome.drift)
+        pair = getattr(outcome, REPORTED[key])
         digits = ".2f" if key == "test_accuracy" else ".3f"
         return "" if pair is None else f"{pair[0]:{digits}} ± {pair[1]:{digits}}"
 

@@ -187,11 +187,19 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
 
 
 def _told_apart(p: Pool, pools: Sequence[Pool]) -> Pool:
-    """With the settings, beside optimizer and label, in which it differs from another pool of that name."""
+    """With the settings, beside optimizer and label, in which it differs from another pool of that name.
+
+    Threads, which change the rounding alone, are named only where the number of epochs does not tell.
+    """
     others = [q for q in pools if (q.experiment, q.optimizer, q.label) == (p.experiment, p.optimizer, p.label)]
-    keys = [key for key in p.config if key not in SPECIAL and any(q.config.get(key) != p.config[key] for q in others)]
+
+    def differ(q: Pool, key: str) -> bool:
+        return q.config.get(key) != p.config[key] and (key != "threads" or q.epochs == p.epochs)
+
+    keys = [key for key in p.config if key not in SPECIAL and any(differ(q, key) for q in others)]
     parts = [f"{key} {p.config[key]}" for key in keys]
-    if p.finished and any(q.config == p.config and q.finished and q.epochs != p.epochs for q in others):
+    same = [q for q in others if {**q.config, "threads": 0} == {**p.config, "threads": 0}]
+    if p.finished and any(q.finished and q.epochs != p.epochs for q in same):
         parts.append(f"{p.epochs} epochs")
     return replace(p, variant=", ".join(parts))
 
@@ -202,7 +210,8 @@ def _order(p: Pool) -> tuple[Any, ...]:
         place(OPTIMIZERS, p.optimizer),
         place(READINGS, p.label),
         [str(p.config.get(key, "")) for key in ("warmup", "start", "frame", "loss")],
-        json.dumps(p.config),
+        json.dumps({**p.config, "threads": 0}),
         -p.epochs,
         -p.asked,
+        json.dumps(p.config),
     )

@@ -59,14 +59,17 @@ def present(drawn: Iterable[Figure | None]) -> list[Figure]:
 
 TRANSFORMER = (
     "336 attention projections are on St(7, 49), or unconstrained for standard Adam. The loss is "
-    "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction); final is that of the last "
-    "epoch, best the smallest of all epochs. Drift is the largest ‖YᵀY - I‖ over the weights after the last epoch. "
-    f"Up to {FEW} runs have a row each; of more there are mean ± sample standard deviation, and of the drift smallest "
-    "and largest. Off by: ours minus the paper's mean, in the paper's standard deviations, where the epochs are as "
-    "many as the paper's. Losses and drift have no unit.",
+    "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction), mean over the epoch; drift is "
+    "the largest ‖YᵀY - I‖ over the weights.",
     "Adam is chaotic here: its first step is the sign of gradients that have nearly vanished through 16 blocks, so one "
     "rounding error changes the run. Results are distributions over seeds, and a single run can lie far from their "
     "mean.",
+)
+ROWS = (
+    "Final loss and drift are those of the last epoch, best loss is the smallest of all epochs. "
+    f"Up to {FEW} runs have a row each; of more there are mean ± sample standard deviation, and of the drift smallest "
+    "and largest. Off by: ours minus the paper's mean, in the paper's standard deviations, where the epochs are as "
+    "many as the paper's. Losses and drift have no unit.",
     "The authors count a run only if it passes a gate: all finite, drift at most 1e-2, the last epoch's loss below "
     "0.98 of the first's, an accuracy of at least 30 % from 50 epochs on; standard Adam within 0.05 of √1.8. The last "
     "column has its verdict, the reason is under Runs; of many runs a second row has the mean of those it accepts.",
@@ -84,31 +87,35 @@ EQUAL_EPOCHS = (
 
 CAUGHT = (
     "The first steps of Adam have full length in every coordinate, and can carry a run into the constant prediction, "
-    "where hardly any gradient is left. Wilson's interval; runs with another start, frame or warm-up are from "
-    "`ghor caught`."
+    "where hardly any gradient is left. Wilson's interval; runs with another start, frame or warm-up are from the "
+    "command ghor caught."
 )
 
 
 def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Part]:
     """Outcomes, and for MNIST the comparison at equal epochs. What holds for both data sets is said once."""
     title, asked = name(EXPERIMENTS, experiment), paper.EPOCHS.get(experiment)
-    text = [f"The paper's vision transformer on {title}{'.' if first else ', as above.'}"]
-    text += TRANSFORMER if first else ()
+    trained = [p for p in pools if p.epochs > 1] or pools  # one epoch is for the count of runs that are caught
+    usual = headline.plain(trained)
+    quantities = {"loss": figures.LOSS, "accuracy": figures.ACCURACY, "drift": figures.DRIFT}
+    drawn = [figures.curves(f"{experiment}-{key}", f"{title}: {q.words}", q, usual) for key, q in quantities.items()]
+    paths = {run.path for p in usual for run in p.runs}
+    others = [p for p in trained if not paths & {run.path for run in p.runs}]
+    drawn.append(figures.variants(f"{experiment}-variants", f"{title}, other settings: loss", figures.LOSS, others))
+    begin = [
+        f"The paper's vision transformer on {title}{'.' if first else ', as above.'}",
+        *(TRANSFORMER if first else ()),
+    ]
+    text = list(ROWS if first else ["The same columns: losses and drift have no unit, accuracy is in percent."])
     if asked and any(p.epochs != asked for p in pools):
         text.append(OTHER_EPOCHS.format(asked))
-    parts = [Part(text, tables.outcomes(experiment, pools))]
-    if experiment == "mnist" and (table := tables.equal_epochs(pools)):
+    parts = [Part(begin, figures=present(drawn)), Part(text, tables.outcomes(experiment, trained))]
+    if experiment == "mnist" and (table := tables.equal_epochs(trained)):
         parts.append(Part([EQUAL_EPOCHS], table))
     several = any(len(p.seeds) > 1 for p in pools)
     if several and (table := caught.table(f"{experiment}-caught", pools)):
         parts.append(Part([CAUGHT], table))
-    usual = headline.plain(pools)
-    quantities = {"loss": figures.LOSS, "accuracy": figures.ACCURACY, "drift": figures.DRIFT}
-    drawn = [figures.curves(f"{experiment}-{key}", f"{title}: {q.words}", q, usual) for key, q in quantities.items()]
-    paths = {run.path for p in usual for run in p.runs}
-    others = [p for p in pools if not paths & {run.path for run in p.runs}]
-    drawn.append(figures.variants(f"{experiment}-variants", f"{title}, other settings: loss", figures.LOSS, others))
-    return [*parts, Part(figures=present(drawn))]
+    return parts
 
 
 # -- the pendulum ------------------------------------------------------------------------------------------------------
@@ -116,14 +123,16 @@ def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Par
 PENDULUM = (
     "A symplectic autoencoder reduces the lifted pendulum, R⁴ to R² and back. The error is "
     "‖z - decoder(encoder(z))‖ / ‖z‖ over a batch, mean over the epoch, which is also the training loss; the paper "
-    "calls its loss a sum of squares, and its numbers are of the size of this relative error. Off by: ours "
-    "minus the paper's mean, in the paper's standard deviations, where the epochs are as many as the paper's. Errors "
-    "have no unit.",
+    "calls its loss a sum of squares, and its numbers are of the size of this relative error.",
     "Learning rates: the paper states 1e-4 for all four (reading “as stated”). A public version of the authors' "
     "trainer does not hand that number to the optimizer, so that the defaults of its library apply: 1e-3 for geometric "
     "Adam, 1e-2 for the other three (“as run”). “equal 1e-3” and “equal 1e-2” give both Adams the same rate.",
     "On St(1, 2) an element of g^hor has one entry, so scalar-moment Adam and geometric Adam are the same algorithm "
     "there up to a constant factor. A difference between these two rows cannot come from the second moment.",
+)
+PENDULUM_ROWS = (
+    "Mean ± sample standard deviation over seeds. Off by: ours minus the paper's mean, in the paper's standard "
+    "deviations, where the epochs are as many as the paper's. Errors have no unit."
 )
 TIME = (
     "Wall-clock time of training. The paper trains one seed at a time on an NVIDIA GeForce RTX 4090; here all seeds of "
@@ -147,7 +156,8 @@ def pendulum(pools: Sequence[Pool]) -> list[Part]:
         title = f"Pendulum{f', “{label}”' if label else ''}: reconstruction error"
         errors.append(figures.panels(f"pendulum-error-{slug(label, i)}", title, figures.ERROR, same))
     parts = [
-        Part(PENDULUM, tables.pendulum_outcomes(pools), present(errors)),
+        Part(PENDULUM, figures=present(errors)),
+        Part([PENDULUM_ROWS], tables.pendulum_outcomes(pools)),
         Part([TIME], tables.pendulum_time(pools)),
     ]
     if table := tables.pendulum_structure(pools):

@@ -64,7 +64,7 @@ def test_the_table_counts_seeds():
         *(a_run(seed, last, start="authors") for seed, last in enumerate([1.0, 1.33])),
         a_run(0, 1.1, warmup=10),
     ]
-    found = {row.cells[1]: row.cells for row in caught.table("caught", pool(runs)[0]).rows}
+    found = {row.cells[0]: row.cells for row in caught.table("caught", pool(runs)[0]).rows}
     titles = ["Geometric Adam", "Geometric Adam, authors' start", "Geometric Adam, 10 steps of warm-up"]
     assert [found[title][2:4] for title in titles if title in found] == [(5, 3), (2, 1), (1, 0)]
     assert found["Geometric Adam"][6] == "1, 3, 7"

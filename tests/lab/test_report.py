@@ -81,29 +81,6 @@ def test_best_is_the_smallest_of_each_seed_over_the_epochs(tmp_path):
     assert [row.cells[6][0] for row in (first, second)] == [0.3, 0.2]
 
 
-def test_distances_are_in_the_papers_deviations_where_epochs_are_equal(tmp_path, monkeypatch):
-    monkeypatch.setitem(paper.EPOCHS, "mnist", 3)
-    for seed, epochs in ((0, 3), (1, 2)):
-        write(
-            tmp_path,
-            "mnist",
-            "geometric-adam",
-            [seed],
-            epochs,
-            changes=lambda s, e: {"loss": [0.254], "test_accuracy": [84.88]},
-        )
-    page, shown = run([tmp_path], tmp_path / "out")
-    full, less = (
-        pick(rows(tmp_path / "out", "mnist-outcomes"), source=f"ghor, seed {seed}", epochs=e)
-        for seed, e in ((0, "3"), (1, "2"))
-    )
-    assert (float(full["final_difference"]), float(full["accuracy_difference"])) == pytest.approx((1, -2))
-    assert (less["final_difference"], less["accuracy_difference"]) == ("", "")
-    words = "Geometric Adam 0.254 (+1.0) and 84.9 % (-2.0)"
-    assert words in " ".join(shown.split())
-    assert words in page.read_text()
-
-
 def test_equal_epochs_are_the_last_that_both_have(mixed):
     """Of 7 epochs the authors' table has the fifth, for the loss only; of 2 the second."""
     found = [row for row in rows(mixed[0] / "out", "mnist-equal-epochs") if "18 x lr" not in row["configuration"]]
@@ -218,6 +195,15 @@ def test_settings_that_differ_tell_pools_apart(tmp_path):
         "Riemannian momentum, retraction geodesic, blocks 2",
     }
     assert not warnings
+
+
+def test_threads_tell_apart_what_epochs_do_not(tmp_path):
+    for name, epochs, threads in (("a", 2, 1), ("b", 4, 2), ("c", 4, 1)):
+        write(tmp_path, "mnist", "momentum", [0], epochs, name=name, threads=threads)
+    pools, _ = pool([record.read(tmp_path / f"{name}.jsonl") for name in "ab"])
+    assert [p.title() for p in pools] == ["Riemannian momentum, 4 epochs", "Riemannian momentum, 2 epochs"]
+    pools, _ = pool([record.read(tmp_path / f"{name}.jsonl") for name in "bc"])
+    assert {p.title() for p in pools} == {f"Riemannian momentum, threads {n}" for n in (1, 2)}
 
 
 def test_of_a_seed_that_was_run_twice_the_newer_counts(tmp_path):

@@ -1,0 +1,69 @@
+"""The first screen of a report: its sentences and its figures."""
+
+import pytest
+from synthetic import pick, rows, run, write
+
+from ghor_lab import headline, paper, record
+from ghor_lab.pool import pool
+
+
+def pools_in(folder):
+    return pool([record.read(path) for path in sorted(folder.glob("*.jsonl"))])[0]
+
+
+def test_distances_are_in_the_papers_deviations_where_epochs_are_equal(tmp_path, monkeypatch):
+    monkeypatch.setitem(paper.EPOCHS, "mnist", 3)
+    for seed, epochs in ((0, 3), (1, 2)):
+        write(
+            tmp_path,
+            "mnist",
+            "geometric-adam",
+            [seed],
+            epochs,
+            changes=lambda s, e: {"loss": [0.254], "test_accuracy": [84.88]},
+        )
+    page, shown = run([tmp_path], tmp_path / "out")
+    full, less = (
+        pick(rows(tmp_path / "out", "mnist-outcomes"), source=f"ghor, seed {seed}", epochs=e)
+        for seed, e in ((0, "3"), (1, "2"))
+    )
+    assert (float(full["final_difference"]), float(full["accuracy_difference"])) == pytest.approx((1, -2))
+    assert (less["final_difference"], less["accuracy_difference"]) == ("", "")
+    words = "Geometric Adam 0.254 (+1.0) and 84.9 % (-2.0)"
+    assert words in " ".join(shown.split())
+    assert words in page.read_text()
+
+
+def test_a_demo_says_what_it_shows(tmp_path):
+    """All at one learning rate: the two Adams agree, and how much more the others have."""
+    ends = {"geometric-adam": 0.3, "scalar-moment-adam": 0.31, "momentum": 0.5, "gradient": 0.7}
+    for optimizer, end in ends.items():
+        write(tmp_path, "pendulum", optimizer, [0, 1], 3, lr=1e-2, changes=lambda s, e, end=end: {"loss": [end, end]})
+    pools = pools_in(tmp_path)
+    first, last = headline.verdict(pools)
+    assert first == (
+        "Pendulum, reconstruction error after 3 of the paper's 1000 epochs (means of 2 seeds), all at the learning "
+        "rate 0.01: Geometric Adam 0.300, Scalar-moment Adam 0.310, Riemannian momentum 0.500, Riemannian gradient "
+        "0.700. Without a second moment the error is 2.0 times as large. On St(1, 2) the two Adams are one "
+        "algorithm: what they differ by, at equal rates, is chance."
+    )
+    assert last == "No weight was ever further than 4.0e-7 from its manifold."
+    letters = headline.in_letters(pools, 80)
+    assert [line.split("●")[0].strip(" ░") for line in letters[:4]] == [
+        *("Geometric Adam", "Scalar-moment Adam", "Riemannian momentum", "Riemannian gradient")
+    ]
+    assert max(map(len, letters)) <= 80
+    places = [line.rindex("●") for line in letters[:4]]
+    assert places == sorted(places)
+
+
+def test_runs_of_one_epoch_are_for_the_count_only(tmp_path):
+    write(tmp_path, "mnist", "geometric-adam", [0], 1, name="one")
+    assert [p.epochs for p in headline.plain(pools_in(tmp_path))] == [1]
+    write(tmp_path, "mnist", "geometric-adam", [1], 2, name="two")
+    assert [p.epochs for p in headline.plain(pools_in(tmp_path))] == [2]
+
+
+def test_nothing_yet():
+    assert headline.verdict([]) == ["There is no whole epoch yet."]
+    assert headline.figures([]) == headline.in_letters([], 80) == []
