@@ -109,7 +109,10 @@ def square_norm(space: Space, g: Tensor, share: float) -> Tensor:
     """share ||A||_F^2 + ||B||_F^2 of g = [A; B] in the layout of weights: one a matrix, (..., 1, 1), g.dim() kept."""
     if space.one != space:
         raise ValueError(f"ScalarMomentAdam takes one matrix of each weight, and {space} has several")
-    M = space.matrix(g)
-    n, squares = M.shape[-1], (M.conj() * M).real
-    total = squares[..., n:, :].sum((-2, -1)) + share * squares[..., :n, :].sum((-2, -1))
+    if space.has("matrix"):
+        M = space.matrix(g)
+        n, squares = M.shape[-1], (M.conj() * M).real
+        total = squares[..., n:, :].sum((-2, -1)) + share * squares[..., :n, :].sum((-2, -1))
+    else:  # a point that is no matrix has one norm
+        total = space.ghor_inner(g, g)
     return total.reshape(*total.shape, *[1] * (g.dim() - total.dim()))
