@@ -35,7 +35,9 @@ def muon():
     theirs = info.optim_error_inputs_func
     info.optim_cls = ghor.optim.Muon.Base
     info.optim_error_inputs_func = lambda *where: [
-        e for e in theirs(*where) if not re.search("2D|complex", str(e.error_regex))  # AdamW takes these
+        e
+        for e in theirs(*where)
+        if not re.search("2D|complex", str(e.error_regex))  # AdamW takes these
     ]
     return info
 
