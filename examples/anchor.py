@@ -4,7 +4,7 @@
 
 A layer on St(12, 20) and a linear head learn to classify points of R^20. Then the inputs are turned, and the layer
 alone is tuned on 60 samples of the new task by AdamW with anchor="start", for several weight decays. Shown are, over
-five problems: how far the layer has gone, and its accuracy on the new and on the old task.
+some problems: how far the layer has gone, and its accuracy on the new and on the old task.
 """
 
 import argparse

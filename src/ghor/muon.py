@@ -17,12 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS, EPS
+from torch.optim._muon import (
+    DEFAULT_A,
+    DEFAULT_B,
+    DEFAULT_C,
+    DEFAULT_NS_STEPS,
+    EPS,
+    _adjust_lr,
+    _zeropower_via_newtonschulz,
+)
 
 from .linalg import frobenius
 from .optimizer import Lifted
 from .probe import bare_step
 from .records import declared_spaces
+from .shards import is_sharded, spread
 from .spaces import Euclidean
 from .stack import Stack
 
@@ -144,10 +153,25 @@ class _Muon(Optimizer):
         try:
             for of in (torch.optim.Muon, torch.optim.AdamW):
                 self.param_groups = [g for g in groups if g["params"] and g["adamw"] is (of is torch.optim.AdamW)]
+                if of is torch.optim.Muon:
+                    self.param_groups = [self._rest(group) for group in self.param_groups]
                 bare_step(of, differentiable=False)(self)
         finally:
             self.param_groups = groups
         return loss
+
+    def _rest(self, group: dict[str, Any]) -> dict[str, Any]:
+        """A group without its sharded matrices, which torch's Muon cannot do: these are stepped here."""
+        sharded = [p for p in group["params"] if p.grad is not None and is_sharded(p)]
+        for p in sharded:
+            buf = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+            buf.lerp_(p.grad, 1 - group["momentum"])
+            update = p.grad.lerp(buf, group["momentum"]) if group["nesterov"] else buf
+            options = group["ns_coefficients"], group["ns_steps"], group["eps"]
+            O = spread(_zeropower_via_newtonschulz(update.full_tensor(), *options).to(p.dtype), p)
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(O, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], p.shape))
+        return {**group, "params": [p for p in group["params"] if not is_sharded(p)]} if sharded else group
 
 
 _Muon.__name__ = "Muon"

@@ -116,3 +116,11 @@ def _shifted(placements: Sequence[Any], by: int) -> list[Any]:
     from torch.distributed.tensor import Shard
 
     return [Shard(q.dim + by) if q.is_shard() else q for q in placements]
+
+
+def spread(X: Tensor, like: Any) -> Any:
+    """A tensor that all processes have, sharded as another."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    everywhere = DTensor.from_local(X, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=like.placements)
