@@ -128,6 +128,13 @@ def test_step(cls):
     assert counts == (own[cls] if cls in own else torchs(cls))
 
 
+@pytest.mark.slow
+def test_decay_towards_an_anchor():
+    apart, distance, _ = compare(lambda net: lifted("AdamW", net, weight_decay=0.5, anchor="start"))
+    assert apart <= CLOSE
+    assert distance <= 1e-14
+
+
 @pytest.mark.parametrize("cls", ["Adam"] + [pytest.param(c, marks=pytest.mark.slow) for c in REST])
 def test_whole_training_step(cls):
     apart, distance, counts = compare(lambda net: lifted(cls, net, **OPTIONS.get(cls, {})), whole=True)

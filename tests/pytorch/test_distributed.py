@@ -88,7 +88,9 @@ def test_fsdp(cls, section):
     assert max(ranks().run(fsdp, cls, section, {})) <= TOLERANCE
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"fused": True}, {"weight_decay": 0.5, "anchor": "start"}], ids=str
+)
 def test_fsdp_with_one_kernel_for_all_weights(options):
     """The base optimizer sees Euclidean weights and shadows together, so both are DTensors."""
     assert max(ranks().run(fsdp, "Adam", "transported", options)) <= TOLERANCE
