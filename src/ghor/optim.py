@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from .contract import NAMED
 from .linalg import parts
+from .muon import Muon
 from .optimizer import Lifted
 from .solve.lbfgs import LBFGS
 
@@ -37,6 +38,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "Muon",
     "NAdam",
     "PaperAdam",
     "RAdam",
@@ -160,9 +162,10 @@ class PaperAdam(Lifted, _PaperAdam):
 NAMED.update(
     {
         cls.Base: cls
-        for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
+        for cls in (Muon, SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
     }
 )
+NAMED[torch.optim.Muon] = Muon
 
 
 # Why a name of torch.optim is not here, and what to use in its place.
@@ -174,15 +177,6 @@ REFUSED = {
     "SparseAdam": "a sparse gradient is not sparse in g^hor; use Adam, which takes sparse gradients of weights on "
     "manifolds",
 }
-
-
-if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
-    from .muon import Muon
-
-    __all__ += ["Muon"]
-    NAMED.update({Muon.Base: Muon, torch.optim.Muon: Muon})
-else:
-    REFUSED["Muon"] = "it needs torch 2.9 or newer"
 
 
 def __getattr__(name: str) -> Any:
