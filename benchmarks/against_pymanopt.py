@@ -118,7 +118,7 @@ def measure(name: str, methods: list[str]) -> list[dict[str, Any]]:
         row |= {"cpu": time.process_time() - began[1], "calls": calls, **found}
         x = row.pop("x")
         row |= {"value": float(f(x)), "relative": gradient_norm(x) / gradient_norm(start)}
-        rows.append(row | {"distance": float(space.distance(x))})
+        rows.append(row | {"distance": float(space.residual(x))})
         print(table(rows[-1:]), flush=True)
     best = min(r["value"] for r in rows if "value" in r)
     for row in (r for r in rows if "value" in r):

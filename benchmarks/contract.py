@@ -56,7 +56,7 @@ def same(one: list[Tensor], two: list[Tensor], tolerance: float = 0.0) -> bool:
 
 
 def off(net: Net) -> float:
-    return float(ghor.Stiefel().distance(net.a.detach()))
+    return float(ghor.Stiefel().residual(net.a.detach()))
 
 
 # -- the checks: one configuration each --------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class Matrices:
             self.opt.step()
             if (step + 1) % self.EVERY == 0:
                 curve.append(self.loss())
-        off = float(ghor.Stiefel().distance(self.Y.detach()).max())
+        off = float(ghor.Stiefel().residual(self.Y.detach()).max())
         return {"loss": [list(row) for row in zip(*curve, strict=True)], "drift": off}
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Transformer:
             guess = torch.cat([self.model(part).argmax(-1) for part in self.test.split(BATCH)])
         accuracy = float((guess == self.labels).double().mean())
         steps = len(curve)
-        off = float(ghor.Stiefel().distance(self.point().double()).max())
+        off = float(ghor.Stiefel().residual(self.point().double()).max())
         times = {k: round(v / steps, 4) for k, v in seconds.items()}
         return {"loss": [curve], "accuracy": accuracy, "drift": off, "seconds_a_step": times}
 

@@ -123,7 +123,7 @@ def measure_size(N: int, n: int, repeats: int, warmup: int) -> list[dict[str, An
             "over_product": over(c.name, PRODUCT),
             "over_muon": over(c.name, MUON),
             "over_torch_fused": over(c.name, TORCH),
-            "distance": None if opt is None else float(ghor.Stiefel().distance(c.weights()[0].detach().double())),
+            "distance": None if opt is None else float(ghor.Stiefel().residual(c.weights()[0].detach().double())),
             "rounds_ms": times[c.label],
         }
         for c, opt in entries

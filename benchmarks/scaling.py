@@ -339,7 +339,7 @@ def large(N: int, n: int, steps: int = 100) -> dict[str, Any]:
         "seconds": end - start,
         "peak_bytes": status("VmHWM") - base,
         "loss": [losses[0], losses[-1]],
-        "distance": float(ghor.Stiefel().distance(layer.weight.detach().double())),
+        "distance": float(ghor.Stiefel().residual(layer.weight.detach().double())),
         "state_keys": sorted(opt.state[layer.weight]),
     }
 

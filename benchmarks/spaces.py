@@ -44,7 +44,7 @@ def descend(space: Space, Y: Tensor, grad: Callable[[Tensor], Tensor], steps: in
         opt.step()
         if i % 10 == 9 or i == steps - 1:
             now = weight.detach()
-            worst = max(worst, float(space.distance(now).max()) if bool(torch.isfinite(now).all()) else float("inf"))
+            worst = max(worst, float(space.residual(now).max()) if bool(torch.isfinite(now).all()) else float("inf"))
     return worst
 
 
@@ -62,7 +62,7 @@ def symplectic(args: argparse.Namespace, gen: torch.Generator) -> Iterator[Row]:
     sizes = torch.linspace(1, 0.01, 40, dtype=F64)[:, None]
     for space in SYMPLECTIC:
         U = space.random(1000, 40, 20, generator=gen, dtype=F64)
-        yield "1,000 points drawn, 40 x 20", space, "float64", float(space.distance(U).max()), 1e-13
+        yield "1,000 points drawn, 40 x 20", space, "float64", float(space.residual(U).max()), 1e-13
         for dtype, bound in ((F64, 1e-10), (F32, 1e-4)):
             U, X = space.random(40, 20, generator=gen, dtype=dtype), (sizes * randn(40, 60, gen=gen)).to(dtype)
             off = descend(space, U, reduction(space, X), args.steps, 1e-2)

@@ -86,7 +86,7 @@ def train(
             optimizer.step()
             schedule.step()
         seconds += time.perf_counter() - began
-        distances.append(SPACE.distance(Y.detach().double()))  # float64: a ruler finer than what it measures
+        distances.append(SPACE.residual(Y.detach().double()))  # float64: a ruler finer than what it measures
         tick()
     return Run(torch.stack(losses), torch.stack(distances), seconds)
 

@@ -101,7 +101,7 @@ def is_graph(space: Space) -> bool:
 
 def is_cone(space: Space) -> bool:
     """Whether multiples of points are points."""
-    return bool((space.distance(2 * space.E(shapes(space)[0])) == 0).all())
+    return bool((space.residual(2 * space.E(shapes(space)[0])) == 0).all())
 
 
 def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
@@ -239,8 +239,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def one(space: Space, Y: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions of one member of a batch: those that `distance` makes a number of."""
-    return tuple(range(space.distance(Y).dim(), Y.dim()))
+    """The dimensions of one member of a batch: those that `residual` makes a number of."""
+    return tuple(range(space.residual(Y).dim(), Y.dim()))
 
 
 def inner(space: Space, Y: torch.Tensor, U: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
@@ -293,4 +293,4 @@ def on(space: Space, Y: torch.Tensor) -> bool:
     """On the space and finite: rounding of a few steps in an N x n matrix of norm sqrt(n) (more if not compact)."""
     Y = Y.detach()
     rounding = 4 * eps(Y) * (1 + Y.double().norm() ** 2)
-    return bool(torch.isfinite(Y).all()) and bool(space.distance(Y.double()).max() <= rounding)
+    return bool(torch.isfinite(Y).all()) and bool(space.residual(Y.double()).max() <= rounding)

@@ -35,7 +35,7 @@ def train(model, values, steps=10):
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
     for _, p, space in spaces(model):
-        assert (space.distance(p.detach()) <= space.tolerance(p.detach())).all()
+        assert (space.residual(p.detach()) <= space.tolerance(p.detach())).all()
 
 
 # -- geoopt -----------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def project(model: nn.Module) -> dict[str, float]:
     """
     found = [(name, p, space) for name, p, space in spaces(model) if not isinstance(space, Euclidean)]
     points = [_nearest(p, space, name) for name, p, space in found]
-    distances = {name: float(space.distance(wide(gathered(p))).max()) for name, p, space in found}
+    distances = {name: float(space.residual(wide(gathered(p))).max()) for name, p, space in found}
     with torch.no_grad():
         for (_, p, _), point in zip(found, points, strict=True):
             p.copy_(point)
@@ -196,7 +196,7 @@ def kind_of(dtype: torch.dtype) -> str:
 def _worst(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
     """Of P stacked weights, for each the distance of its worst point and what is allowed there: (P, *shape) -> (P)."""
     exact = Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))
-    distance = space.distance(exact).reshape(len(Y), -1)
+    distance = space.residual(exact).reshape(len(Y), -1)
     allowed = space.tolerance(Y).to(distance).reshape(len(Y), -1)
     worst = (distance / allowed).argmax(1, keepdim=True)  # a NaN is the largest
     return distance.gather(1, worst).flatten(), allowed.gather(1, worst).flatten()
@@ -242,7 +242,7 @@ def check(model: nn.Module) -> str:
         shape, way, distance, off = "x".join(map(str, p.shape)) or "scalar", moved.get(id(p)), "", ""
         if not isinstance(space, Euclidean) and not p.is_meta:
             Y = gathered(p).detach()
-            distance = f"{float(space.distance(wide(Y)).max()):.1e}"
+            distance = f"{float(space.residual(wide(Y)).max()):.1e}"
             far, allowed = _worst(space, Y[None])
             off = "" if bool(far <= allowed) else "  off: moved by another optimizer? ghor.project(model)"
         on = "-" if isinstance(space, Euclidean) else repr(space)

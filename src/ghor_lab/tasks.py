@@ -37,7 +37,7 @@ def drift(model: nn.Module, copies: int) -> list[float] | None:
     worst = []
     for _, p, space in declared_spaces(model):
         if not isinstance(space, Euclidean):
-            worst.append(space.distance(p.detach().double()).reshape(copies, -1).amax(-1))
+            worst.append(space.residual(p.detach().double()).reshape(copies, -1).amax(-1))
     return brief(torch.stack(worst).amax(0).tolist()) if worst else None
 
 
@@ -46,7 +46,7 @@ def off_spaces(model: nn.Module) -> list[str]:
     found = []
     for name, p, space in declared_spaces(model):
         if not isinstance(space, Euclidean):
-            distance = float(space.distance(p.detach().double()).max())
+            distance = float(space.residual(p.detach().double()).max())
             if not distance <= float(space.tolerance(p.detach()).max()):
                 found.append(f"{name} is {distance:.1e} off {space}")
     return found

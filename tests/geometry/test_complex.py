@@ -44,7 +44,7 @@ def test_every_optimizer_keeps_ghor(space, shape, cls, gen):
     assert len(seen) == 12
     for W in seen:
         assert torch.equal(space.hor(W), W)
-    assert space.distance(Y.detach()).max() <= 1e-14 * 4
+    assert space.residual(Y.detach()).max() <= 1e-14 * 4
 
 
 @each_case
@@ -102,7 +102,7 @@ def test_any_learning_rate(space, shape, section, dtype, gen):
     Y = start(space, shape, gen, dtype)
     opt = ghor.optim.Adam([Y], space=space, lr=1e3, section=section, eps=0)
     step(opt, gen, 3)
-    assert space.distance(Y.detach()).max() <= 100 * torch.finfo(dtype).eps
+    assert space.residual(Y.detach()).max() <= 100 * torch.finfo(dtype).eps
     Z = nn.Parameter(Y.detach().clone())
     other = ghor.optim.Adam([Z], space=space, section=section)
     other.load_state_dict(through_a_file(opt.state_dict()))
@@ -119,7 +119,7 @@ def test_without_a_look_at_the_values(space, shape, section, gen):
     Y = start(space, shape, gen, torch.complex64)
     with as_on_an_accelerator():
         step(ghor.optim.Adam([Y], space=space, lr=1.0, section=section), gen, 15)
-    assert space.distance(Y.detach()).max() <= 1e-5
+    assert space.residual(Y.detach()).max() <= 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
@@ -127,14 +127,14 @@ def test_declared_on_a_module(capsys):
     narrow, layer = (nn.Linear(7, 3, dtype=dtype) for dtype in (torch.complex64, torch.complex128))
     for module in (narrow, layer):
         ghor.constrain(module, "weight", ghor.Stiefel())
-    assert ghor.Stiefel().distance(narrow.weight.detach()) < 1e-6
+    assert ghor.Stiefel().residual(narrow.weight.detach()) < 1e-6
     assert "Stiefel()" in ghor.check(narrow)
     assert ghor.project(narrow)["weight"] < 1e-6
     with torch.no_grad():
         layer.weight.copy_(narrow.weight)
     with pytest.warns(UserWarning, match="is complex128 and was .* off .*, as a complex64 weight"):
         ghor.optim.Adam(layer, lr=1e-3)
-    assert ghor.Stiefel().distance(layer.weight.detach()) < 1e-14
+    assert ghor.Stiefel().residual(layer.weight.detach()) < 1e-14
 
 
 @pytest.mark.parametrize("space", [ghor.SpecialOrthogonal(), ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()])
@@ -177,5 +177,5 @@ def test_no_drift(space, shape, dtype, tol, steps, gen):
         Y.grad = Y.detach() - T + randn(shape, gen, dtype)
         opt.step()
         if i % 10 == 9:
-            worst = max(worst, float(space.distance(Y.detach().to(torch.complex128))))
+            worst = max(worst, float(space.residual(Y.detach().to(torch.complex128))))
     assert worst <= tol

@@ -28,7 +28,7 @@ def test_a_flag_of_eigenspaces(section, dtype, gen):
     y = Y.detach()
     assert (y[:, :2] @ y[:, :2].mH - top[:, :2] @ top[:, :2].mH).abs().max() < 1e-4
     assert (y[:, 2:] @ y[:, 2:].mH - top[:, 2:] @ top[:, 2:].mH).abs().max() < 1e-4
-    assert SPACE.distance(y) < 1e-13
+    assert SPACE.residual(y) < 1e-13
 
 
 def test_one_block_is_grassmann_and_single_columns_are_stiefel(gen):

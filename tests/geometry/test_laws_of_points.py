@@ -181,7 +181,7 @@ def test_retract_and_sections_agree(space, shape, dtype, retraction, gen):
     moved = space.update_section(Lambda, space.global_rep(Lambda, V), retraction)
     Z = space.retract(Y, V, retraction)
     close(Z, space.apply_section(moved, space.E(shape, dtype=dtype)), 20 * tol(Y))
-    assert space.distance(Z).max() <= 20 * tol(Y)
+    assert space.residual(Z).max() <= 20 * tol(Y)
     torch.testing.assert_close(space.retract(Y, 0 * V, retraction), Y, atol=0, rtol=0)
 
 
@@ -295,7 +295,7 @@ def test_flatten_counts_the_last_dimensions_as_one(space, shape, gen):
     V = flat.tangent(Y, randn(shape, gen))
     y, v = Y.flatten(1), V.flatten(1)
     close(flat.exp(Y, V).flatten(1), space.exp(y, v), 1e-13)
-    close(flat.distance(Y), space.distance(y), 0)
+    close(flat.residual(Y), space.residual(y), 0)
     close(flat.apply_section(flat.section(Y), flat.E(shape, dtype=torch.float64)), Y, 0)
     with pytest.raises(ValueError, match="flatten counts"):
         type(space)(flatten=0)

@@ -65,7 +65,7 @@ def test_random_points_are_on_the_space(space, shape, dtype, gen):
     assert Y.shape == shape
     assert Y.dtype == dtype
     assert Y.is_contiguous()
-    assert space.distance(Y).max() <= tol(Y)
+    assert space.residual(Y).max() <= tol(Y)
 
 
 @law()
@@ -73,7 +73,7 @@ def test_project_finds_the_space_and_keeps_its_points(space, shape, dtype, gen):
     Y = point(space, shape, gen, dtype)
     close(space.project(Y), Y, tol(Y))
     Z = space.project(Y + 0.05 * randn(shape, gen, dtype))
-    assert space.distance(Z).max() <= tol(Y)
+    assert space.residual(Z).max() <= tol(Y)
     assert (Z - Y).abs().max() < 0.5
 
 
@@ -83,7 +83,7 @@ def test_distance_is_one_number_for_each_member_of_a_batch(space, shape, dtype, 
     X = Y.clone()
     last = X.view(-1, *shape[len(shape) - len(one(space, Y)) :])[-1]
     last.copy_(spoiled(space, last, 0.5))
-    on, off = space.distance(Y), space.distance(X)
+    on, off = space.residual(Y), space.residual(X)
     assert on.shape == off.shape == shape[: len(shape) - len(one(space, Y))]
     assert off.flatten()[-1] > 0.1
     assert torch.equal(off.flatten()[:-1], on.flatten()[:-1])
@@ -94,11 +94,11 @@ def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, d
     """What `random` and `project` give is on the space; a weight 1 % too long (10 % in half precision) is off it."""
     wide = COMPUTE_DTYPE.get(dtype, dtype)
     Y = space.random(*shape, generator=gen, dtype=dtype)
-    assert space.distance(Y.to(wide)).max() <= tolerance(space, Y)
+    assert space.residual(Y.to(wide)).max() <= tolerance(space, Y)
     Y = space.project(Y + 0.05 * randn(shape, gen, dtype))
-    assert space.distance(Y.to(wide)).max() <= tolerance(space, Y)
+    assert space.residual(Y.to(wide)).max() <= tolerance(space, Y)
     by = 0.1 if dtype in HALVES else 0.01
-    assert space.distance(spoiled(space, Y, by).to(wide)).min() > tolerance(space, Y)
+    assert space.residual(spoiled(space, Y, by).to(wide)).min() > tolerance(space, Y)
 
 
 @law(where=is_manifold, dtypes=F64)
@@ -106,9 +106,9 @@ def test_polishing_squares_the_distance(space, shape, dtype, gen):
     """Of X + X (I - X* X)/2: what is left of a distance d is 3 d^2/4 and a little."""
     Y = point(space, shape, gen, dtype)
     X = (1 + 1e-4) * Y + 1e-5 * randn(shape, gen, dtype)
-    d = space.distance(X)
+    d = space.residual(X)
     assert d.max() > 1e-5
-    assert (space.distance(polished(space, X)) <= d**2 + tol(Y)).all()
+    assert (space.residual(polished(space, X)) <= d**2 + tol(Y)).all()
     close(polished(space, Y), Y, tol(Y))
 
 
@@ -126,7 +126,7 @@ def test_section_lies_above_its_point(space, shape, dtype, gen):
 @law(where=is_manifold, dtypes=F64)
 def test_section_of_e_lies_above_e(space, shape, dtype, gen):
     E = space.E(shape, dtype=dtype)
-    assert space.distance(E).max() == 0
+    assert space.residual(E).max() == 0
     close(space.apply_section(space.section(E), E), E, 0)
 
 
@@ -154,7 +154,7 @@ def test_a_step_stays_on_the_space(space, shape, dtype, retraction, gen):
     W = horizontal(space, Y, Lambda, gen)
     Z = moved(space, Y, Lambda, W, retraction)
     assert Z.shape == shape
-    assert space.distance(Z).max() <= 20 * tol(Y)
+    assert space.residual(Z).max() <= 20 * tol(Y)
     assert (Z - Y).abs().max() > 1e-2
     torch.testing.assert_close(space.update_section(Lambda, 0 * W, retraction), Lambda, atol=0, rtol=0)
 

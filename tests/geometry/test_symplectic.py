@@ -34,7 +34,7 @@ def run(space, U, loss, lr, steps, every=10, **options):
         loss(U).backward()
         opt.step()
         if i % every == every - 1:
-            d, allowed = space.distance(U.detach()), space.tolerance(U.detach())
+            d, allowed = space.residual(U.detach()), space.tolerance(U.detach())
             assert torch.isfinite(U).all()
             off, relative = max(off, float(d.max())), max(relative, float((d / allowed).max()))
     return off, relative
@@ -44,7 +44,7 @@ def run(space, U, loss, lr, steps, every=10, **options):
 def test_points_are_drawn_to_rounding(space, gen):
     for shape in (SHAPE, (50, 8, 4), (400, 200)):
         U = space.random(*shape, generator=gen, dtype=torch.float64)
-        assert space.distance(U).max() <= 1e-13
+        assert space.residual(U).max() <= 1e-13
 
 
 @pytest.mark.parametrize("steps", [150, pytest.param(10_000, marks=pytest.mark.slow)])

@@ -54,7 +54,7 @@ def test_the_authors_start_is_the_q_of_a_normal_matrix(gen):
     # Q's first entry is -|x| / ||X||, of mean -sqrt(2 / pi / 49) = -0.114; 2352 entries of deviation below 1/7
     assert abs(float(theirs.diagonal(dim1=-2, dim2=-1).mean()) + 0.11) < 0.01
     assert abs(float(ours.diagonal(dim1=-2, dim2=-1).mean())) < 0.01
-    assert float(ghor.Stiefel().distance(theirs.double()).max()) < 1e-6
+    assert float(ghor.Stiefel().residual(theirs.double()).max()) < 1e-6
     for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
         assert torch.equal(p, q) is ("attention" not in name)  # everything else is paired
 

@@ -220,7 +220,7 @@ def test_training_keeps_encoder_and_decoder_symplectic(dtype, gen):
         assert bool((p != before).flatten(1).any(1).all()), name
     eps = torch.finfo(dtype).eps
     for _, p, space in spaces(model):
-        assert float(space.distance(p.detach().double()).max()) <= 20 * eps
+        assert float(space.residual(p.detach().double()).max()) <= 20 * eps
     for layer in (model.encoder, model.decoder):
         assert float(symplecticity(layer, z[:4, : layer.in_dim]).max()) <= 1000 * eps  # Jacobians of some size
 

@@ -110,7 +110,7 @@ def test_weight_off_its_space(space, shape, dtype, gen):
     """The message gives the distance and the call that brings the weight there; after that call it is taken."""
     module = Holder(spoiled(space, point(space, shape, gen), 0.1).to(dtype))
     measured = module.weight.detach().to(torch.float32 if dtype == torch.bfloat16 else dtype)
-    off = f"{float(space.distance(measured).max()):.1e} off {space!r}"
+    off = f"{float(space.residual(measured).max()):.1e} off {space!r}"
     refused(
         {"params": [("weight", module.weight)], "space": space},
         ValueError,

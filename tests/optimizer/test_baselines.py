@@ -193,7 +193,7 @@ def test_it_descends_and_stays(section, gen):
         opt.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 1e-2 * losses[0]
-    assert ST.distance(Y.detach().double()).max() < 3e-6
+    assert ST.residual(Y.detach().double()).max() < 3e-6
 
 
 class Net(torch.nn.Module):

@@ -80,7 +80,7 @@ def test_constrain_moves_the_weight_to_the_projection(space, shape, gen):
     assert p.requires_grad
     assert p.grad_fn is None
     assert torch.equal(p, expected)
-    assert space.distance(p.detach()).max() <= 1e-13  # a hundred eps and ||Y|| <= 4
+    assert space.residual(p.detach()).max() <= 1e-13  # a hundred eps and ||Y|| <= 4
     assert found(module) == {"weight": space}
     assert declared_space(p) == space
     ghor.constrain(module, "weight", space)
@@ -151,7 +151,7 @@ def test_tied_weights_are_one_weight(gen):
     a.weight.grad = randn((3, 9), gen, torch.float32)
     opt.step()
     assert not torch.equal(b.weight, before)
-    assert ghor.Stiefel().distance(b.weight.detach().double()) <= F32
+    assert ghor.Stiefel().residual(b.weight.detach().double()) <= F32
 
 
 def test_meta_device():
@@ -340,7 +340,7 @@ def test_optimizers_find_declared_spaces(source, cls, net, gen):
         opt.step()
     for n, p in net.named_parameters():
         assert not torch.equal(p, before[n])
-        assert DECLARED[n].distance(p.detach().double()).max() <= F32
+        assert DECLARED[n].residual(p.detach().double()).max() <= F32
 
 
 def test_every_source_gives_the_same_run(net, gen):

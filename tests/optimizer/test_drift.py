@@ -23,7 +23,7 @@ def worst_distances(dtype, steps, section="transported", retraction="cayley", we
         opt.step()
         if schedule:
             decay.step()
-        out[t] = ST.distance(Y.detach().double()).max()
+        out[t] = ST.residual(Y.detach().double()).max()
     return out
 
 

@@ -119,7 +119,7 @@ def test_constrain_again_recovers_from_nan(space, shape, section, gen):
     assert finite(opt, module.weight)
     # Adam's first steps are lr long in every coordinate; 1e-3 is a tenth of one
     assert (module.weight - Y).abs().max() > 1e-3
-    assert space.distance(module.weight.detach()).max() <= 1e-12  # a few steps of float64 rounding, ||Y|| < 10
+    assert space.residual(module.weight.detach()).max() <= 1e-12  # a few steps of float64 rounding, ||Y|| < 10
 
 
 # -- error_if_nonfinite ------------------------------------------------------------------------------------------------

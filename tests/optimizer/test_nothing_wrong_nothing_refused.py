@@ -75,7 +75,7 @@ def test_long_columns_in_float32(space, shape):
     ghor.constrain(layer, "weight", space)
 
     def off():
-        return float(space.distance(layer.weight.detach().double()))
+        return float(space.residual(layer.weight.detach().double()))
 
     assert off() <= 1e-6
     opt = ghor.optim.Adam(layer, lr=1e-3)
@@ -97,7 +97,7 @@ def test_a_symplectic_weight_that_has_grown_is_copied_saved_and_projected():
         if p.detach().norm() > 60:
             break
     assert p.detach().norm() > 60
-    assert space.distance(p.detach()) <= space.tolerance(p.detach())
+    assert space.residual(p.detach()) <= space.tolerance(p.detach())
     q, other = copy.deepcopy((p, opt))
     q.grad = q.detach().clone()
     other.step()
@@ -108,7 +108,7 @@ def test_a_symplectic_weight_that_has_grown_is_copied_saved_and_projected():
     third.step()
     assert torch.equal(q, r)
     again = space.project(p.detach())
-    assert space.distance(again) <= space.tolerance(again)
+    assert space.residual(again) <= space.tolerance(again)
 
 
 # -- silent surprises --------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_an_implicit_section_sees_every_write_through_data(shape):
     opt._warn.said.clear()
     with pytest.warns(UserWarning, match="changed outside"):
         step(opt, p)
-    assert ST.distance(p.detach().double()) < 1e-6
+    assert ST.residual(p.detach().double()) < 1e-6
 
 
 def saved_after_steps(section):
@@ -174,7 +174,7 @@ def test_a_loaded_section_is_repaired_or_refused(section, key):
         step(opt, p)
     L = opt.state[p][key]
     assert (L.mT @ L - torch.eye(L.shape[-1])).abs().max() < 1e-6
-    assert ST.distance(p.detach().double()) < 1e-6
+    assert ST.residual(p.detach().double()) < 1e-6
     wrong = exact.clone()
     wrong[:, -1] *= 1.1
     saved["state"][0][key] = wrong
@@ -259,7 +259,7 @@ def test_frozen_weights_wait():
     net(x).square().sum().backward()
     opt.step()
     assert not torch.equal(net[0].weight, before)
-    assert ST.distance(net[0].weight.detach()) < 1e-5
+    assert ST.residual(net[0].weight.detach()) < 1e-5
 
 
 def test_a_group_without_names_joins_those_of_a_module():
@@ -268,14 +268,14 @@ def test_a_group_without_names_joins_those_of_a_module():
     more = weight(5, 2, seed=3)
     opt.add_param_group({"params": [more], "space": ST})
     step(opt, *net.parameters(), more)
-    assert ST.distance(more.detach()) < 1e-5
+    assert ST.residual(more.detach()) < 1e-5
 
 
 def test_a_change_of_dtype_is_an_occasion_to_project():
     net = ghor.constrain(nn.Linear(16, 8), "weight", ST).double()  # as Lightning's "64-true" has it
     with pytest.warns(UserWarning, match=r"float64 and was .* off Stiefel\(\).*projected"):
         opt = ghor.optim.Adam(net, lr=0.1)
-    assert ST.distance(net.weight.detach()) < 1e-13
+    assert ST.residual(net.weight.detach()) < 1e-13
     step(opt, *net.parameters())
     net.weight.data.add_(1e-3)
     with pytest.raises(ValueError, match="off Stiefel"):
@@ -325,4 +325,4 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_an_optimizer_that_goes_on(sec
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "the last step was interrupted|.*changed outside")
                 step(opt, *ws, seed=3)
-            assert max(float(ST.distance(p.detach())) for p in ws[:2]) < 1e-5
+            assert max(float(ST.residual(p.detach())) for p in ws[:2]) < 1e-5

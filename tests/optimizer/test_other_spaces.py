@@ -45,7 +45,7 @@ def test_all_optimizers_descend(space, cls, gen):
     way = fit(space, Y, target, 12, cls, lr)
     losses = space.dist(way, target).square().sum(-1)
     assert losses[-1] < 0.9 * losses[0]
-    assert space.distance(way).max() < 1e-14
+    assert space.residual(way).max() < 1e-14
 
 
 @pytest.mark.parametrize(("space", "shape"), [(SE, (1000, 3, 4)), (PO, (1000, 2, 3))], ids=name)

@@ -112,7 +112,7 @@ def test_dtype_of_the_model_changed(gen):
     opt._warn.said.add("changed")  # that it differs from the section follows
     with pytest.warns(UserWarning, match="float64 and was .* projected"):  # 1e-7 is far in float64
         take_steps(opt, gen)
-    assert STIEFEL.distance(layer.weight.detach()) < 1e-13
+    assert STIEFEL.residual(layer.weight.detach()) < 1e-13
     layer.weight.data.mul_(1 + 1e-4)
     with pytest.raises(ValueError, match="off Stiefel"):
         take_steps(opt, gen)
@@ -125,7 +125,7 @@ def test_one_weight_of_a_stack_gets_another_dtype(gen):
     weights[1].data = STIEFEL.project(weights[1].data.double())
     with pytest.warns(UserWarning, match="parameter 1 of group 0 changed outside"):
         take_steps(opt, gen)
-    assert STIEFEL.distance(weights[1].detach()) <= 1e-14
+    assert STIEFEL.residual(weights[1].detach()) <= 1e-14
 
 
 def test_deepcopied_layers_are_declared_too():
@@ -204,4 +204,4 @@ def test_adam_without_eps(gen):
     before = Y.detach().clone()
     take_steps(opt, gen, 3)
     assert (Y - before).abs().max() > 1e-4
-    assert STIEFEL.distance(Y.detach()) < 2e-6
+    assert STIEFEL.residual(Y.detach()) < 2e-6

@@ -79,7 +79,7 @@ def test_blocks_are_a_batch(space, section, dtype, gen):
         a, b = opts[0].state[p], opts[1].state[q]
         assert all(torch.equal(a[k].reshape(b[k].shape), b[k]) for k in a if torch.is_tensor(a[k]))
         assert b["exp_avg"].shape == q.shape
-    assert several.distance(stacked[0].detach().double()).shape == space.distance(batch[0].detach().double()).shape
+    assert several.residual(stacked[0].detach().double()).shape == space.residual(batch[0].detach().double()).shape
 
 
 def test_geometry_of_blocks(gen):
@@ -332,3 +332,9 @@ def test_the_recipes_run(capsys):
     printed = [float(x) for x in re.findall(r"tensor\(([^,)]*)", capsys.readouterr().out)]
     assert len(printed) == 1 + 8 + 1 + 2
     assert all(min(abs(x), abs(x - 1)) <= FLOAT32 for x in printed)
+
+
+def test_distance_is_residual(gen):
+    Y = ST.random(9, 3, generator=gen) * 1.1
+    with pytest.warns(DeprecationWarning, match="called space.residual"):
+        assert torch.equal(ST.distance(Y), ST.residual(Y))

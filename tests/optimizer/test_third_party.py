@@ -47,7 +47,7 @@ def test_lifted_third_party_optimizers_descend_and_stay(Base, lr, section, gen):
     opt = ghor.lift(Base)([Y], lr=lr, space=STIEFEL, section=section)
     values = descend(opt, Y, loss_to(T), 100)
     assert values[-1] < 0.5 * values[0]
-    assert STIEFEL.distance(Y.detach()) <= 1e-13  # the bound for float64
+    assert STIEFEL.residual(Y.detach()) <= 1e-13  # the bound for float64
     assert isinstance(opt, Base)
     Z = nn.Parameter(Y.detach().clone())
     plain = Base([Z], lr=lr)
@@ -130,7 +130,7 @@ def test_whatever_lifts_closes(Base):
     # batched products of 9 x 3 matrices are those of one, up to the order of sums: 12 steps of a few eps, ||W|| <= 100
     assert (together - one_by_one).abs().max() <= 1e-12
     assert all(not torch.equal(Y, start) for Y, start in zip(together, starts, strict=True))
-    assert STIEFEL.distance(together).max() <= 1e-12
+    assert STIEFEL.residual(together).max() <= 1e-12
 
 
 # -- copies and checkpoints --------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def train(net, opt, steps, skip=()):
 
 
 def on_stiefel(net, tol):
-    return all(STIEFEL.distance(p.detach()) <= tol for p in (net.a, net.b, net.wide))
+    return all(STIEFEL.residual(p.detach()) <= tol for p in (net.a, net.b, net.wide))
 
 
 def outcome(make, then=lambda opt: None):

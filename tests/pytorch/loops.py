@@ -45,4 +45,4 @@ def values(net):
 def furthest(net):
     """The largest distance of a weight from its space, measured in float64."""
     found = [(p, s) for _, p, s in ghor.declare.spaces(net) if not is_flat(s)]
-    return max(float(s.distance(p.detach().double()).max()) for p, s in found)
+    return max(float(s.residual(p.detach().double()).max()) for p, s in found)

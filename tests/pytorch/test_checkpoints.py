@@ -128,7 +128,7 @@ def test_a_model_loaded_behind_the_optimizers_back_is_noticed(how, section, tmp_
     assert len(caught) == 1
     for p, q in ((net.rows, other.rows), (net.heads, other.heads)):
         assert 0 < (p - q).detach().abs().max() < 0.1  # Adam's step is a few lr = 0.01 long
-        assert STIEFEL.distance(p.detach()).max() <= 1e-14
+        assert STIEFEL.residual(p.detach()).max() <= 1e-14
 
 
 # -- torch.distributed.checkpoint --------------------------------------------------------------------------------------
@@ -282,4 +282,4 @@ def test_a_plain_adams_checkpoint_by_names():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(net, opt, batches(2))
-    assert STIEFEL.distance(net.heads.detach()).max() <= 1e-14
+    assert STIEFEL.residual(net.heads.detach()).max() <= 1e-14

@@ -80,7 +80,7 @@ def difference(net, twin):
 
 
 def off(net):
-    return max(float(s.distance(p.detach()).max()) for p, s in zip(net.parameters(), net.spaces, strict=True))
+    return max(float(s.residual(p.detach()).max()) for p, s in zip(net.parameters(), net.spaces, strict=True))
 
 
 def compare(make, steps=12, **how):

@@ -114,7 +114,7 @@ def fsdp_in_bfloat16(rank):
     train(net, build("Adam", net), data)
     return [
         (
-            float(SPACES[n][1].distance(whole(getattr(net, n))).max()),
+            float(SPACES[n][1].residual(whole(getattr(net, n))).max()),
             float((whole(getattr(net, n)) - Y).abs().max()),
         )
         for n, Y in start.items()

@@ -78,7 +78,7 @@ def test_hooks_of_state_dict_and_load_state_dict(cls):
     opt.load_state_dict(saved)
     assert calls[3:] == ["before", "halve", ("after", lr / 2)]
     train(net, opt, gradients(net, 1))
-    assert all(STIEFEL.distance(p.detach()) <= 1e-14 for p in (net.a, net.b, net.wide))
+    assert all(STIEFEL.residual(p.detach()) <= 1e-14 for p in (net.a, net.b, net.wide))
 
 
 def test_what_a_load_hook_returns_is_loaded():

@@ -59,12 +59,12 @@ def test_autocast_does_not_reach_projections(gen):
         shape = shapes(space, TRIED)[0]
         X = point(space, shape, gen, torch.float32)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            inside = space.project(X), space.distance(1.1 * X)
+            inside = space.project(X), space.residual(1.1 * X)
             module = nn.Module()
             module.w = nn.Parameter(X.clone())
             ghor.constrain(module, "w", space)
             distances = ghor.project(module)
-        same(inside, (space.project(X), space.distance(1.1 * X)))
+        same(inside, (space.project(X), space.residual(1.1 * X)))
         same(module.w.detach(), inside[0], 1e-6)  # projected once more
         assert distances["w"] <= 2e-6 * float(X.norm()) ** 2
     net, x = Net(), data()[0]

@@ -158,7 +158,7 @@ def test_gradient_clipping_sees_the_weights():
     total = torch.nn.utils.clip_grad_norm_([p for g in opt.param_groups for p in g["params"]], 1.0)
     assert total > 1
     opt.step()
-    assert STIEFEL.distance(net.a.detach()) <= 1e-13
+    assert STIEFEL.residual(net.a.detach()) <= 1e-13
 
 
 # -- sparse ------------------------------------------------------------------------------------------------------------
@@ -180,4 +180,4 @@ def test_sparse_gradient(cls):
             assert e.weight.grad.is_sparse == e.sparse
             opt.step()
     assert torch.equal(embedding[0].weight, embedding[1].weight)
-    assert ghor.Sphere().distance(embedding[0].weight.detach()).max() <= 1e-14
+    assert ghor.Sphere().residual(embedding[0].weight.detach()).max() <= 1e-14

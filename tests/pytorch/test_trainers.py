@@ -88,7 +88,7 @@ def test_lightning_resumes(precision, tmp_path):
     same(resumed, model)
     assert not torch.equal(resumed.net[0].weight, first.net[0].weight)
     assert isinstance(trainer.optimizers[0], ghor.optim.AdamW)
-    assert ghor.Stiefel().distance(resumed.net[0].weight.detach()) <= FLOAT32
+    assert ghor.Stiefel().residual(resumed.net[0].weight.detach()) <= FLOAT32
 
 
 # -- Hugging Face ------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_hugging_face_trainer_resumes(given, tmp_path):
     same(models[2], models[0])
     weight = models[2].bert.encoder.layer[0].attention.output.dense.weight
     assert not torch.equal(weight, models[1].bert.encoder.layer[0].attention.output.dense.weight)
-    assert ghor.Stiefel().distance(weight.detach()) <= FLOAT32
+    assert ghor.Stiefel().residual(weight.detach()) <= FLOAT32
 
 
 def test_hugging_face_trainer_resumes_with_adapters(tmp_path):
@@ -166,7 +166,7 @@ def test_hugging_face_trainer_resumes_with_adapters(tmp_path):
     torch.testing.assert_close(models[2].state_dict(), models[0].state_dict(), rtol=0, atol=0)
     R = models[2].bert.encoder.layer[0].attention.self.query.parts["default"].R
     assert not torch.equal(R, models[1].bert.encoder.layer[0].attention.self.query.parts["default"].R)
-    assert ghor.SpecialOrthogonal().distance(R.detach().double()).max() <= FLOAT32
+    assert ghor.SpecialOrthogonal().residual(R.detach().double()).max() <= FLOAT32
 
 
 # -- Accelerate --------------------------------------------------------------------------------------------------------

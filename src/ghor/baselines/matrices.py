@@ -49,7 +49,7 @@ class OnMatrices(Optimizer):
         if p.dtype in COMPUTE_DTYPE:
             raise TypeError(f"{name} is {p.dtype}, which {kind} has too few digits in; convert it with .float()")
         space.check_shape(p.shape)
-        off = float(space.distance(p.detach()).max())
+        off = float(space.residual(p.detach()).max())
         if not off <= float(space.tolerance(p).max()) + self.room:
             raise ValueError(
                 f"{name} of shape {tuple(p.shape)} is {off:.1e} off {space}; copy ghor.{space}.project(weight) into it"

@@ -5,7 +5,7 @@
     global_grad(Lambda, G) -> B           rgrad and global_rep in one
     update_section(Lambda, W, R)          Lambda R(W)
     polish(Lambda, E)                     rounding repaired
-    distance, tolerance, project, random, check_shape, E
+    residual, tolerance, project, random, check_shape, E
 
 Points may have leading batch dimensions. B and W have the shape of the point: coordinates that do not exist are
 structural zeros, which elementwise odd rules keep. Lambda is any tensor with the same batch dimensions.
@@ -16,6 +16,7 @@ there where a space has it: `space.has("log")` tells.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -115,8 +116,13 @@ class Space(ABC):
     # -- points -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def residual(self, Y: Tensor) -> Tensor:
+        """How far each point is off the space: (..., *point) -> (...). (`dist` is the distance of two points.)"""
+
     def distance(self, Y: Tensor) -> Tensor:
-        """Distance of each point from the space: (..., *point) -> (...)."""
+        """Deprecated: it is called `residual`, for `dist` is the geodesic distance of two points."""
+        warnings.warn("space.distance is called space.residual now", DeprecationWarning, stacklevel=2)
+        return self.residual(Y)
 
     def tolerance(self, Y: Tensor) -> Tensor:
         """How far off counts as on: what rounding does to each point, (..., *point) -> (...), with some room."""

@@ -34,7 +34,7 @@ class Euclidean(Space):
         """The zero vector."""
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """Zero: one number, the space has no batch dimensions."""
         return Y.new_zeros(())
 

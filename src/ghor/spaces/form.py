@@ -99,7 +99,7 @@ class Form(Layout):
     # -- Algorithm 3 ------------------------------------------------------------------------------------------------
 
     @full_precision()
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """||Y* Y - I||_F: (..., N, n) -> (...)."""
         M = self.matrix(Y)
         return frobenius(self.pair(M, M) - eye_like(M))

@@ -41,7 +41,7 @@ class Hyperbolic(Boosted):
         return E
 
     @full_precision()
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """|<x, x> + 1|; infinite beyond the digits, where 1 is less than rounding of x_0."""
         x0, xs = Y[..., 0], Y[..., 1:]
         return torch.where(x0 * torch.finfo(Y.dtype).eps < 1, (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs(), math.inf)

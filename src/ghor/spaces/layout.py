@@ -21,7 +21,7 @@ class Layout(Space):
 
     With `blocks=k` a tensor is k matrices stacked along the rows, each of them on the space: `Stiefel(blocks=3)` for
     the weights of queries, keys and values in one tensor, `Stiefel(blocks=(3, heads))` for those of every head. Blocks
-    are a batch: (k R, C) is taken as (k, R, C), and `distance`, `metric`, ... give a number for each.
+    are a batch: (k R, C) is taken as (k, R, C), and `residual`, `metric`, ... give a number for each.
     """
 
     flatten: int = 1

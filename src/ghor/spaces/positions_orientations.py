@@ -38,9 +38,9 @@ class PositionsOrientations(Framed):
         E[..., 1, 2] = 1
         return E
 
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """||n|^2 - 1|."""
-        return S2.distance(Y[..., 1, :])
+        return S2.residual(Y[..., 1, :])
 
     @full_precision()
     def project(self, X: Tensor) -> Tensor:

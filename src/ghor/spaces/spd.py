@@ -39,7 +39,7 @@ class SPD(Framed):
         return torch.eye(shape[-1], dtype=dtype, device=device).expand(tuple(shape)).clone()
 
     @full_precision()
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """||P - P^T||/2; a matrix without a Cholesky factor is ||P|| further away."""
         indefinite = torch.linalg.cholesky_ex(symmetric(Y.detach()))[1] > 0
         return frobenius(Y - Y.mT) / 2 + indefinite * frobenius(Y)

@@ -38,9 +38,9 @@ class SpecialEuclidean(Framed):
         E.diagonal(dim1=-2, dim2=-1).fill_(1)
         return E
 
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """That of R from the rotations."""
-        return SO.distance(Y[..., :-1])
+        return SO.residual(Y[..., :-1])
 
     @full_precision()
     def project(self, X: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ class SpecialOrthogonal(Orthogonal):
             raise TypeError(f"weights on {self} are real floating point tensors; use ghor.Unitary() for {dtype}")
         super().check_dtype(dtype)
 
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """||Y^T Y - I||_F; a reflection (det < 0) is 2 further away, the distance of the components."""
-        return super().distance(Y) + 2 * (torch.linalg.det(self.matrix(Y).detach()) < 0)
+        return super().residual(Y) + 2 * (torch.linalg.det(self.matrix(Y).detach()) < 0)
 
     def _orient(self, U: Tensor, V: Tensor) -> Tensor:
         """det(U V) = 1: the column of the smallest singular value turns, so that the point stays the nearest."""

@@ -75,9 +75,9 @@ class Sphere(Orthogonal):
         for w, row in zip(weights, kept, strict=bool(kept)):
             self.padding(w).copy_(row)
 
-    def distance(self, Y: Tensor) -> Tensor:
+    def residual(self, Y: Tensor) -> Tensor:
         """| ||Y||^2 - 1 |; of the padding row 0."""
-        return super().distance(self.read(Y))
+        return super().residual(self.read(Y))
 
     def project(self, X: Tensor) -> Tensor:
         """Y/||Y||; the padding row stays as it is."""

@@ -13,7 +13,7 @@ class Stiefel(Orthogonal):
     """The Stiefel manifold {Y: Y^H Y = I}, canonical metric. g^hor: A skew (n x n), B arbitrary ((N-n) x n).
 
     >>> Y = Stiefel().random(49, 7)
-    >>> bool(Stiefel().distance(Y) < 1e-5)
+    >>> bool(Stiefel().residual(Y) < 1e-5)
     True
     """
 

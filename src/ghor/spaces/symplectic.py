@@ -114,7 +114,7 @@ class Symplectic(Form):
         rounding = 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)
         if not bool((off <= rounding.clamp_max(1)).all()):  # beyond 1 the digits do not tell
             raise ValueError(
-                f"the matrix is {float(self.distance(X).max()):.1e} off {self}, too far to tell the point meant; "
+                f"the matrix is {float(self.residual(X).max()):.1e} off {self}, too far to tell the point meant; "
                 f"initialise it first, for example with {self}.random{tuple(X.shape)}"
             )
         return self.unmatrix(U, X.shape).to(X.dtype).contiguous()
