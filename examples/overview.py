@@ -63,6 +63,7 @@ def run(steps=2000):
     left.set(
         xscale="log", xlim=(1, 400), title="One Adam step, 336 weights on St(7, 49)", xlabel="milliseconds, 2 threads"
     )
+    print(", ".join(f"{name} {t:.1f} ms" for name, t in bars.items()))
     for name, curve in distances(steps).items():
         right.plot(curve, label=name, color=COLORS[name])
     right.set(yscale="log", title="Distance from the manifold, float32", xlabel="step", ylabel=r"$\|Y^T Y - I\|$")

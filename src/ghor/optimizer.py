@@ -192,7 +192,7 @@ class Lifted(Contract):
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
         """cache <- update(cache, B), W <- velocity(cache), by Base's step, which finds shadows in place of weights."""
-        drawn = [s.from_anchor() for s in stacks]
+        drawn = [None if s.anchor is None else s.from_anchor() for s in stacks]
         rule(self)
         for s, H in zip(stacks, drawn, strict=True):
             if H is not None:

@@ -41,6 +41,7 @@ class Stack:
     ) -> None:
         self.group, self.gi, self.space, self.kind = group, gi, space, kind
         self.owners, self.names, self.vectors, self.stacked = params, names, vectors, stacked
+        self.as_is = space.one == space  # weights are points, with no blocks and no rows that are left alone
         self.params = params = self.pieces(params)
         self.shape, self.where = params[0].shape, (params[0].dtype, params[0].device)
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
@@ -105,7 +106,8 @@ class Stack:
     def weights(self) -> Tensor:
         """(P, *shape), to be called without gradients; of a single weight it is the weight's own memory."""
         one = len(self.params) == 1
-        return self.space.read(self.params[0].detach().unsqueeze(0) if one else torch.stack(self.params))
+        weights = self.params[0].detach().unsqueeze(0) if one else torch.stack(self.params)
+        return weights if self.as_is else self.space.read(weights)
 
     def exact(self, weights: Tensor) -> Tensor:
         """Points in the dtype of computation; half precision ones where they were rounded from."""
@@ -172,7 +174,8 @@ class Stack:
         if True in [g.is_sparse for g in grads]:
             grads = [g.to_dense() for g in grads]
         grads = self.pieces(grads)
-        G = self.space.read(grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads), gradient=True)
+        G = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
+        G = G if self.as_is else self.space.read(G, gradient=True)
         Y = self.held_by_weights()
         self.section.global_grad(Y, self.points(G.detach().to(self.H.dtype)), self.points(self.local(B)))
         return Y
@@ -213,7 +216,10 @@ class Stack:
             moved = self.any_of_weight(length > 0).view(-1, *[1] * (points.dim() - 1))
             points = torch.where(moved, points.to(self.where[0]), self.space.split(self.weights()))
         if torch.compiler.is_compiling() or points.data_ptr() != self.params[0].data_ptr():
-            self.space.write(self.params, self._split(points))
+            if self.as_is:
+                torch._foreach_copy_(self.params, self._split(points))
+            else:
+                self.space.write(self.params, self._split(points))
         self.written()
 
     def _split(self, points: Tensor) -> list[Tensor]:

@@ -96,7 +96,7 @@ class Stacking:
                 seen["space"] is group["space"]
                 and seen["section"] == group["section"]
                 and seen["retraction"] == group["retraction"]
-                and same_anchor(seen, group)
+                and (seen["anchor"] is group["anchor"] or same_anchor(seen, group))
                 and seen["error_if_nonfinite"] is group["error_if_nonfinite"]
                 and len(seen["params"]) == len(group["params"])
                 and all(map(operator.is_, seen["params"], group["params"]))

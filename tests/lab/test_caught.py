@@ -96,7 +96,7 @@ def test_it_trains_counts_and_goes_on(tmp_path):
 def test_bad_commands_are_refused(tmp_path):
     for words in (
         ["caught", "pendulum"],
-        ["caught", "mnist", "-o", "muon"],
+        ["caught", "mnist", "-o", "moun"],
         ["caught", "--seeds", "x"],
         ["caught", "-j", "0"],
     ):

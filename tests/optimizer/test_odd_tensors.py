@@ -185,7 +185,7 @@ def test_weights(space, case, gen):
             module.weight = nn.Parameter(X)
             way_out = re.escape(f"{space!r}.random{tuple(shape)}")
             raises(ValueError, ["^weight: ", way_out], lambda m=module: ghor.constrain(m, "weight", space), X)
-            assert ghor.declare.declared_space(module.weight) is None
+            assert ghor.records.declared_space(module.weight) is None
             continue
         module, twin = declared(X, space), declared(ordinary.clone(), space)
         Y = module.weight

@@ -30,6 +30,29 @@ class Form(Layout):
 
     # -- shapes ---------------------------------------------------------------------------------------------------
 
+    def size(self, shape: Sequence[int]) -> tuple[int, int]:
+        """(N, n) of the tall matrices in a tensor of this shape."""
+        rows, columns = shape[-1 - self.flatten], math.prod(shape[-self.flatten :])
+        if self.blocks is not None:
+            rows //= self.count
+        return max(rows, columns), min(rows, columns)
+
+    def matrix(self, Y: Tensor) -> Tensor:
+        """Y as tall matrices (..., N, n), N >= n; a view."""
+        M = Y if self.blocks is None else self.split(Y)
+        M = M.flatten(-self.flatten) if self.flatten > 1 else M
+        return M.mT if M.shape[-2] < M.shape[-1] else M
+
+    def unmatrix(self, M: Tensor, shape: Sequence[int]) -> Tensor:
+        """The inverse of `matrix`: tall matrices in the layout of `shape` (of which the matrix part counts).
+
+        A view, unless there are blocks.
+        """
+        rows = shape[-1 - self.flatten] // (1 if self.blocks is None else self.count)
+        M = M.mT if rows < math.prod(shape[-self.flatten :]) else M
+        M = M.unflatten(-1, tuple(shape[-self.flatten :])) if self.flatten > 1 else M
+        return M if self.blocks is None else self.join(M)
+
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
         """E = [I; 0]."""
         self.check_shape(shape)

@@ -78,22 +78,3 @@ class Layout(Space):
                 f"{self} splits {shape[-self.dims]} rows into {self.count} blocks, which does not come out even: shape "
                 f"{tuple(shape)}"
             )
-
-    def size(self, shape: Sequence[int]) -> tuple[int, int]:
-        """(N, n) of the tall matrices in a tensor of this shape."""
-        rows, columns = shape[-1 - self.flatten] // self.count, math.prod(shape[-self.flatten :])
-        return max(rows, columns), min(rows, columns)
-
-    def matrix(self, Y: Tensor) -> Tensor:
-        """Y as tall matrices (..., N, n), N >= n; a view."""
-        M = self.split(Y)
-        M = M.flatten(-self.flatten) if self.flatten > 1 else M
-        return M.mT if M.shape[-2] < M.shape[-1] else M
-
-    def unmatrix(self, M: Tensor, shape: Sequence[int]) -> Tensor:
-        """The inverse of `matrix`: tall matrices in the layout of `shape` (of which the matrix part counts).
-
-        A view, unless there are blocks.
-        """
-        M = M.mT if shape[-1 - self.flatten] // self.count < math.prod(shape[-self.flatten :]) else M
-        return self.join(M.unflatten(-1, tuple(shape[-self.flatten :])) if self.flatten > 1 else M)
