@@ -46,7 +46,7 @@ test-all: .venv/.installed-dev .venv/.installed-ray  ## run the tests, the slow 
 test-torch: .venv/.created  ## run the tests of the core against another torch: make test-torch TORCH=2.9.1
 	@test -n "$(TORCH)" || { echo "which torch? make test-torch TORCH=2.9.1" >&2; exit 1; }
 	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
-	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt "torch==$(TORCH)" numpy pytest \
+	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt "torch==$(TORCH)" numpy scipy matplotlib rich typer jinja2 filelock pytest \
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
 	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/geometry tests/optimizer tests/pytorch tests/nn \
 	  tests/solve $(ARGS)
