@@ -5,11 +5,11 @@ import dataclasses
 
 import pytest
 import torch
-from runs import facts, make_mnist, small_mnist, the_record, weights
+from runs import facts, the_record, weights
 
 import ghor
 from ghor.declare import spaces
-from ghor_lab import data, protocol, tasks, train
+from ghor_lab import protocol, tasks, train
 from ghor_lab.config import Config
 from ghor_lab.record import Run, read
 
@@ -17,21 +17,7 @@ MNIST = Config("mnist", "geometric-adam", (0,), 2, 1e-3, 16, compile=False, netw
 AUTHORS = {"start": "authors", "frame": "random", "loss": "after"}
 
 
-@pytest.fixture(autouse=True)
-def one_commit(monkeypatch):
-    monkeypatch.setattr(train, "commit", lambda: "0000000")
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    make_mnist(folder)
-    before = data.DATASETS["mnist"]
-    small_mnist(folder)
-    yield folder
-    data.DATASETS["mnist"] = before
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(False)
+pytestmark = pytest.mark.usefixtures("one_commit", "as_before")
 
 
 def points(**change):

@@ -9,9 +9,7 @@ import pytorch_optimizer as po
 import torch
 from liftable import NO, ST, Rule, points, refusal
 from table import randn
-from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import ghor
 from ghor.probe import turning as parities
@@ -248,39 +246,6 @@ def test_the_probe_is_short(shape):
     start = time.process_time()
     probe.verify(po.AdaBelief, {"eps": 1e-9}, params, [ST])
     assert time.process_time() - start < 0.5  # 0.05 to 0.15 on an idle core
-
-
-# -- no trace ----------------------------------------------------------------------------------------------------------
-
-
-class Fresh(Rule):
-    """Lifted for the first time in the test below, so that the probe runs there."""
-
-    def velocity(self, g, group):
-        torch.rand(3)  # uses the global generator; the velocity does not depend on it
-        return g
-
-
-def test_the_probe_leaves_no_trace():
-    """The global random state is as before, and no step hook has fired."""
-    fired = []
-    hooks = [
-        register_optimizer_step_pre_hook(lambda *a: fired.append("pre")),
-        register_optimizer_step_post_hook(lambda *a: fired.append("post")),
-    ]
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    try:
-        Lifted = ghor.lift(Fresh)
-        with pytest.raises(ValueError, match="cannot be lifted"):
-            ghor.lift(define(bad=True))
-        Lifted([nn.Parameter(torch.eye(3, 2))], lr=0.3, space=ST)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    assert fired == []
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.is_grad_enabled()
 
 
 def test_a_subclass_of_a_lifted_optimizers_base_is_tried_anew():

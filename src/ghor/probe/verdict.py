@@ -1,10 +1,10 @@
 """Which optimizers lift: a rule is tried where it is to run before it is trusted with a manifold.
 
 Asked is, for each kind of weight in a group, with the group's options: is the rule on the shadow what it is on the full
-matrix of g^hor, weight by weight? `ghor.laws` has the question in numbers. Sides above 128 are tried in a smaller copy
+matrix of g^hor, weight by weight? `laws` has the question in numbers. Sides above 128 are tried in a smaller copy
 that is tall or wide as before; what grows with more entries than 2^16 is left to the look that a step takes at its
-velocities (`left_ghor`). The learning rate is one of ours, and weight decay has no effect on a manifold: a rule that it
-turns into another is refused.
+velocities (`left_ghor`). The learning rate is one of ours, and without an anchor weight decay has no effect: a rule
+that it turns into another is refused.
 
 With `stack=False` a weight has a shadow of its own shape, and a norm or mean over it is that of the N x n tensor
 [A; B], in which A, skew, has every entry twice and B once.
