@@ -498,8 +498,7 @@ def main() -> None:
     if args.frames:
         args.out.mkdir(parents=True, exist_ok=True)
         chosen = ["a", "b", "d"] if args.only == parser.get_default("only") else problems
-        images = data.load("mnist", args.data) if "c" in chosen else None
-        frames.main(chosen, args.out, images, args.seeds or frames.COUNT)
+        frames.main(chosen, args.out, args.data, args.seeds or frames.COUNT)
         return
     if unknown := set(problems) - set(LR):
         parser.error(f"--only knows {', '.join(LR)}, not {', '.join(sorted(unknown))}")

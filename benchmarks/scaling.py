@@ -625,13 +625,12 @@ def number(x: float | None) -> str:
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
-    """Two log-log figures, <path>-time and <path>-memory, a panel for each n and batch, slopes in the legends."""
+    """Two log-log figures, <path>-time and <path>-memory, a panel for each n and batch."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    fitted = {(f["n"], f["batch"], f["contender"]): f for f in record["slopes"]}
     kinds: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
         ("time", "ms a step", time_of),
         ("memory", "peak MiB beyond weight and gradient", memory_of),
@@ -640,35 +639,34 @@ def plot(record: dict[str, Any], path: Path) -> None:
     for which, label, value in kinds:
         cases = panels(record)
         rows = math.ceil(len(cases) / 2)
-        figure, grid = plt.subplots(rows, 2, figsize=(14, 5 * rows), layout="constrained", squeeze=False)
+        figure, grid = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
+        lines = {}
         for axes, ((n, b), contenders) in zip(grid.flat, cases.items(), strict=False):
             for name, points_ in contenders.items():
                 done = [row for row in points_ if row.get("ms")]
                 if not done:
                     continue
-                fit = fitted[n, b, name][which]
                 color, marker = style[name]
-                axes.plot(
+                (lines[name],) = axes.plot(
                     [row["N"] for row in done],
                     [value(row) for row in done],
                     color=color,
                     marker=marker,
                     linewidth=2.2 if name.startswith("ghor") else 1,
-                    label=name + ("" if fit is None else f": {fit:.2f}"),
                 )
                 if points_[-1].get("stopped"):
                     axes.plot(done[-1]["N"], value(done[-1]), marker="s", markersize=11, color=color, fillstyle="none")
             axes.set(xscale="log", yscale="log", xlabel="N", ylabel=label, title=f"n = {n}, batch {b}")
             axes.set_xscale("log", base=2)
-            axes.legend(fontsize=8, title=f"slope over N >= {FIT_FROM}", title_fontsize=8)
             axes.grid(alpha=0.3)
         for axes in grid.flat[len(cases) :]:
             axes.set_visible(False)
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5, fontsize=8)
         m = record["machine"]
         figure.suptitle(
             f"One Adam step, float32, {m['threads']} threads, {m['cpu']}; a square: larger N exceed a budget"
         )
-        figure.savefig(path.with_name(f"{path.stem}-{which}{path.suffix}"), dpi=130)
+        figure.savefig(path.with_name(f"{path.stem}-{which}{path.suffix}"), dpi=100)
         plt.close(figure)
 
 

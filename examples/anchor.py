@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ghor
 
-DECAYS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+DECAYS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 80.0)
 CLASSES, FEW, MANY = 4, 60, 2000
 
 

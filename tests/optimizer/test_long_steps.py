@@ -24,7 +24,7 @@ HUGE = [(s, shape) for s in MANIFOLDS if is_compact(s) for shape in huge(s)]
 
 
 def on(space, Y, state):
-    """The issue's bound: 1e-5 in float32, measured in float64; for frames and anchors N columns in place of n."""
+    """1e-5 in float32, measured in float64; for frames and anchors N columns in place of n."""
     assert torch.isfinite(Y).all()
     assert space.residual(Y.detach().double()).max() <= 1e-5
     for L in (state[key].double() for key in ("section", "anchor") if key in state):

@@ -35,7 +35,7 @@ def test_half_precision_weights_are_float32_inside(space, shape, section, dtype,
     assert torch.equal(Y.detach(), exact.to(dtype))
     size = torch.linalg.vector_norm(exact.double(), dim=one(space, exact)).amax()
     off = space.residual(exact.double()).max()
-    assert off <= 2e-6 * size**2  # the bound for float32, relative where the group is not compact
+    assert off <= 2e-6 * size**2  # in float32, relative where the group is not compact
     assert space.residual(Y.detach().double()).max() <= torch.finfo(dtype).eps * size**2 + off
     assert not torch.equal(Y, start)
 

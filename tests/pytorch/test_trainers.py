@@ -43,7 +43,7 @@ def same(a, b):
     torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=0)
 
 
-# a weight in float32 stays within 2e-6, the bound
+# a weight in float32 stays within 2e-6
 FLOAT32 = 2e-6
 
 
