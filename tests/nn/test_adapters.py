@@ -151,3 +151,25 @@ def test_what_cannot_be(net):
         activate(net, ["x"])
     with pytest.raises(TypeError, match="Rotation"):
         adapt(net, ["head"], Rotation)
+
+
+@each_kind
+def test_beside_an_adapter_of_peft(kind, net, x):
+    """On the layer that peft wraps: W + B A becomes (W adapted) + B A, and both are trained, merged and taken off alone."""
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head"]))
+    before, trained = model(x), {n for n, p in model.named_parameters() if p.requires_grad}
+    assert adapt(model, ["*.base_layer"], kind, freeze=False) == ["base_model.model.q_proj.base_layer"]
+    assert trained < {n for n, p in model.named_parameters() if p.requires_grad}
+    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+    first = train(model, x, 1)
+    assert train(model, x, 30) < first
+    layer = net.q_proj
+    A, B = (getattr(layer, f"lora_{k}")["default"].weight for k in "AB")
+    assert B.detach().norm() > 1e-2
+    expected = x @ layer.base_layer.merged_weight().T + layer.base_layer.bias + layer.scaling["default"] * x @ A.T @ B.T
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-5)
+    out = model(x)
+    merge(model)
+    remove(model)
+    torch.testing.assert_close(model.merge_and_unload()(x), out, rtol=0, atol=1e-5)
