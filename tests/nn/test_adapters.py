@@ -155,7 +155,7 @@ def test_what_cannot_be(net):
 
 @each_kind
 def test_beside_an_adapter_of_peft(kind, net, x):
-    """On the layer that peft wraps: W + B A becomes (W adapted) + B A, and both are trained, merged and taken off alone."""
+    """On the layer that peft wraps, W + B A becomes (W adapted) + B A; both are trained, merged and taken off."""
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head"]))
     before, trained = model(x), {n for n, p in model.named_parameters() if p.requires_grad}
