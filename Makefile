@@ -67,6 +67,8 @@ docs: .venv/.installed-docs  ## build the documentation into site/
 pictures: .venv/.installed-lab  ## draw the pictures of the documentation again
 	@$(PY) examples/pictures.py $(ARGS)
 	@$(PY) docs/build/solving.py
+	@$(PY) -m ghor_lab report results/mnist results/caught results/fashion-mnist results/pendulum --out runs/report --brief
+	@for name in mnist-loss mnist-drift fashion-mnist-loss pendulum-error-as-run; do cp runs/report/figures/$$name.svg docs/pictures/; done
 
 bench: .venv/.installed-bench  ## time one optimizer step against other libraries
 	@$(PY) benchmarks/step.py $(ARGS)
