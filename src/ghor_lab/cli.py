@@ -135,6 +135,9 @@ def run(
     manifold_lr: Annotated[
         float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
     ] = None,
+    weight_decay: Annotated[
+        float | None, option("Of adamw-anchor, towards where a weight started.", "X", WHAT, "0.1")
+    ] = None,
     batch_size: Annotated[int | None, option("Samples a step.", "N", WHAT, "pendulum 256, others 2048")] = None,
     label: Annotated[
         str | None, option("What is special about these runs, for their names and tables.", "TEXT", WHAT)
@@ -264,6 +267,10 @@ def run(
         }
         numbers = parse_seeds(seeds if seeds is not None else "0-9" if pendulum else "0")
         names = list(dict.fromkeys(map(str, optimizer or (OPTIMIZERS[:4] if pendulum else OPTIMIZERS))))
+        if weight_decay is not None:
+            if names != ["adamw-anchor"]:
+                raise ValueError("--weight-decay is for -o adamw-anchor: weights on manifolds decay to an anchor only")
+            common["weight_decay"] = weight_decay
         configs: list[Config] = []
         if pendulum and lr is None:
             for name in [str(r).replace("-", " ", 1) for r in reading] if reading else ["as run"]:

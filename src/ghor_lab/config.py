@@ -86,13 +86,8 @@ class Config:
     weight_decay: float = 0.1  # of adamw-anchor
 
     def __post_init__(self) -> None:
-        for name in (
-            "lr",
-            "eps",
-            "momentum",
-            "manifold_lr",
-            "weight_decay",
-        ):  # 1 and 1.0 are one configuration, with one name
+        # 1 and 1.0 are one configuration, with one name
+        for name in ("lr", "eps", "momentum", "manifold_lr", "weight_decay"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))
         object.__setattr__(self, "seeds", tuple(self.seeds))

@@ -98,6 +98,8 @@ def test_version_and_nothing():
         ("run pendulum --executor ray --address here:1 --jobs 2", "not --jobs with --address, but --threads"),
         ("run mnist --lr -1", "lr must be a positive number"),
         ("run mnist --lr 0", "lr must be a positive number"),
+        ("run mnist -o muon -o adamw-anchor --weight-decay 1", "--weight-decay is for -o adamw-anchor"),
+        ("run mnist -o adamw-anchor --weight-decay -1", "weight_decay must be 0 or more"),
         ("run mnist --lr nan", "lr must be a positive number"),
     ],
 )
@@ -107,6 +109,13 @@ def test_a_bad_value_is_one_line_and_exit_code_2(argv, says, tmp_path):
     assert re.fullmatch(r"error: [^\n]+\n", text)
     assert says in text
     assert not (tmp_path / "out").exists()
+
+
+def test_weight_decay_of_the_anchor(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(execute, "one_by_one", lambda configs, *_: seen.extend(configs) or [])
+    call("run", "mnist", "-o", "adamw-anchor", "--weight-decay", 0.3, "--out", tmp_path)
+    assert [config.weight_decay for config in seen] == [0.3]
 
 
 @pytest.mark.parametrize(
