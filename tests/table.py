@@ -22,6 +22,7 @@ from ghor.spaces.base import Space
 from ghor.spaces.boosted import Boosted
 from ghor.spaces.form import Form
 from ghor.spaces.framed import Framed
+from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.orthogonal import Orthogonal
 from ghor.spaces.symplectic import Symplectic
 
@@ -57,7 +58,7 @@ RETRACTIONS = ["cayley", "geodesic"]
 
 def is_helper(cls: type[Space]) -> bool:
     """Whether a class is there for others to inherit from, and is no space itself."""
-    return inspect.isabstract(cls) or cls in (Form, Anchored, Orthogonal, Symplectic, Framed)
+    return inspect.isabstract(cls) or cls in (Form, Anchored, Orthogonal, Subspaces, Symplectic, Framed)
 
 
 def has(space: Space, what: str) -> bool:

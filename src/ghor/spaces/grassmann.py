@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .form import Form
 from .functions import symmetric_function
 from .orthogonal import Orthogonal
 
@@ -22,32 +23,37 @@ def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
     return f, df
 
 
-class Grassmann(Orthogonal):
-    """The Grassmann manifold of subspaces span(Y), Y^T Y = I. g^hor: A = 0, B arbitrary ((N-n) x n).
-
-    Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not see R.
-    The canonical metric is tr(U^T V) here, for Y^T U = 0, and rgrad is G - Y Y^T G.
-    """
+class Subspaces(Form):
+    """Subspaces, each held by one of its bases. g^hor: A = 0."""
 
     def check_shape(self, shape: Sequence[int]) -> None:
         super().check_shape(shape)
         if len(set(self.size(shape))) == 1:
+            other = type(self).__name__.replace("Grassmann", "Stiefel")
             raise ValueError(
-                f"{self} of square matrices is a single point, got shape {tuple(shape)}; use ghor.Stiefel()"
+                f"{self} of square matrices is a single point, got shape {tuple(shape)}; use ghor.{other}()"
             )
 
     def skew(self, X: Tensor) -> Tensor:
-        """A = 0: turning Y within its span does not move the subspace."""
+        """A = 0: another basis of the same subspace is no other point."""
         return torch.zeros_like(X)
 
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
-        """Y0 Y0^H Y, the projection of Y to the subspace: the same for every basis Y0."""
+        """Y0 Y0* Y, the projection of Y to the subspace: the same for every basis Y0."""
         M = self.matrix(Y0)
         return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
 
     def ghor_blocks(self, W: Tensor) -> list[Tensor]:
         """B alone."""
         return super().ghor_blocks(W)[-1:]
+
+
+class Grassmann(Subspaces, Orthogonal):
+    """The Grassmann manifold of subspaces span(Y), Y^T Y = I. g^hor: A = 0, B arbitrary ((N-n) x n).
+
+    Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not see R.
+    The canonical metric is tr(U^T V) here, for Y^T U = 0, and rgrad is G - Y Y^T G.
+    """
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""

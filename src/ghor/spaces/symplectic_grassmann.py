@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ..linalg import dot
+from .grassmann import Subspaces
 from .symplectic import Symplectic
 
 
-class SymplecticGrassmann(Symplectic):
+class SymplecticGrassmann(Subspaces, Symplectic):
     """The symplectic Grassmann manifold of span(U), U+ U = I. g^hor: A = 0, B arbitrary (2(N-n) x 2n).
 
     U and U K, K symplectic, are the same point; the projection onto it is U U+. Tangent vectors have U+ V = 0.
     """
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        super().check_shape(shape)
-        if len(set(self.size(shape))) == 1:
-            raise ValueError(
-                f"{self} of square matrices is a single point, got shape {tuple(shape)}; use ghor.SymplecticStiefel()"
-            )
-
-    def skew(self, X: Tensor) -> Tensor:
-        """A = 0: another basis of the same subspace is no other point."""
-        return torch.zeros_like(X)
-
-    def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
-        """Y0 Y0+ Y, the projection of Y to the subspace: the same for every basis Y0."""
-        M = self.matrix(Y0)
-        return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
-
-    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
-        """B alone."""
-        return super().ghor_blocks(W)[-1:]
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
         """tr(U^T V (Y^T Y)^-1), the same for every basis Y K: that of symplectic Stiefel where Y+ U = 0."""
