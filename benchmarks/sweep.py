@@ -117,8 +117,10 @@ def records(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[st
     found = defaultdict(list)
     for path in folder.glob("*.json"):
         r = json.loads(path.read_text())
-        if r.get("benchmark") == "sweep" and all(
-            r[k] == getattr(options, k) for k in ("seed", "epochs", "steps", "batch")
+        if (
+            path.name != "summary.json"
+            and r.get("benchmark") == "sweep"
+            and all(r[k] == getattr(options, k) for k in ("seed", "epochs", "steps", "batch"))
         ):
             found[r["method"]].append(r)
     return {m.key: sorted(found[m.key], key=lambda r: r["lr"]) for m in CONTENDERS if m.key in found}
@@ -184,7 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not runs:
         raise SystemExit(f"{options.folder} has no records of these settings; leave --draw out to make some")
     console.width = max(console.width, 120)
-    console.print(table(runs).rich(console.width))
+    made = table(runs)
+    console.print(made.rich(console.width))
+    keys = [column.key for column in made.columns]
+    write_json([dict(zip(keys, row.cells, strict=True)) for row in made.rows], options.folder / "summary.json")
     draw(runs, options.folder / "sweep.svg")
 
 

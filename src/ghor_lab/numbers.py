@@ -53,6 +53,7 @@ class Found:
         self.record, config = run, run.header["config"]
         self.experiment, self.optimizer = config["experiment"], config["optimizer"]
         self.seeds = seed_list(config["seeds"])
+        self.rate = config.get("manifold_lr") or config["lr"]  # of the weights on manifolds
         self.label, self.epochs, self.asked = config.get("label"), len(run.epochs), run.epochs_asked
         self.outcome = paper.OUTCOMES[self.experiment].get(self.optimizer)
 
