@@ -39,7 +39,7 @@ class Contract(Saving):
                 if p.grad is None:
                     continue
                 grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
-                if not bool(gathered(torch.isfinite(grad).all())):
+                if int(gathered(torch.isfinite(grad).logical_not_().sum())):
                     raise RuntimeError(
                         f"the gradient of {name_of(group, gi, i)} is not finite; nothing was moved "
                         "(error_if_nonfinite=True)"

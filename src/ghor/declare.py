@@ -131,8 +131,7 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
         raise ValueError(
             f"{name} of shape {tuple(p.shape)} is expanded: entries that share memory cannot move apart; clone() it"
         )
-    if not p.is_meta and not bool(torch.isfinite(p).all()):
-        count = int((~torch.isfinite(p)).sum())
+    if not p.is_meta and (count := int(gathered(torch.isfinite(p).logical_not_().sum()))):
         raise ValueError(
             f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; initialise it"
         )

@@ -197,8 +197,10 @@ class Lifted(Contract):
         for s, H in zip(stacks, drawn, strict=True):
             if H is not None:
                 s.W.sub_(H)
+        if torch.compiler.is_compiling():  # which writes no attributes of optimizers, see `_after`
+            return
         self._ruled = True
-        if self._lifted_by is not None and not torch.compiler.is_compiling():
+        if self._lifted_by is not None:
             for s in stacks:
                 upkeep.check_velocity(s, self.Base)
 
@@ -257,8 +259,10 @@ class Lifted(Contract):
 
     def _land(self) -> None:
         """The end of a step, also of one that was interrupted anywhere."""
+        if self._flight is None:
+            return
         self._put_back()
-        for s in () if self._flight is None else self._flight.stacks:
+        for s in self._flight.stacks:
             s.H.zero_()
             views.publish(s, self.state)
             if s.in_motion:  # it may be off the group

@@ -90,6 +90,10 @@ class Stack:
         """A tensor of a weight's state where it belongs."""
         return value
 
+    def row(self, X: Tensor, i: int) -> Tensor:
+        """X[i], a view."""
+        return X[i]
+
     def points(self, X: Tensor) -> Tensor:
         """(P, *shape) as points (M, *point); a view where the batch dimensions allow it."""
         return X.reshape(-1, *self.E.shape)

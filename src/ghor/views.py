@@ -84,7 +84,7 @@ def gather_section(s: Stack, states: Sequence[dict[str, Any]]) -> dict[str, Tens
 
 def member(s: Stack, i: int) -> dict[str, Any]:
     """state[p] of the i-th weight: views of the stacked tensors; other values are shared by the whole stack."""
-    out = {k: v[i] if s.stacked and is_stacked(v, s) else v for k, v in s.state.items()}
+    out = {k: s.row(v, i) if s.stacked and is_stacked(v, s) else v for k, v in s.state.items()}
     held = s.section.tensors() if s.anchor is None else s.section.tensors() | {"drawn_to": s.anchor}
     ours = {k: s.whole(v.unflatten(0, s.batch)[i], 0) for k, v in held.items()}
     return out | ours | {"moves": s.moves}

@@ -14,6 +14,7 @@ from steps import (
     classes,
     exact,
     gradients,
+    needs_late_state,
     same,
     sections,
     state_of,
@@ -173,6 +174,7 @@ def test_changing_the_section_of_a_group_is_the_same_as_loading(cls):
 def test_a_state_dict_of_the_plain_optimizer_loads(cls):
     """Euclidean moments are kept; those of manifold weights mean nothing in g^hor and start anew, with a warning.
     Spaces stay."""
+    needs_late_state(cls)
     net, plain = Net(), Net()
     Base = getattr(ghor.optim, cls).Base
     options = OPTIONS.get(cls, {})

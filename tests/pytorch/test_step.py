@@ -12,6 +12,7 @@ from steps import (
     classes,
     frame_of,
     gradients,
+    needs_late_state,
     same,
     sections,
     state_of,
@@ -81,6 +82,7 @@ def test_a_step_touches_the_weights_and_nothing_else(cls):
 @classes
 def test_groups_added_later(cls, gen):
     """Their weights move, those that were there go on undisturbed, and a state dict holds both."""
+    needs_late_state(cls)
     net, twin = Net(), Net()
     opt, other = build(cls, net), build(cls, twin)
     steps = gradients(net, 6)

@@ -118,7 +118,7 @@ class Block:
 
             def derivatives(v: Tensor) -> tuple[Tensor, Tensor]:
                 bend, Delta = torch.autograd.grad(p, (u, G), v, retain_graph=True, materialize_grads=True)
-                return Delta, bend[self.part]
+                return Delta.detach(), bend.detach()[self.part]
 
             return derivatives
         C, n = space.matrix(Y).mH @ space.matrix(G), space.matrix(Y).shape[-1]
