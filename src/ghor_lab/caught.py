@@ -24,17 +24,19 @@ Z = 1.959963984540054  # 95 % of a normal distribution are within this many devi
 
 
 def configurations(
-    experiments: Iterable[str], optimizer: str, seeds: Iterable[int], warmup: int, **common: Any
+    experiments: Iterable[str], optimizer: str, seeds: Iterable[int], warmup: int, lr: float = 1e-3, **common: Any
 ) -> list[Config]:
     """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there is one.
 
-    Seed by seed: whenever the count is stopped, all cells have the same seeds, but for the last.
+    Only optimizers that work by coordinates see the frame: the others have one. Seed by seed: whenever the count is
+    stopped, all cells have the same seeds, but for the last.
     """
+    frames = FRAMES if optimizer in ("geometric-adam", "adamw-anchor") else FRAMES[:1]
     manifold = optimizer != "standard-adam"
-    cells: list[dict[str, Any]] = [{"start": s, "frame": f} for s, f in product(STARTS, FRAMES)] if manifold else [{}]
+    cells: list[dict[str, Any]] = [{"start": s, "frame": f} for s, f in product(STARTS, frames)] if manifold else [{}]
     cells += [{"warmup": warmup}] if warmup else []
     return [
-        Config(experiment, optimizer, (seed,), 1, 1e-3, **cell, **common)
+        Config(experiment, optimizer, (seed,), 1, lr, **cell, **common)
         for experiment, seed, cell in product(experiments, seeds, cells)
     ]
 

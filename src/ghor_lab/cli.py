@@ -385,6 +385,10 @@ def caught(
         str, option(f"One of {', '.join((*OPTIMIZERS, *FURTHER))}.", "NAME", WHAT, names=("--optimizer", "-o"))
     ] = "geometric-adam",
     seeds: Annotated[str, option("Such as 0-9 or 0,3,5.", "LIST", WHAT)] = "0-9",
+    lr: Annotated[float, option("Learning rate of all.", "X", WHAT)] = 1e-3,
+    manifold_lr: Annotated[
+        float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
+    ] = None,
     warmup: Annotated[int, option("Steps of the runs with a linear warm-up; 0: none of these.", "N", WHAT)] = 10,
     batch_size: Annotated[int, option("Samples a step.", "N", WHAT)] = 2048,
     dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
@@ -402,11 +406,12 @@ def caught(
 ) -> None:
     """Count the runs that are caught in the constant prediction by the end of their first epoch.
 
-    The first epoch of every seed with a uniform start or the authors', a closed-form or a random frame, and with a
-    warm-up. The same command resumes where it was stopped, and with more seeds adds theirs.
+    The first epoch of every seed with a uniform start or the authors', a closed-form or a random frame (of optimizers
+    that see it), and with a warm-up. The same command resumes where it was stopped, and with more seeds adds theirs.
 
     \b
     ghor caught mnist --seeds 0-49 -j 2
+    ghor caught mnist -o muon --manifold-lr 1e-2
     """
     from .caught import configurations, table
 
@@ -419,6 +424,8 @@ def caught(
             optimizer,
             parse_seeds(seeds),
             warmup,
+            lr,
+            manifold_lr=manifold_lr,
             batch_size=batch_size,
             dtype=dtype,
             compile=compiled,

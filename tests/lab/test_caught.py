@@ -33,7 +33,12 @@ def test_starts_frames_and_a_warm_up():
     }
     assert {(c.epochs, c.lr, c.loss) for c in configs} == {(1, 1e-3, "before")}
     assert len(caught.configurations(("mnist",), "standard-adam", (0,), 10, batch_size=2048)) == 2
-    assert len(caught.configurations(("mnist",), "momentum", (0,), 0, batch_size=2048)) == 4
+    rates = {"lr": 1e-2, "manifold_lr": 0.1}
+    configs = caught.configurations(("mnist",), "momentum", (0,), 0, batch_size=2048, **rates)
+    assert {(c.start, c.frame, c.lr, c.manifold_lr) for c in configs} == {
+        ("uniform", "closed-form", 1e-2, 0.1),
+        ("authors", "closed-form", 1e-2, 0.1),
+    }
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 1), (0, 13), (2, 13), (7, 52), (13, 13)])
