@@ -124,6 +124,7 @@ def _serve(rank, size, store, pipe):
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
     )
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.9's own checkpoints
     pipe.send_bytes(pickle.dumps((True, None)))
     with contextlib.suppress(EOFError):
         while True:
