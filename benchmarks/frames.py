@@ -130,7 +130,8 @@ def transformer(rule: str, out: Path, folder: Path | None, count: int) -> dict[s
             task.predict = model = task.network(replace(task.config, seeds=(start,)))
             opt = RULES[rule](model, section=section)
             for group in opt.param_groups:
-                group["lr"] = 1e-3 if rule == "Adam" else group["lr"]
+                turns = rule == "Muon" and not isinstance(group["space"], ghor.Euclidean)
+                group["lr"] = 3e-3 if turns else 1e-3
             if frame is not None:
                 random_frames(opt, model, Generator().manual_seed(1000 + frame))
             losses = []
