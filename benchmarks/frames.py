@@ -151,6 +151,24 @@ def transformer(rule: str, out: Path, folder: Path | None, count: int) -> dict[s
     return summary(over, among, outcome(0, None, "transported"), outcome(0, None, "implicit"))
 
 
+def draw(kept: dict[str, float], path: Path) -> None:
+    """Adam on the transformer: each run a point, over frames and over starts."""
+    from matplotlib.figure import Figure
+
+    runs = [(name, loss) for name, loss in kept.items() if name.startswith("Adam") and name.endswith("transported")]
+    closed = {name for name, _ in runs if "closed form" in name}
+    rows = {
+        "random frames, one start": [loss for name, loss in runs if name not in closed],
+        "random starts": [loss for name, loss in runs if name in closed],
+    }
+    figure = Figure(figsize=(7, 1.8), layout="constrained")
+    axes = figure.subplots()
+    for y, losses in enumerate(rows.values()):
+        axes.plot(losses, [y] * len(losses), "|", color=f"C{y}", markersize=22)
+    axes.set(yticks=range(len(rows)), yticklabels=rows, ylim=(1.6, -0.6), xlabel="loss at the end of the first epoch")
+    figure.savefig(path, dpi=90)
+
+
 def report(record: dict[str, Any]) -> str:
     """The table."""
     lines = [*machine_lines(record), ""]
@@ -182,5 +200,7 @@ def main(only: list[str], out: Path, folder: Path | None, count: int) -> None:
         "steps": STEPS,
         "rows": rows,
     }
+    if "c" in only:
+        draw(json.loads((out / "frames-mnist.json").read_text()), out / "frames.png")
     print(report(record))
     write_json(record, path)
