@@ -1,4 +1,4 @@
-"""Learning rates: every published method for Stiefel on the paper's transformer, a few epochs at nine rates each.
+"""Learning rates: every published method for Stiefel on the paper's transformer, a few epochs at seven rates each.
 
     python benchmarks/sweep.py sweep                           # into the folder sweep; hours on two cores
     python benchmarks/sweep.py sweep --only "ghor|kong|li-2"   # a regular expression on the keys of ghor_lab.methods
@@ -38,7 +38,7 @@ from ghor_lab.table import Column, Row, Table
 from ghor_lab.tasks import Classification
 from ghor_lab.train import machine
 
-RATES = tuple(float(f"{10 ** (e / 2):.2g}") for e in range(-10, -1))  # 1e-5, 3.2e-5, ..., 0.1
+RATES = tuple(float(f"{10 ** (e / 2):.2g}") for e in range(-8, -1))  # 1e-4, 3.2e-4, ..., 0.1
 # Where lr is not the size of every entry of a step but the length of the whole, or times a gradient: larger rates.
 FACTORS = {"li-1": 10.0, "li-2": 10.0, "scalar": 10.0, "muon": 10.0}
 OPTIONS: dict[str, dict[str, Any]] = {"li-1": {}, "muon": {"steps": 10}}
