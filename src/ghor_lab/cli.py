@@ -315,6 +315,14 @@ def run(
         raise typer.Exit(1)
 
 
+def output() -> Console:
+    """Standard output, wide enough for tables where it is a file or a pipe."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(WIDE, console.width)
+    return console
+
+
 def assigned(text: str) -> tuple[str, Any]:
     """blocks=4 -> ("blocks", 4)."""
     name, sign, value = text.partition("=")
@@ -441,8 +449,8 @@ def caught(
         made = table("caught", pool(found)[0])
         assert made is not None
         store(made.csv().encode(), out / "caught.csv")
-    wide = Console()
-    wide.print(made.rich(wide.width if wide.is_terminal else max(WIDE, wide.width)))
+    screen = output()
+    screen.print(made.rich(screen.width))
     for line in left:
         console.print(f"left: {line}", markup=False, highlight=False, soft_wrap=True)
     if left:
@@ -551,8 +559,7 @@ def check(
         found = look(path)
         table.add_row(path.name.removesuffix(".jsonl"), found.epochs, found.record, found.checkpoint, found.off)
         wrong += found.wrong
-    console = Console()
-    console.print(table, width=None if console.is_terminal else max(WIDE, console.width))
+    output().print(table)
     console = Console(stderr=True)
     for line in wrong:
         console.print(f"error: {line}", markup=False, highlight=False, style="red", soft_wrap=True)
