@@ -109,6 +109,15 @@ def test_files_the_readme_names_exist():
         assert (ROOT / path).exists(), f"README: {path}"
 
 
+def test_files_the_documentation_is_built_from_exist():
+    """In a fresh clone: what .gitignore hides is not there."""
+    config = (ROOT / "mkdocs.yml").read_text()
+    paths = re.findall(r"docs/[\w./-]+", config) + [f"docs/{page}" for page in re.findall(r": ([\w/]+\.md)", config)]
+    assert len(paths) > 25
+    for path in paths:
+        assert (ROOT / path).exists(), f"mkdocs.yml: {path}"
+
+
 @pytest.mark.parametrize("module", [ghor, ghor.optim, ghor.spaces], ids=lambda m: m.__name__)
 def test_all_names_exist_and_are_sorted_out(module):
     assert len(set(module.__all__)) == len(module.__all__)

@@ -19,13 +19,15 @@ Array = NDArray[np.float64]
 Spread = tuple[float, float | None]
 FEW = 4  # so many runs are shown one by one
 
-# the paper's names, in the paper's order; other optimizers and experiments follow under the names they have
+# the paper's names, in the paper's order, then ours; other optimizers and experiments have the names they came with
 OPTIMIZERS = {
     "geometric-adam": "Geometric Adam",
     "scalar-moment-adam": "Scalar-moment Adam",
     "momentum": "Riemannian momentum",
     "gradient": "Riemannian gradient",
     "standard-adam": "Standard Adam",
+    "muon": "Muon",
+    "adamw-anchor": "AdamW with an anchor",
 }
 # settings that are not the usual ones if a configuration names them at all
 SPECIAL = {"start": "{}' start", "frame": "{} frame", "warmup": "{} steps of warm-up", "loss": "loss {} the step"}
