@@ -218,8 +218,9 @@ def test_numbers_that_need_a_look(section):
                     with torch.no_grad():
                         net.b.copy_(STIEFEL.random(*net.b.shape, generator=torch.Generator().manual_seed(2)))
         said[compiled] = [str(w.message)[:40] for w in caught]
-    torch.testing.assert_close(nets[0].bias, nets[1].bias, rtol=1e-6, atol=0)  # at 1e8, moved by torch
-    nets[0].bias.data.copy_(nets[1].bias)
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):  # its own SGD, compiled, rounds otherwise at 1e8
+        torch.testing.assert_close(nets[0].bias, nets[1].bias, rtol=1e-6, atol=0)
+        nets[0].bias.data.copy_(nets[1].bias)
     assert difference(*nets) <= 1e-4
     assert said[0] == said[1]
     assert len(said[1]) == 3  # not finite, shortened, changed outside; an implicit section is rebuilt as well

@@ -102,6 +102,16 @@ def test_hugging_face_trainer(capsys):
     assert distance <= FLOAT32
 
 
+def arguments_of(folder, steps, batch, save):
+    """Of a Hugging Face trainer that runs on the CPU and says nothing."""
+    import transformers
+
+    quiet = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "lr_scheduler_type": "constant"}
+    return transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=batch, save_steps=save, **quiet
+    )
+
+
 @pytest.mark.parametrize("given", ["a class", "an optimizer"])
 def test_hugging_face_trainer_resumes(given, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -109,16 +119,7 @@ def test_hugging_face_trainer_resumes(given, tmp_path):
     for steps, resume in ((8, None), (4, None), (8, tmp_path / "4" / "checkpoint-4")):
         example = names("hf_trainer")
         model = example["model"]
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path / str(steps)),
-            max_steps=steps,
-            per_device_train_batch_size=32,
-            save_steps=4,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            lr_scheduler_type="constant",
-        )
+        arguments = arguments_of(tmp_path / str(steps), steps, batch=32, save=4)
         if given == "a class":
             options = {"optimizer_cls_and_kwargs": (ghor.optim.AdamW, {"lr": 1e-2})}
         else:
@@ -145,16 +146,7 @@ def test_hugging_face_trainer_resumes_with_adapters(tmp_path):
         model = transformers.BertForSequenceClassification(config)
         adapt(model, ["query"], Rotation(8), train=["classifier.*"])
         adapt(model, ["query", "value"], LowRank(2), "low", train=["classifier.*"])
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path / str(steps)),
-            max_steps=steps,
-            per_device_train_batch_size=8,
-            save_steps=2,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            lr_scheduler_type="constant",
-        )
+        arguments = arguments_of(tmp_path / str(steps), steps, batch=8, save=2)
         trainer = transformers.Trainer(
             model=model,
             args=arguments,
