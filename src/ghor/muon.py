@@ -106,10 +106,14 @@ class _Muon(Optimizer):
         The part of AdamW has options of its own: those of the constructor's `adamw`, of the group's `adamw` if that is
         a dict, and, where the whole group is such, the group's.
         """
+        self._add_parts(param_group, super().add_param_group)
+
+    def _add_parts(self, group: dict[str, Any], add: Callable[[dict[str, Any]], None]) -> None:
+        """All parts of a group, or none."""
         count = len(self.param_groups)
         try:
-            for part in self._parts(param_group):
-                super().add_param_group(part)
+            for part in self._parts(group):
+                add(part)
         except BaseException:
             del self.param_groups[count:]
             raise
@@ -200,13 +204,7 @@ class Muon(Lifted, _Muon):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; `adamw` as in the constructor, or True or False."""
-        count = len(self.param_groups)
-        try:
-            for part in self._parts(param_group):
-                super().add_param_group(part)
-        except BaseException:
-            del self.param_groups[count:]
-            raise
+        self._add_parts(param_group, super().add_param_group)
 
     def _for_adamw(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[bool]:
         space = group.get("space", self._ours["space"])

@@ -47,9 +47,9 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02} left"
 
 
-def runs(configs: list[Config]) -> str:
+def counted(count: int, what: str) -> str:
     """1 run, 2 runs."""
-    return f"{len(configs)} run{'' if len(configs) == 1 else 's'}"
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def found(line: dict[str, Any]) -> str:
@@ -76,7 +76,7 @@ def bars(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
     columns = TextColumn("{task.description}"), BarColumn(14), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
     several = len({config.label for config in configs}) > 1
     with Progress(*columns, console=console) as shown:
-        everything = shown.add_task(runs(configs), total=pace.total, note="")
+        everything = shown.add_task(counted(len(configs), "run"), total=pace.total, note="")
         tasks: dict[str, Any] = {}
 
         def show(config: Config, epoch: int, line: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def bars(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
             name = f"{config.optimizer} {first if first == last else f'{first}-{last}'}"
             name += f", {config.label}" if several else ""
             if epoch >= config.epochs:
-                text = f"{name}: {epoch} epochs, {found(line)}"
+                text = f"{name}: {counted(epoch, 'epoch')}, {found(line)}"
                 shown.console.print(text, markup=False, highlight=False, soft_wrap=True)
                 if config.name in tasks:
                     shown.remove_task(tasks.pop(config.name))
@@ -111,8 +111,8 @@ def lines(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]
         nonlocal written
         if pace.see(config, epoch) and (time.monotonic() - written > EVERY or epoch >= config.epochs):
             written = time.monotonic()
-            everything = ", ".join(filter(None, [f"{pace.done} of {pace.total} epochs", pace.left()]))
+            everything = ", ".join(filter(None, [f"{pace.done} of {counted(pace.total, 'epoch')}", pace.left()]))
             say(f"{config.name}: epoch {epoch} of {config.epochs}, {found(line)}; all: {everything}")
 
-    say(f"{runs(configs)}, {pace.total} epochs")
+    say(f"{counted(len(configs), 'run')}, {counted(pace.total, 'epoch')}")
     yield show
