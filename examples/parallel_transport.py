@@ -9,9 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ghor.files import store
-
 try:
+    from ghor_lab.files import store
     from ghor_lab.sphere import transport
 except ImportError as error:
     sys.exit(f"this figure needs {error.name}: pip install 'ghor[lab]'")

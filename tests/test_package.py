@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -77,6 +78,22 @@ def test_quickstart_runs_and_learns():
         [f"layers.{i}.self_attn.in_proj_weight", "192x64", "Stiefel(blocks=(3, 4))"] for i in range(2)
     ]
     assert all(float(row[3]) <= 2e-6 for row in rows)  # the bound for float32
+
+
+@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+def test_scripts_import_what_is_there(folder):
+    """Scripts that no test runs find their names in ghor and ghor_lab."""
+    pytest.importorskip("jinja2")  # of the lab
+    found = 0
+    for path in (ROOT / folder).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and re.match(r"ghor(_lab)?\b", node.module):
+                module = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    there = hasattr(module, name) or importlib.util.find_spec(f"{node.module}.{name}")
+                    assert there, f"{path}: {node.module}.{name}"
+                    found += 1
+    assert found
 
 
 def test_the_readme_shows_the_quickstart():

@@ -182,8 +182,8 @@ def check_on_space(
         return
     raise ValueError(
         f"{names[i]} of shape {tuple(params[i].shape)} is {float(distance[i]):.1e} off {space}; call "
-        f"ghor.constrain(module, name, ghor.{space}), or copy ghor.{space}.project(weight) into it. (An optimizer that "
-        "is not ghor's moves weights off their spaces)"
+        f"ghor.constrain(module, name, ghor.{space}), or ghor.project(model) where it was moved since, or take "
+        f"ghor.{space}.project(...) of it. (An optimizer that is not ghor's moves weights off their spaces)"
     )
 
 

@@ -148,6 +148,21 @@ def test_real_spaces_say_so(space):
         space.project(Y.detach())
 
 
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
+        (ghor.Hyperbolic(), (4,)),
+        (ghor.SPD(), (3, 3)),
+        (ghor.SpecialEuclidean(), (3, 4)),
+        (ghor.PositionsOrientations(), (2, 3)),
+    ],
+    ids=str,
+)
+def test_random_points_of_real_spaces_are_real(space, shape):
+    with pytest.raises(TypeError, match=r"real floating point tensors, not torch\.complex64"):
+        space.random(*shape, dtype=torch.complex64)
+
+
 def test_complex_half_is_refused():
     with pytest.raises(TypeError, match="complex32"):
         ghor.Unitary().check_dtype(torch.complex32)

@@ -49,6 +49,18 @@ def test_group_that_contradicts_the_declaration(space, shape, gen):
     assert ghor.optim.Adam(module).param_groups[0]["space"][0] == space
 
 
+@pytest.mark.parametrize("kind", [ghor.Stiefel, ghor.Grassmann, ghor.SpecialOrthogonal, ghor.Sphere, ghor.SPD])
+def test_sizes_come_from_the_weight(kind):
+    """As in pymanopt Stiefel(5, 3): not `flatten` and `blocks` by mistake."""
+    with pytest.raises(TypeError, match=r"no sizes, got|1 positional argument"):
+        kind(5, 3)
+
+
+def test_an_unknown_option_names_the_optimizer():
+    with pytest.raises(TypeError, match=r"Adam\.__init__\(\).*unexpected keyword argument 'lrr'"):
+        ghor.optim.Adam([torch.nn.Parameter(torch.zeros(3))], lrr=1)
+
+
 # -- keys and values ---------------------------------------------------------------------------------------------------
 
 

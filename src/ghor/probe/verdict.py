@@ -55,7 +55,10 @@ _verdicts: WeakKeyDictionary[type[Optimizer], dict[Any, str | None]] = WeakKeyDi
 
 def given_options(Base: type[Optimizer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """What a constructor call gives beyond the parameters, by name."""
-    bound = inspect.signature(Base.__init__).bind_partial(None, None, *args, **kwargs)
+    try:
+        bound = inspect.signature(Base.__init__).bind_partial(None, None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{Base.__name__}.__init__(): {error}") from None
     given = dict(list(bound.arguments.items())[2:])
     for p in bound.signature.parameters.values():
         if p.kind is p.VAR_KEYWORD:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -24,8 +24,6 @@ class Flag(Orthogonal):
     """
 
     sizes: tuple[int, ...] = (2, 2)
-    flatten: int = field(default=1, kw_only=True)
-    blocks: int | tuple[int, ...] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

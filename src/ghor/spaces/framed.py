@@ -78,6 +78,7 @@ class Framed(Space):
     ) -> Tensor:
         """A random point: `from_normal` of a standard normal tensor."""
         self.check_shape(shape)
+        self.check_dtype(dtype or torch.get_default_dtype())
         X = torch.randn(shape, generator=generator, dtype=dtype, device=device)
         return self.from_normal(compute(X)).to(X.dtype).contiguous()
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from torch import Tensor
 
 from .base import Space
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Layout(Space):
     """Matrices (..., N, n); leading dimensions are batch.
 
@@ -26,6 +27,14 @@ class Layout(Space):
 
     flatten: int = 1
     blocks: int | tuple[int, ...] | None = None
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        if given and cls.__init__ is Layout.__init__:
+            raise TypeError(
+                f"{cls.__name__}() takes no sizes, got {given}: they come from the weight, as in "
+                f"{cls.__name__}().random(5, 3); flatten and blocks are given by name"
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if type(self.flatten) is not int or self.flatten < 1:
