@@ -6,7 +6,7 @@ import ghor
 
 layer = torch.nn.TransformerEncoderLayer(64, nhead=4, dropout=0, batch_first=True)
 model = torch.nn.TransformerEncoder(layer, num_layers=2)
-# queries, keys and values of each of the 4 heads: 12 orthonormal blocks a layer
+# queries, keys and values of each of the 4 heads: 12 orthonormal blocks per layer
 ghor.constrain(model, "*.self_attn.in_proj_weight", ghor.Stiefel(blocks=(3, 4)))
 optimizer = ghor.optim.AdamW(model, lr=1e-3)  # other weights: torch's AdamW
 
