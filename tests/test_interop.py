@@ -171,6 +171,14 @@ def test_from_torch_orthogonal(how, sides):
     train(model, lambda: {"a": model[0].weight})
 
 
+def test_what_cannot_be_declared_leaves_all_as_it_was():
+    orthogonal = parametrizations.orthogonal
+    model = nn.Sequential(orthogonal(nn.Linear(6, 3)), orthogonal(nn.MultiheadAttention(8, 2), "in_proj_weight"))
+    with pytest.raises(ValueError, match=r"1\.in_proj_weight .* holds queries, keys and values"):
+        from_parametrized(model)
+    assert all(parametrize.is_parametrized(layer) for layer in model)
+
+
 def test_other_parametrizations_stay():
     model = nn.ModuleList([parametrizations.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 3)])
     from_parametrized(model)

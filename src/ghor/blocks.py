@@ -50,7 +50,7 @@ class InBlocks(Lifted):
         def skewed(optimizer: Any) -> None:
             rule(optimizer)
             for s in stacks:
-                s.W.copy_(s.space.hor(s.W))  # rules that round to bfloat16 leave A skew to 3 digits
+                s.W.copy_(s.space.one.hor(s.W))  # rules that round to bfloat16 leave A skew to 3 digits
 
         super()._velocities(skewed, stacks)
 
@@ -66,7 +66,7 @@ class InBlocks(Lifted):
 
 def blocks_of(s: Stack, X: Tensor) -> list[Tensor]:
     """The blocks of each point of a tensor in the layout of the shadow, as matrices; views."""
-    return [block for blocks in zip(*s.space.ghor_blocks(s.points(s.local(X))), strict=True) for block in blocks]
+    return [block for blocks in zip(*s.space.one.ghor_blocks(s.points(s.local(X))), strict=True) for block in blocks]
 
 
 def _joined(s: Stack, shadows: list[Tensor], states: list[dict[str, Any]]) -> dict[str, Any]:

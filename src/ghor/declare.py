@@ -57,9 +57,10 @@ def constrain(
         if not isinstance(given, Space):
             raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}")
         on, said = meant(owner, leaf, p, given, n)
-        plan.append((n, owner, leaf, p, on, _nearest(p, on, n)))
+        plan.append((n, owner, leaf, p, on, nearest(p, on, n)))
         if anchor is not None:
             check_anchor(anchor, p, on, n)
+            anchor = anchor.detach().clone() if isinstance(anchor, Tensor) else anchor  # it could be the weight itself
         if said is not None:
             warn(n, said)
     moved = {}
@@ -88,7 +89,7 @@ def project(model: nn.Module) -> dict[str, float]:
     >>> distances = project(averaged)
     """
     found = [(name, p, space) for name, p, space in spaces(model) if not isinstance(space, Euclidean)]
-    points = [_nearest(p, space, name) for name, p, space in found]
+    points = [nearest(p, space, name) for name, p, space in found]
     distances = {name: float(space.residual(wide(gathered(p))).max()) for name, p, space in found}
     with torch.no_grad():
         for (_, p, _), point in zip(found, points, strict=True):
@@ -96,7 +97,7 @@ def project(model: nn.Module) -> dict[str, float]:
     return distances
 
 
-def _nearest(p: Tensor, space: Space, name: str) -> Tensor:
+def nearest(p: Tensor, space: Space, name: str) -> Tensor:
     """The point that `space.project` finds for a weight."""
     check_parameter(p, space, name)
     if p.is_meta:

@@ -85,6 +85,11 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
             )
         space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
         check_parameter(p, space, name)
+        if drawn.get(id(p)) is not None and not any(key in group for key in DECAYS):
+            warn(
+                f"anchor {name}",
+                f"{name} has an anchor, and this optimizer no weight_decay that would draw it there: it is not used",
+            )
         anchors[i] = _anchor(drawn.get(id(p)) if anchors[i] is None else anchors[i], p, space, name)
         if isinstance(space, Euclidean):
             continue

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _Orthogonal
 
-from .declare import constrain
+from .declare import constrain, nearest
+from .packed import meant
 from .spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
 
 # The same points, whatever the metric and the retraction that a class adds to them.
@@ -58,6 +59,11 @@ def from_geoopt(model: Model) -> Model:
         for leaf, p in module._parameters.items()
         if hasattr(p, "manifold")
     ]
+    for module, leaf, p, parts in found:
+        X = p.detach().as_subclass(Tensor)
+        values = Joined(parts).right_inverse(X) if len(parts) > 1 or parts[0].ball else (X,)
+        for part, value in zip(parts, values, strict=True):
+            _check(module, leaf, value, part.space, leaf)
     new: dict[int, list[nn.Parameter]] = {}  # of a tied weight there is one
     for module, leaf, p, parts in found:
         setattr(module, leaf, nn.Parameter(p.detach().as_subclass(Tensor), p.requires_grad))
@@ -148,13 +154,21 @@ def from_parametrized(model: Model) -> Model:
                 raise ValueError(
                     f"{name} has {len(chain)} parametrizations, one on top of the other; remove the others"
                 )
-            found += [(module, leaf, space) for space in spaces]
+            for space in spaces:
+                _check(module, leaf, getattr(module, leaf).detach(), space, name)
+                found.append((module, leaf, space))
     for module, leaf, space in found:
         parametrize.remove_parametrizations(module, leaf)
         p = getattr(module, leaf)
         p.data = p.data.contiguous()  # wide ones are transposed
         constrain(module, leaf, space)
     return model
+
+
+def _check(module: nn.Module, leaf: str, p: Tensor, space: Space, name: str) -> None:
+    """Raise what `constrain` would raise, before anything is changed."""
+    if not isinstance(space, Euclidean):
+        nearest(p, meant(module, leaf, p, space, name)[0], name)
 
 
 def _parametrized(f: nn.Module, name: str) -> Space | None:

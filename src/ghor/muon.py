@@ -32,7 +32,7 @@ from .optimizer import Lifted
 from .probe import bare_step
 from .records import declared_spaces
 from .shards import is_sharded, spread
-from .spaces import Euclidean
+from .spaces import Euclidean, Sphere
 from .stack import Stack
 
 COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
@@ -61,7 +61,7 @@ def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
     Of B alone each principal angle turns by lr (2 atan(lr/2) with Cayley), of A alone each plane; of both together no
     vector turns by more than (1 + sqrt 5)/2 lr, the spectral norm of [[1, 1], [1, 0]].
     """
-    rows, columns = (shape[-2], shape[-1]) if len(shape) > 1 else (shape[-1], 1)
+    rows, columns = shape[0], math.prod(shape[1:])
     if adjust_lr_fn == "original":
         return math.sqrt(max(1, rows / columns))
     return 0.2 * math.sqrt(max(rows, columns)) if adjust_lr_fn == "match_rms_adamw" else 1.0
@@ -128,6 +128,10 @@ class _Muon(Optimizer):
         flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
         of_adamw = [flag] * len(entries) if isinstance(flag, bool) else list(self._for_adamw(tensors, group))
         own = flag if isinstance(flag, dict) else {}
+        for key in own.keys() - self._adamw.keys():
+            raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(self._adamw)}")
+        if group.get("adjust_lr_fn") not in (None, "original", "match_rms_adamw"):
+            raise ValueError(f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}")
         alone = (bool(of_adamw) and all(of_adamw)) or flag is True
         for kind in (True,) if alone else (False, True) if any(of_adamw) else (False,):
             chosen = [i for i, k in enumerate(of_adamw) if k is kind]
@@ -248,8 +252,15 @@ class Muon(Lifted, _Muon):
         M.lerp_(B, 1 - group["momentum"])
         V = s.points(B.lerp(M, group["momentum"]) if group["nesterov"] else M)
         O = torch.zeros_like(V)
-        for X, out in zip(s.space.ghor_blocks(V), s.space.ghor_blocks(O), strict=True):
+        space = s.space.one
+        for X, out in zip(space.ghor_blocks(V), space.ghor_blocks(O), strict=True):
             out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"], group["eps"]))
-        W = s.space.hor(O)  # exactly skew
+        W = space.hor(O)  # exactly skew
         s.W.mul_(1 - group["lr"] * group["weight_decay"])  # 0 without an anchor
-        s.W.add_(W * (-group["lr"] * ratio(group["adjust_lr_fn"], s.shape)))
+        s.W.add_(
+            W
+            * (
+                -group["lr"]
+                * ratio(group["adjust_lr_fn"], s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape)
+            )
+        )

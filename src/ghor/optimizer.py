@@ -126,8 +126,9 @@ class Lifted(Contract):
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
         manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
-        if kwargs.get("weight_decay") and all(manifold) and not any(g["anchor"] for g in self.param_groups):
-            self._warn_decay(kwargs["weight_decay"], "these weights: all of them are on manifolds")
+        decay = self._options.get("weight_decay")
+        if decay and all(manifold) and not any(g["anchor"] for g in self.param_groups):
+            self._warn_decay(decay, "these weights: all of them are on manifolds")
         if not self._explicit and not any(manifold):
             self._warn(
                 "flat",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
-from .groups import GROUP_KEYS, name_of, spaces_of
+from .groups import GROUP_KEYS, anchors_of, name_of, spaces_of
 from .spaces import Euclidean
 from .warn import Warnings
 
@@ -42,7 +42,8 @@ class Saving(Optimizer):
                     out["state"].setdefault(key, {})
         for group, saved in zip(self.param_groups, out["param_groups"], strict=True):
             space = group["space"]
-            saved["anchor"] = None if group["anchor"] is None else "start"  # the point is in the state
+            anchors = [a if a is None else "start" for a in anchors_of(group)]  # the point is in the state
+            saved["anchor"] = anchors if len(set(anchors)) > 1 else anchors[0] if anchors else None
             saved["space"] = list(map(repr, space)) if isinstance(space, (list, tuple)) else space and repr(space)
         return out
 
@@ -106,7 +107,9 @@ class Saving(Optimizer):
             if i < len(old):
                 group["space"] = old[i]["space"]
                 given = old[i]["anchor"]  # as it was built; where it had none, what the file has
-                group["anchor"] = given if given is not None else group["anchor"] and "start"
+                saved = group["anchor"]
+                saved = tuple(saved) if isinstance(saved, list) else saved and "start"
+                group["anchor"] = given if given is not None else saved
         self._explicit = self._built = True
         self._reset()
         if "_loading" in self.__dict__:

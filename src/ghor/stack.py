@@ -67,7 +67,7 @@ class Stack:
         if isinstance(self.section, Implicit) and space.spreads:
             self.section.squares = self.even
         anchor = held.get("drawn_to")  # (M, *point), where the weights decay to
-        self.anchor = space.project(anchor) if self.half and anchor is not None and anchor.numel() else anchor
+        self.anchor = space.one.project(anchor) if self.half and anchor is not None and anchor.numel() else anchor
         self.in_motion = False  # while the section is being written: it may be off the group
         self.seen = views.Seen(versions=views.versions(self), expected=upkeep.expected_of_loaded(self))
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
@@ -193,7 +193,7 @@ class Stack:
             return None
         held = self.held_by_weights()
         Y = self.section.point(held)
-        self.section.global_grad(held, Y - self.space.representative(Y, self.anchor), self.W)
+        self.section.global_grad(held, Y - self.space.one.representative(Y, self.anchor), self.W)
         return self.W.clone()
 
     def update_section(self, Y: Tensor | None) -> tuple[Tensor, Tensor]:

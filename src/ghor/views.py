@@ -78,15 +78,17 @@ def gather_section(s: Stack, states: Sequence[dict[str, Any]]) -> dict[str, Tens
     for key in POINT_KEYS:
         if key in states[0]:
             values = [s.local(s.placed(state[key])) for state in states]
-            held[key] = torch.stack(values).to(s.H).flatten(0, len(s.batch) - 1)
+            X = torch.stack(values).to(s.H)
+            held[key] = s.points(s.space.read(X)) if key == "drawn_to" else X.flatten(0, len(s.batch) - 1)
     return held
 
 
 def member(s: Stack, i: int) -> dict[str, Any]:
     """state[p] of the i-th weight: views of the stacked tensors; other values are shared by the whole stack."""
     out = {k: s.row(v, i) if s.stacked and is_stacked(v, s) else v for k, v in s.state.items()}
-    held = s.section.tensors() if s.anchor is None else s.section.tensors() | {"drawn_to": s.anchor}
-    ours = {k: s.whole(v.unflatten(0, s.batch)[i], 0) for k, v in held.items()}
+    ours = {k: s.whole(v.unflatten(0, s.batch)[i], 0) for k, v in s.section.tensors().items()}
+    if s.anchor is not None:
+        ours["drawn_to"] = s.whole(s.anchor.view(len(s.params), *s.shape)[i], 0)
     return out | ours | {"moves": s.moves}
 
 

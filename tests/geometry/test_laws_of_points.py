@@ -24,6 +24,7 @@ from table import (
 )
 
 import ghor
+from ghor.spaces.functions import log_positive
 
 F64 = [torch.float64]
 OPTIONAL = [
@@ -274,9 +275,22 @@ def test_autograd_goes_through_the_point_functions(space, shape, dtype, what, ge
         "project": (lambda x: space.project(x), (Y + 0.1 * U,)),
     }
     f, inputs = functions[what]
-    assert torch.autograd.gradcheck(
-        f, tuple(x.detach().clone().requires_grad_() for x in inputs), atol=1e-5, fast_mode=True
-    )
+    inputs = tuple(x.detach().clone().requires_grad_() for x in inputs)
+    assert torch.autograd.gradcheck(f, inputs, atol=1e-5, fast_mode=True)
+    if what in ("log", "dist", "project"):
+        assert torch.autograd.gradgradcheck(f, inputs, atol=1e-4, fast_mode=True)
+
+
+def test_logarithms_are_differentiated_twice_where_eigenvalues_meet():
+    for values in ([1.0, 1.0, 2.0, 2.0], [1e-3, 1e-3 + 1e-9, 1e-3 + 1e-7, 30.0], [1.0, 1 + 1e-5, 1 + 3e-4, 5.0]):
+        X = torch.diag(torch.tensor(values, dtype=torch.float64).sqrt()).requires_grad_()
+        assert torch.autograd.gradgradcheck(
+            lambda X: log_positive(X @ X.mT) * X.mT, (X,), eps=1e-7, rtol=1e-3, atol=1e-3
+        )
+    (g,) = torch.autograd.grad(log_positive(X @ X.mT).square().sum(), X, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), X, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        torch.autograd.grad(h.sum(), X)
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------

@@ -130,6 +130,54 @@ def test_half_precision_stays_at_its_anchor(dtype, gen):
     assert torch.equal(Y, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name)
+def test_padding_has_no_anchor(dtype, gen):
+    tables = [nn.Embedding(6, 3, padding_idx=0, dtype=dtype) for _ in range(2)]
+    for table in tables:
+        ghor.constrain(table, "weight", ghor.Sphere(), anchor="start")
+    opt = ghor.optim.AdamW([t.weight for t in tables], lr=0.1, weight_decay=0.5)
+    for _ in range(3):
+        for table in tables:
+            table.weight.grad = randn((6, 3), gen, dtype)
+        opt.step()
+    assert all(torch.equal(t.weight[0], torch.zeros(3, dtype=dtype)) for t in tables)
+
+
+def test_some_of_a_group_have_one(gen):
+    """Through a file, into an optimizer that was built without; and a declared anchor is a copy."""
+    starts, grads = [point(STIEFEL, (7, 3), gen) for _ in range(3)], [randn((7, 3), gen) for _ in range(8)]
+    pairs = [[nn.Parameter(Y.clone()) for Y in starts[:2]] for _ in range(2)]
+    options = {"space": STIEFEL, "lr": 0.1, "weight_decay": 0.5}
+    one = ghor.optim.AdamW(pairs[0], anchor=[starts[2], None], **options)
+    with pytest.warns(UserWarning, match="no effect"):
+        other = ghor.optim.AdamW(pairs[1], **options)
+
+    def step(opt, params, G):
+        for p in params:
+            p.grad = G.clone()
+        opt.step()
+
+    step(one, pairs[0], grads[0])
+    for p, q in zip(*pairs, strict=True):
+        q.data.copy_(p.data)
+    other.load_state_dict(through_a_file(one.state_dict()))
+    for G in grads[1:]:
+        step(one, pairs[0], G)
+        step(other, pairs[1], G)
+    assert all(map(torch.equal, *pairs))
+    layer = nn.Linear(3, 7, bias=False)
+    ghor.constrain(layer, "weight", STIEFEL)
+    start = layer.weight.detach().clone()
+    ghor.constrain(layer, "weight", STIEFEL, anchor=layer.weight.detach())
+    opt = ghor.optim.AdamW(layer, lr=0.1, weight_decay=0.5)
+    for G in grads[:2]:
+        step(opt, [layer.weight], G.float())
+    same(opt.state[layer.weight]["drawn_to"], start)
+    same(ghor.optim.AdamW(layer, weight_decay=0.5).param_groups[0]["anchor"][0], start)
+    with pytest.warns(UserWarning, match="weight has an anchor, and this optimizer no weight_decay"):
+        ghor.optim.Rprop(layer)
+
+
 def test_what_is_refused(gen):
     (p,), flat = points(STIEFEL, (7, 3), 1), nn.Parameter(randn((4,), gen))
     Y0, AdamW = point(STIEFEL, (7, 3), gen), ghor.optim.AdamW

@@ -1,5 +1,7 @@
 """Muon in g^hor: no gauge, torch's own on Euclidean matrices, AdamW on what is no matrix; and rules that lift alike."""
 
+import math
+
 import pytest
 import torch
 from liftable import NO, points, refusal
@@ -148,6 +150,35 @@ def test_groups_say_which_they_are():
         ghor.optim.Muon(model, adamw={"betas": (0.9, 2.0)})
     with pytest.raises(ValueError, match="3 numbers"):
         ghor.optim.Muon(model, ns_coefficients=(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "sides"),
+    [
+        (ghor.Stiefel(flatten=3), (12, 4, 3, 3), (12, 36)),
+        (ghor.Stiefel(blocks=2), (16, 4), (8, 4)),
+        (ghor.Sphere(flatten=2), (5, 4, 3), (12, 1)),
+    ],
+    ids=str,
+)
+def test_torchs_scalings_take_the_sides_of_the_points(space, shape, sides, gen):
+    Y, G, moved = space.random(*shape, generator=gen, dtype=torch.float64), randn(shape, gen), []
+    for how in (None, "match_rms_adamw"):
+        p = nn.Parameter(Y.clone())
+        p.grad = G.clone()
+        ghor.optim.Muon([p], space=space, lr=1e-6, adjust_lr_fn=how).step()
+        moved.append(p.detach() - Y)
+    same(moved[1], moved[0] * 0.2 * math.sqrt(max(sides)), rtol=1e-4, atol=1e-12)
+
+
+def test_options_of_groups_that_nobody_knows(gen):
+    p = nn.Parameter(STIEFEL.random(7, 3, generator=gen))
+    with pytest.raises(ValueError, match=r"unknown option 'lrr' of AdamW; there are \['amsgrad'"):
+        ghor.optim.Muon(
+            [{"params": [p], "space": STIEFEL}, {"params": [nn.Parameter(p[0].clone())], "adamw": {"lrr": 1}}]
+        )
+    with pytest.raises(ValueError, match="adjust_lr_fn is None, 'original' or 'match_rms_adamw', got 'foo'"):
+        ghor.optim.Muon([{"params": [p], "space": STIEFEL, "adjust_lr_fn": "foo"}])
 
 
 def test_newton_schulz(gen):

@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,18 @@ def mha():
 SPACES = [ST, ghor.Grassmann(), ghor.Flag((2, 1)), ghor.SymplecticStiefel(), ghor.Sphere()]
 
 
+RULES = {
+    "Adam": partial(ghor.optim.Adam, lr=0.1),
+    "Muon": partial(ghor.optim.Muon, lr=0.1),
+    "anchor": partial(ghor.optim.AdamW, lr=0.1, weight_decay=0.5, anchor="start"),
+}
+
+
 @pytest.mark.parametrize("section", ["transported", "implicit"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("space", SPACES, ids=repr)
-def test_blocks_are_a_batch(space, section, dtype, gen):
+@pytest.mark.parametrize("rule", RULES)
+def test_blocks_are_a_batch(rule, space, section, dtype, gen):
     """A stacked weight moves to the bit as the same matrices with a batch dimension, and so does its state."""
     if section == "implicit" and not space.implicit:
         pytest.skip("no implicit section")
@@ -65,8 +74,8 @@ def test_blocks_are_a_batch(space, section, dtype, gen):
     batch = [nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64).to(dtype)) for _ in range(2)]
     stacked = [nn.Parameter(p.detach().reshape(whole).clone()) for p in batch]
     opts = [
-        ghor.optim.Adam(batch, lr=0.1, space=space, section=section),
-        ghor.optim.Adam(stacked, lr=0.1, space=several, section=section),
+        RULES[rule](batch, space=space, section=section),
+        RULES[rule](stacked, space=several, section=section),
     ]
     for _ in range(12):  # beyond the first polishing
         for p, q in zip(batch, stacked, strict=True):
@@ -78,8 +87,24 @@ def test_blocks_are_a_batch(space, section, dtype, gen):
         assert torch.equal(p.reshape(whole), q)
         a, b = opts[0].state[p], opts[1].state[q]
         assert all(torch.equal(a[k].reshape(b[k].shape), b[k]) for k in a if torch.is_tensor(a[k]))
-        assert b["exp_avg"].shape == q.shape
+        assert any(b[k].shape == q.shape for k in ("exp_avg", "momentum_buffer") if k in b)
+        assert "drawn_to" not in b or b["drawn_to"].shape == q.shape
     assert several.residual(stacked[0].detach().double()).shape == space.residual(batch[0].detach().double()).shape
+
+
+def test_rules_of_matrices_take_stacked_weights(gen):
+    """`lift(X, blocks=True)`: each of the stacked matrices as a weight of its own."""
+    Lifted = ghor.lift(torch.optim.Muon, blocks=True)
+    apart = [nn.Parameter(ST.random(8, 3, generator=gen)) for _ in range(2)]
+    stacked = nn.Parameter(torch.cat([p.detach() for p in apart]))
+    opts = [Lifted(apart, lr=0.1, space=ST), Lifted([stacked], lr=0.1, space=ghor.Stiefel(blocks=2))]
+    for _ in range(3):
+        for p in apart:
+            p.grad = randn((8, 3), gen, torch.float32)
+        stacked.grad = torch.cat([p.grad for p in apart])
+        for opt in opts:
+            opt.step()
+    assert (torch.cat(list(apart)) - stacked).abs().max() < 1e-5
 
 
 def test_geometry_of_blocks(gen):

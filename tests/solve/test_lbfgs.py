@@ -158,6 +158,48 @@ def test_one_group():
     assert issubclass(ghor.optim.LBFGS, torch.optim.LBFGS)
 
 
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_a_loss_that_is_not_finite(search):
+    """The weights stay, with a warning: also where only a later evaluation is NaN."""
+    Y = nn.Parameter(STIEFEL.random(10, 2, generator=gen(0), dtype=torch.float64))
+    opt, calls = ghor.optim.LBFGS([Y], space=STIEFEL, line_search_fn=search), []
+
+    def closure(good):
+        calls.append(1)
+        opt.zero_grad()
+        loss = (Y**4).sum() * (1 if len(calls) <= good else torch.nan)
+        loss.backward()
+        return loss
+
+    before = Y.detach().clone()
+    with pytest.warns(UserWarning, match="not finite"):
+        opt.step(lambda: closure(0))
+    assert torch.equal(Y, before)
+    calls.clear()
+    opt.step(lambda: closure(2))
+    assert STIEFEL.residual(Y.detach()) < 1e-12
+
+
+def test_a_euclidean_weight_that_was_written_leaves_the_frames():
+    """Of the others; the memory stays what it was."""
+    Y, c = (
+        nn.Parameter(X) for X in (STIEFEL.random(10, 2, generator=gen(0), dtype=torch.float64), torch.ones(2).double())
+    )
+    opt = ghor.optim.LBFGS([{"params": [Y, c], "space": [STIEFEL, ghor.Euclidean()]}], max_iter=3)
+
+    def closure():
+        opt.zero_grad()
+        loss = ((Y * c) ** 4).sum() + (c**2).sum()
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    before = opt.state[Y]["section"].clone()
+    with torch.no_grad():
+        c.mul_(1.5)
+    assert torch.equal(opt._locate().states()[0]["section"], before)
+
+
 def test_a_loss_that_is_not_finite_far_away():
     """The search comes back from where the loss is NaN."""
     Y = nn.Parameter(STIEFEL.random(10, 2, generator=gen(0), dtype=torch.float64))

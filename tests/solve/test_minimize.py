@@ -3,7 +3,8 @@
 import pytest
 import torch
 from problems import STIEFEL, brockett, gen
-from table import RETRACTIONS, SPACES, has_implicit, shapes
+from steps import same
+from table import RETRACTIONS, SPACES, has_implicit, randn, shapes
 
 import ghor
 from ghor.solve.problem import Log, Problem
@@ -141,6 +142,42 @@ def test_what_makes_no_sense():
         ghor.minimize(lambda Y: Y, x, STIEFEL)
     with pytest.raises(ValueError, match="does not depend on x"):
         ghor.minimize(lambda Y: torch.ones(()), x, STIEFEL)
+    with pytest.raises(ValueError, match="unknown section 'implict'"):
+        ghor.minimize(f, x, STIEFEL, section="implict")
+    with pytest.raises(ValueError, match=r"section 'implicit' for method 'bfgs'; there are \['auto', 'transported'\]"):
+        ghor.minimize(f, x, STIEFEL, "bfgs", section="implicit")
+    with pytest.raises(ValueError, match="memory counts curvature pairs, 1 or more, got 0"):
+        ghor.minimize(f, x, STIEFEL, memory=0)
+    with pytest.raises(TypeError, match=r"the class Stiefel, not a space: write Stiefel\(\)"):
+        ghor.minimize(f, x, ghor.Stiefel)
+    with pytest.raises(TypeError, match=r"x is torch.int64; points are floating point"):
+        ghor.minimize(f, torch.arange(3))
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("method", ["lbfgs", "cg", "trust-region"])
+def test_kernels_in_any_order_of_memory(method, section):
+    """channels_last points and gradients, with the same values."""
+    space = ghor.Stiefel(flatten=3)
+    Y, C = space.random(12, 4, 3, 3, generator=gen(0), dtype=torch.float64), randn((12, 4, 3, 3), gen(1))
+    last = {"memory_format": torch.channels_last}
+    values = [
+        ghor.minimize(lambda Y, C=D: (Y * C).sum(), Z, space, method, section=section).value
+        for Z, D in ((Y, C), (Y, C.to(**last)), (Y.to(**last), C), (Y.to(**last), C.to(**last)))
+    ]
+    same(torch.tensor(values), torch.full((4,), -float(torch.linalg.svdvals(C.flatten(1)).sum())), rtol=1e-6)
+    Lambda = space.section(Y)
+    same(space.global_grad(Lambda, C.to(**last)), space.global_grad(Lambda, C))
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "trust-region"])
+def test_float32_ends_where_its_digits_do(method):
+    x = brockett(20, 3)[1]
+    S = torch.diag(torch.linspace(1, 2, 20))
+    result = ghor.minimize(lambda Y: -(Y * (S @ Y) * torch.tensor([3.0, 2.0, 1.0])).sum(), x.float(), STIEFEL, method)
+    assert result.iterations < 500
+    assert result.gradient_norm < 1e-4
+    assert result.success or "beyond rounding" in result.status
 
 
 @pytest.mark.parametrize("section", ["transported", "implicit"])

@@ -165,7 +165,11 @@ class Frames:
             block = Block(space, index, points[index[0]], self.size)
             self.size = block.part.stop
             self.blocks.append(block)
-            Y = torch.stack([points[i].detach().to(block.dtype) for i in index]).reshape(-1, *block.E.shape)
+            Y = (
+                torch.stack([points[i].detach().to(block.dtype) for i in index])
+                .contiguous()
+                .reshape(-1, *block.E.shape)
+            )
             held: dict[str, Tensor] = {}
             for key in ("section", "anchor", "master"):
                 if states is not None and all(key in states[i] for i in index):
@@ -209,7 +213,7 @@ class Frames:
         flat = []
         for b in self.blocks:
             G = b.stacked(grads)
-            B = torch.empty_like(G)
+            B = torch.empty_like(G, memory_format=torch.contiguous_format)
             b.section.global_grad(b.Y, G, B)
             flat.append(b.flat(B))
         return _flat(flat)

@@ -85,14 +85,16 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             self._frames = Frames(params, spaces, retraction, group["section"], states, self._memory())
         points, frames = self._frames.points(), self._frames
         moved = [i for i, (p, Y) in enumerate(zip(params, points, strict=True)) if not torch.equal(p, Y)]
+        kept = frames.states() if moved else None
         if any(not isinstance(spaces[i], Euclidean) for i in moved):
+            kept = None
             for i in moved:
                 check_on_space([params[i]], spaces[i], [name_of(group, 0, i)], self._warn)
             name = name_of(group, 0, moved[0])
             self._warn("changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty")
             self._forget()
         if moved:
-            frames = Frames(params, spaces, retraction, group["section"])
+            frames = Frames(params, spaces, retraction, group["section"], kept)
         frames.retraction = retraction
         return frames
 
@@ -111,6 +113,13 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             loss = self._solve(torch.enable_grad()(closure))
         self._warn.flush()
         return loss
+
+    def _stays(self, g: Tensor, flat_spaces: bool) -> bool:
+        """Whether there is nowhere to go: no gradient leads there. torch's own goes to NaN, and so do we beside it."""
+        if flat_spaces or bool(torch.isfinite(g).all()):
+            return False
+        self._warn("nonfinite", "a gradient is not finite (is the loss?): the weights stay where they are")
+        return True
 
     def _solve(self, closure: Callable[[], Any]) -> Any:
         group, params = self.param_groups[0], self.param_groups[0]["params"]
@@ -136,7 +145,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         first_loss, g = evaluate(frames)
         self._refuse_nonfinite()
         loss = float(first_loss)
-        if float(g.abs().max()) <= group["tolerance_grad"]:
+        if float(g.abs().max()) <= group["tolerance_grad"] or self._stays(g, flat_spaces):
             return first_loss
         d, t, before = state.get("d"), state.get("t"), state.get("prev_flat_grad")
         size, least = group["history_size"], ABSOLUTE if flat_spaces else None
@@ -194,6 +203,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                 if wolfe is None and iteration != group["max_iter"]:
                     value, g = evaluate(frames)
                     loss = float(value)
+                    if self._stays(g, flat_spaces):
+                        break
                 if (
                     iteration == group["max_iter"]
                     or count >= group["max_eval"]

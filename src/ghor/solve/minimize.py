@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ..section import SECTIONS
 from .descent import descend
 from .problem import Log, Loss, Points, Problem, Result, Spaces
 from .rules import Conjugate, Dense, Limited, Rule
@@ -47,6 +48,11 @@ def minimize(
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; there are {list(METHODS)}")
+    if section not in SECTIONS or (method == "bfgs" and section == "implicit"):
+        known = [s for s in SECTIONS if method != "bfgs" or s != "implicit"]
+        raise ValueError(f"unknown section {section!r} for method {method!r}; there are {known}")
+    if memory < 1:
+        raise ValueError(f"memory counts curvature pairs, 1 or more, got {memory}")
     problem = Problem(f, x0, space)
     log = Log(problem, tol, rtol, max_iterations, max_evaluations, max_seconds, callback, progress)
     frames = problem.frames(retraction, "transported" if method == "bfgs" else section)

@@ -15,6 +15,8 @@ from ..retraction import by_name
 from ..spaces import Euclidean, Space
 from .frames import Frames
 
+PATIENCE = 100  # iterations without a change beyond rounding
+
 Loss = Callable[[Any], Tensor]
 Points = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
 Spaces = Space | Mapping[str, Space] | Sequence[Space] | None
@@ -58,6 +60,8 @@ class Problem:
             names, points, self.pack = list(x), list(x.values()), lambda points: dict(zip(x, points, strict=True))
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
+        if isinstance(space, type):
+            raise TypeError(f"space is the class {space.__name__}, not a space: write {space.__name__}()")
         if isinstance(space, Mapping):
             if not isinstance(x, Mapping) or set(space) - set(x):
                 raise ValueError(f"spaces are given for {sorted(space)}, points are {names}; use the same names")
@@ -72,6 +76,8 @@ class Problem:
                 raise TypeError(
                     f"{name} is a {type(p).__name__} on {s!r}; points are tensors, on spaces such as Stiefel()"
                 )
+            if not (p.is_floating_point() or p.is_complex()):
+                raise TypeError(f"{name} is {p.dtype}; points are floating point tensors, convert with .double()")
             s.check_shape(p.shape)
             s.check_dtype(p.dtype)
             if not isinstance(s, Euclidean):
@@ -141,6 +147,7 @@ class Log:
     began: float = field(default_factory=time.perf_counter)
     status: str = ""
     success: bool = False
+    since: int = 0  # the last iteration in which something changed beyond rounding
 
     def target(self) -> float:
         """The gradient norm that is asked for."""
@@ -149,6 +156,14 @@ class Log:
     def late(self) -> bool:
         """Whether the time is over."""
         return self.max_seconds is not None and time.perf_counter() - self.began >= self.max_seconds
+
+    def stalls(self, eps: float) -> bool:
+        """Whether value and gradient norm have been the same but for rounding for `PATIENCE` iterations."""
+        then, now = self.history[self.since], self.history[-1]
+        size = max(abs(now["value"]), eps * abs(self.history[0]["value"]))
+        if abs(now["value"] - then["value"]) > 10 * eps * size or now["gradient_norm"] < 0.9 * then["gradient_norm"]:
+            self.since = len(self.history) - 1
+        return len(self.history) - 1 - self.since >= PATIENCE
 
     def over(self, place: Place) -> bool:
         """Take a record of this place; whether to stop here."""
@@ -177,4 +192,9 @@ class Log:
             self.status = f"{problem.evaluations} evaluations, max_evaluations, gradient norm {norm:.1e}"
         elif self.late():
             self.status = f"{record['seconds']:.1f} seconds, max_seconds, gradient norm {norm:.1e}"
+        elif self.stalls(place.frames.eps):
+            self.status = (
+                f"nothing has changed beyond rounding for {PATIENCE} iterations, gradient norm {norm:.1e}; "
+                "a wider dtype has more digits"
+            )
         return bool(self.status)

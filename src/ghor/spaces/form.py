@@ -144,7 +144,7 @@ class Form(Layout):
 
         The product is G^H Lambda: wide times square is several times faster than square times tall.
         """
-        out = torch.empty_like(G) if out is None else out
+        out = torch.empty_like(G, memory_format=torch.contiguous_format) if out is None else out
         H, M = self.matrix(G).mH @ Lambda, self.matrix(out)
         n = M.shape[-1]
         M[..., :n, :] = self.skew(H[..., :n].mH)

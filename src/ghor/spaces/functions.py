@@ -47,31 +47,94 @@ def symmetric(X: Tensor) -> Tensor:
 
 def log_positive(T: Tensor) -> Tensor:
     """The logarithm of symmetric positive definite matrices."""
-    return symmetric_function(T, lambda t: (t.log(), 1 / t))
+    return symmetric_function(T, lambda t: (t.log(), 1 / t), zero=0.0)
 
 
-def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
-    """f(T) of Hermitian matrices by their eigenvalues, differentiable where these coincide; f gives f and f'."""
-    return _SymmetricFunction.apply(T, f)  # type: ignore[no-untyped-call]
+def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:
+    """f(T) of Hermitian matrices by their eigenvalues, differentiable twice, also where these coincide.
+
+    f gives f and f', and can itself be differentiated. Eigenvalues t meet on the scale of zero + |t|.
+    """
+    return _Function.apply(T, f, zero)  # type: ignore[no-untyped-call]
 
 
-class _SymmetricFunction(torch.autograd.Function):
-    """The derivative is by divided differences of f."""
+class _Function(torch.autograd.Function):
+    """f(T) = V f(t) V^H."""
 
     @staticmethod
-    def forward(ctx: Any, T: Tensor, f: Any) -> Tensor:
+    def forward(ctx: Any, T: Tensor, f: Any, zero: float) -> Tensor:
         t, V = torch.linalg.eigh(T)
-        ft, dft = f(t)
-        ctx.save_for_backward(t, V, ft, dft)
-        return V @ (ft.unsqueeze(-1) * V.mH)
+        ctx.save_for_backward(T, t, V)
+        ctx.of = f, zero
+        return V @ (f(t)[0].unsqueeze(-1) * V.mH)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None]:
-        t, V, ft, dft = ctx.saved_tensors
-        dt, df = (x.unsqueeze(-1) - x.unsqueeze(-2) for x in (t, ft))
-        # Near-equal eigenvalues: the mean derivative is exact to second order, the quotient is noise.
-        near = dt.abs() <= torch.finfo(t.dtype).eps ** 0.5 * (1 + t.abs().unsqueeze(-1))
-        quotient = torch.where(near, (dft.unsqueeze(-1) + dft.unsqueeze(-2)) / 2, df / torch.where(near, 1, dt))
-        G = V.mH @ G @ V
-        return V @ (quotient * (G + G.mH) / 2) @ V.mH, None
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None, None]:
+        T, t, V = ctx.saved_tensors
+        return _Derivative.apply(T, G, t, V, *ctx.of), None, None  # type: ignore[no-untyped-call]
+
+
+class _Derivative(torch.autograd.Function):
+    """V (f[t_i, t_j] G_ij) V^H, G in the basis V: the derivative, which is its own adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, T: Tensor, G: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
+        ctx.save_for_backward(T, G, t, V)
+        ctx.of = f, zero
+        return V @ (_first(t, f, zero) * _in_basis(G, V)) @ V.mH
+
+    @staticmethod
+    def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, ...]:
+        """The second derivative, sum over k of f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj), is symmetric in all three."""
+        T, G, t, V = ctx.saved_tensors
+        with torch.no_grad():
+            A, B, F = _in_basis(G, V), _in_basis(H, V), _second(t, *ctx.of)
+            bend = torch.einsum("...ikj,...ik,...kj->...ij", F.to(A.dtype), A, B)
+            bend = V @ (bend + bend.mH) @ V.mH
+        bend = _Last.apply(bend, T, G, H) if torch.is_grad_enabled() else bend  # type: ignore[no-untyped-call]
+        return bend, _Derivative.apply(T, H, t, V, *ctx.of), None, None, None, None  # type: ignore[no-untyped-call]
+
+
+class _Last(torch.autograd.Function):
+    """Has no derivative, and says so: a constant would be passed over in silence."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, *of: Tensor) -> Tensor:
+        return X.clone()
+
+    @staticmethod
+    def backward(ctx: Any, G: Tensor) -> Any:
+        raise RuntimeError(
+            "functions of symmetric matrices (log, dist, project) are differentiated twice here, not more"
+        )
+
+
+def _in_basis(G: Tensor, V: Tensor) -> Tensor:
+    """The Hermitian part of V^H G V."""
+    G = V.mH @ G @ V
+    return (G + G.mH) / 2
+
+
+def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
+    """Where differences of f are noise."""
+    return (b - a).abs() <= torch.finfo(a.dtype).eps ** 0.25 * (zero + a.abs())
+
+
+def _first(t: Tensor, f: Any, zero: float) -> Tensor:
+    """f[a, b] = (f(a) - f(b))/(a - b); where eigenvalues meet the mean of f' between them, by Simpson's rule."""
+    a, b = t.unsqueeze(-1), t.unsqueeze(-2)
+    near, (ft, dft) = _near(a, b, zero), f(t)
+    mean = (dft.unsqueeze(-1) + 4 * f((a + b) / 2)[1] + dft.unsqueeze(-2)) / 6
+    return torch.where(near, mean, (ft.unsqueeze(-1) - ft.unsqueeze(-2)) / torch.where(near, 1, a - b))
+
+
+def _second(t: Tensor, f: Any, zero: float) -> Tensor:
+    """f[a, b, c] = (f[b, c] - f[a, b])/(c - a) for a <= b <= c, f''/2 at their mean where all three meet."""
+    i = torch.arange(t.shape[-1], device=t.device)
+    low, middle, high = torch.stack(torch.meshgrid(i, i, i, indexing="ij")).sort(0)[0]  # eigenvalues ascend
+    a, b, c, F = t[..., low], t[..., middle], t[..., high], _first(t, f, zero)
+    near = _near(a, c, zero)
+    with torch.enable_grad():
+        mean = ((a + b + c) / 3).requires_grad_()
+        (bend,) = torch.autograd.grad(f(mean)[1].sum(), mean)
+    return torch.where(near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a))

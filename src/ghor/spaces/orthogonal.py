@@ -59,7 +59,7 @@ class Orthogonal(Anchored):
         Y = self._orient(U, Vh) @ Vh
         Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # single precision SVD is orthogonal to 1e-5 only
         if X.requires_grad:  # SVD has no derivative where singular values coincide, as they do on the space
-            smooth = M @ symmetric_function(M.mH @ M, _inverse_root)
+            smooth = M @ symmetric_function(M.mH @ M, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
             Y = Y + (smooth - smooth.detach())
         return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()
 
@@ -82,11 +82,6 @@ class Orthogonal(Anchored):
         M, GM = self.matrix(Y), self.matrix(G)
         YG = M.mH @ GM
         return self.unmatrix(GM + M @ (self.skew(YG) - YG), Y.shape)
-
-
-def _inverse_root(t: Tensor) -> tuple[Tensor, Tensor]:
-    """t^(-1/2) and its derivative."""
-    return t.rsqrt(), -(t**-1.5) / 2
 
 
 def require_geodesic(space: Space, Y: Tensor, Z: Tensor, Delta: Tensor) -> Tensor:
