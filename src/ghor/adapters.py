@@ -15,123 +15,41 @@ adapters alone. A layer can have several, by name: rotations act one after the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .chosen import ending
-from .declare import check_on_space, constrain, spaces
+from .declare import check_on_space, spaces
 from .linalg import COMPUTE_DTYPE
-from .spaces import SpecialOrthogonal, Stiefel
-
-
-class Part(nn.Module):
-    """What an adapter adds to one layer of size (out, in)."""
-
-    adapter: Rotation | LowRank
-
-    def before(self, x: Tensor) -> Tensor:
-        """What the layer sees in place of its input."""
-        return x
-
-    def beside(self, x: Tensor) -> Tensor | None:
-        """What is added to the output; x is the input itself."""
-        return None
-
-    def merged(self, weight: Tensor) -> Tensor:
-        """The weight that does `before`."""
-        return weight
-
-    def added(self) -> Tensor | None:
-        """The weight that does `beside`."""
-        return None
-
-
-class RotationPart(Part):
-    """R x, blocks R (in/b, b, b) on SO(b)."""
-
-    def __init__(self, block: int, out: int, into: int, like: dict[str, Any]) -> None:
-        super().__init__()
-        if into % block or block < 2:
-            fits = [b for b in range(2, into + 1) if into % b == 0]
-            near = sorted(sorted(fits, key=lambda b: abs(b - block))[:3])
-            raise ValueError(f"{into} inputs do not come in blocks of {block}; try one of {near}")
-        self.R = nn.Parameter(torch.eye(block, **like).repeat(into // block, 1, 1))
-        constrain(self, "R", SpecialOrthogonal())
-
-    def before(self, x: Tensor) -> Tensor:
-        blocks = x.to(self.R.dtype).unflatten(-1, self.R.shape[:2])
-        return torch.einsum("...kb,kcb->...kc", blocks, self.R).flatten(-2).to(x.dtype)
-
-    def merged(self, weight: Tensor) -> Tensor:
-        return torch.einsum("okc,kcb->okb", weight.unflatten(-1, self.R.shape[:2]), self.R).flatten(-2)
-
-
-class LowRankPart(Part):
-    """U diag(s) V^T x, U (out, r) and V (in, r) on Stiefel."""
-
-    def __init__(self, rank: int, out: int, into: int, like: dict[str, Any]) -> None:
-        super().__init__()
-        if not 0 < rank <= min(out, into):
-            raise ValueError(f"a layer {out} x {into} has no part of rank {rank}")
-        self.U, self.V = (nn.Parameter(Stiefel().random(size, rank, **like)) for size in (out, into))
-        self.s = nn.Parameter(torch.zeros(rank, **like))
-        constrain(self, ["U", "V"], Stiefel())
-
-    def beside(self, x: Tensor) -> Tensor:
-        return ((x.to(self.s.dtype) @ self.V) * self.s @ self.U.mT).to(x.dtype)
-
-    def added(self) -> Tensor:
-        return (self.U * self.s) @ self.V.mT
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Orthogonal fine-tuning: y = W R x + c with block-diagonal R, in/block rotations of SO(block)."""
-
-    block: int = 32
-
-    def part(self, out: int, into: int, like: dict[str, Any]) -> Part:
-        return RotationPart(self.block, out, into, like)
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """y = W x + U diag(s) V^T x + c with orthonormal U and V: s are the singular values of what is added."""
-
-    rank: int = 8
-
-    def part(self, out: int, into: int, like: dict[str, Any]) -> Part:
-        return LowRankPart(self.rank, out, into, like)
-
-
-KINDS: dict[str, type[Rotation | LowRank]] = {"Rotation": Rotation, "LowRank": LowRank}
+from .parts import KINDS, LowRank, Part, Rotation
 
 
 class Adapted(nn.Module):
     """A linear layer, `base`, with adapters by name. `active` names those that count; when merged, none is computed."""
 
+    before_merge: Tensor | None  # the weight, as it was: in the state dict, which fits merged layers alone
+
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base, self.parts = base, nn.ModuleDict()
         self.active: list[str] = []
-        self.before_merge: Tensor | None = None  # the weight, as it was
+        self.tied: tuple[Tensor, ...] = ()  # the weight that others hold too, while the layer has its own
+        self.register_buffer("before_merge", None)
 
-    weight = property(lambda self: self.base.weight)
     bias = property(lambda self: self.base.bias)
     in_features = property(lambda self: self.base.in_features)
     out_features = property(lambda self: self.base.out_features)
 
     def current(self) -> list[Part]:
-        """The parts that count, in order."""
-        return [self.parts[name] for name in self.active]  # type: ignore[misc]
+        """The parts to compute, in order."""
+        return [] if self.before_merge is not None else [self.parts[name] for name in self.active]  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.before_merge is not None or not self.active:
-            return self.base(x)
         turned, parts = x, self.current()
         for part in parts:
             turned = part.before(turned)
@@ -141,85 +59,110 @@ class Adapted(nn.Module):
             y = y if beside is None else y + beside
         return y
 
-    @torch.no_grad()
-    def merged_weight(self) -> Tensor:
-        """W R_k ... R_1 + sum of U diag(s) V^T, computed in the precision of the adapters."""
-        parts = self.current()
-        W = self.base.weight.to(next(parts[0].parameters()).dtype) if parts else self.base.weight
+    @property
+    def weight(self) -> Tensor:
+        """The weight as it acts: W R_k ... R_1 + sum of U diag(s) V^T, computed in the precision of the adapters."""
+        parts, W = self.current(), self.base.weight
+        M = W.to(next(parts[0].parameters()).dtype) if parts else W
         for part in reversed(parts):
-            W = part.merged(W)
+            M = part.merged(M)
         for added in (part.added() for part in parts):
-            W = W if added is None else W + added
-        return W.to(self.base.weight.dtype)
+            M = M if added is None else M + added
+        return M.to(W.dtype)
 
     @torch.no_grad()
-    def merge(self) -> None:
-        """The active adapters into the weight."""
+    def merge(self, tied: bool = False) -> None:
+        """The active adapters into the weight; of one that is tied, into a copy, and the others keep it."""
         if self.before_merge is None:
-            self.before_merge, merged = self.base.weight.detach().clone(), self.merged_weight()
-            self.base.weight.copy_(merged)
+            W, merged = self.base.weight, self.weight
+            self.before_merge = W.detach().clone()
+            if tied:
+                self.tied, self.base.weight = (W,), nn.Parameter(merged.clone(), W.requires_grad)
+            else:
+                W.copy_(merged)
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """The weight as it was, to the bit."""
-        if self.before_merge is not None:
+        """The weight as it was, to the bit, and tied as it was."""
+        if self.tied:
+            (self.base.weight,), self.tied = self.tied, ()
+        elif self.before_merge is not None:
             self.base.weight.copy_(self.before_merge)
-            self.before_merge = None
+        self.before_merge = None
 
 
 def adapt(
     model: nn.Module,
-    targets: Sequence[str],
+    targets: str | Sequence[str],
     adapter: Rotation | LowRank,
     name: str = "default",
     freeze: bool = True,
-    train: Sequence[str] = (),
+    train: str | Sequence[str] = (),
 ) -> list[str]:
     """Put an adapter on the linear layers of a model that `targets` name; returns the names of the layers.
 
-    A target is the end of a layer's name ("q_proj") or a pattern ("model.layers.[0-7].*.q_proj"). All other parameters
-    are frozen, except adapters that are there and those that the patterns `train` name, such as a new head's; with
-    `freeze=False` they stay as they are.
+    A target is the end of a layer's name ("q_proj") or a pattern ("model.layers.[0-7].*.q_proj"). A layer that the
+    model has in several places is adapted in all, as one. All other parameters are frozen, except adapters that are
+    there and those that the patterns `train` name, such as a new head's; with `freeze=False` they stay as they are.
     """
     if type(adapter) not in (Rotation, LowRank):
         raise TypeError(f"adapter is a Rotation(block) or LowRank(rank), got {adapter!r}")
-    layers, parameters = _layers(model), [n for n, _ in model.named_parameters()]
-    found = {n for target in targets for n in ending(layers, target)}
-    trained = {n for pattern in train for n in ending(parameters, pattern)}
-    _attach(model, [n for n in layers if n in found], adapter, name)
+    layers, parameters = _layers(model), dict(model.named_parameters(remove_duplicate=False))
+    found = {layers[n] for target in _list(targets) for n in ending(layers, target)}
+    trained = [parameters[n] for pattern in _list(train) for n in ending(parameters, pattern)]
+    first = {m: n for n, m in reversed(layers.items()) if m in found}
+    names = [n for n, m in layers.items() if first.get(m) == n]
+    _attach(model, {n: _part(n, layers[n], adapter, name) for n in names}, name)
     if freeze:
-        _freeze(model, trained)
-    return [n for n in layers if n in found]
+        _freeze(model)
+    for p in trained:
+        p.requires_grad_()
+    return names
+
+
+def _list(names: str | Sequence[str]) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear | Adapted]:
-    """What can be adapted, by name."""
-    inside = {f"{n}.base" for n in _adapted(model)}
-    return {n: m for n, m in model.named_modules() if isinstance(m, (nn.Linear, Adapted)) and n not in inside}
+    """What can be adapted, by each of its names."""
+    every = dict(model.named_modules(remove_duplicate=False))
+    inside = {f"{n}.base".lstrip(".") for n, m in every.items() if isinstance(m, Adapted)}
+    return {n: m for n, m in every.items() if isinstance(m, (nn.Linear, Adapted)) and n not in inside}
 
 
-def _attach(model: nn.Module, names: Sequence[str], adapter: Rotation | LowRank, name: str) -> None:
-    layers = _layers(model)
-    parts = {n: _part(n, layers[n], adapter, name) for n in names}  # what cannot be is refused before anything changes
+def _attach(model: nn.Module, parts: Mapping[str, Part], name: str) -> None:
+    layers, new = _layers(model), {}
     for n, part in parts.items():
-        layer, (parent, _, leaf) = layers[n], n.rpartition(".")
-        adapted = layer if isinstance(layer, Adapted) else Adapted(layer)
+        layer = layers[n]
+        adapted = new[layer] = layer if isinstance(layer, Adapted) else Adapted(layer)
         adapted.parts[name] = part
         adapted.active.append(name)
-        setattr(model.get_submodule(parent), leaf, adapted)
+    _exchange(model, new)
 
 
-def _freeze(model: nn.Module, trained: Collection[str] = ()) -> None:
+def _exchange(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
+    """Put others in place of some layers, wherever the model has these."""
+    for parent in list(model.modules()):
+        for leaf, child in list(parent._modules.items()):
+            if child in new and not isinstance(parent, Adapted):
+                setattr(parent, leaf, new[child])
+
+
+def _freeze(model: nn.Module) -> None:
+    """All but the adapters."""
     ours = {id(p) for m in _adapted(model).values() for p in m.parts.parameters()}
-    for n, p in model.named_parameters():
-        p.requires_grad_(id(p) in ours or n in trained)
+    for p in model.parameters():
+        p.requires_grad_(id(p) in ours)
 
 
 def _part(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, name: str) -> Part:
     """In full precision also where the weight is not."""
+    if not n and not isinstance(layer, Adapted):
+        raise ValueError("the model is a Linear itself: adapt the model that holds it, or nn.Sequential(layer)")
     if isinstance(layer, Adapted) and (name in layer.parts or layer.before_merge is not None):
         raise ValueError(f"{n} has an adapter {name!r} already, or is merged; give another name, or unmerge")
-    W: Tensor = layer.weight
+    W: Tensor = layer.base.weight if isinstance(layer, Adapted) else layer.weight
     out, into = W.shape
     try:
         part = adapter.part(out, into, {"device": W.device, "dtype": COMPUTE_DTYPE.get(W.dtype, W.dtype)})
@@ -233,9 +176,9 @@ def _adapted(model: nn.Module) -> dict[str, Adapted]:
     return {n: m for n, m in model.named_modules() if isinstance(m, Adapted)}
 
 
-def activate(model: nn.Module, names: Sequence[str]) -> None:
+def activate(model: nn.Module, names: str | Sequence[str]) -> None:
     """Let these adapters count and no others, in this order; none of them: the model as it was."""
-    layers = _adapted(model)
+    layers, names = _adapted(model), _list(names)
     known = {name for m in layers.values() for name in m.parts}
     if set(names) - known:
         raise ValueError(f"there is no adapter {sorted(set(names) - known)}; there are {sorted(known)}")
@@ -246,9 +189,13 @@ def activate(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def merge(model: nn.Module) -> None:
-    """Write the active adapters into the weights: the same outputs at the cost of the bare model."""
-    for m in _adapted(model).values():
-        m.merge()
+    """Write the active adapters into the weights: the same outputs at the cost of the bare model.
+
+    A layer whose weight is tied, to an embedding for example, has one of its own until `unmerge`.
+    """
+    held = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+    for m, tied in [(m, held[id(m.base.weight)] > 1) for m in _adapted(model).values()]:
+        m.merge(tied)
 
 
 def unmerge(model: nn.Module) -> None:
@@ -259,9 +206,9 @@ def unmerge(model: nn.Module) -> None:
 
 def remove(model: nn.Module) -> None:
     """Put the layers themselves back in place: with `merge` before it, a plain model that has learned."""
-    for n, m in _adapted(model).items():
-        parent, _, leaf = n.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, m.base)
+    if isinstance(model, Adapted):
+        raise ValueError("the model is an adapted layer itself: take its base, or remove from the model that holds it")
+    _exchange(model, {m: m.base for m in _adapted(model).values()})
 
 
 def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
@@ -283,18 +230,31 @@ def save(model: nn.Module, path: Any, name: str = "default") -> None:
 def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = True) -> str:
     """Put a saved adapter on a model of the same layers, under its own name or another; returns the name."""
     saved = torch.load(path, weights_only=True, map_location="cpu")
-    name = saved["name"] if name is None else name
-    layers = dict.fromkeys(n.rpartition(".")[0] for n in saved["tensors"])
-    missing = set(layers) - set(_layers(model))
+    name, layers, tensors = saved["name"] if name is None else name, _layers(model), saved["tensors"]
+    names = list(dict.fromkeys(n.rpartition(".")[0] for n in tensors))
+    missing = set(names) - set(layers)
     if missing:
         raise ValueError(f"the adapter is for {min(missing)}, which this model does not have")
-    _attach(model, list(layers), KINDS[saved["kind"]](**saved["options"]), name)
+    if len({layers[n] for n in names}) < len(names):
+        raise ValueError(f"some of {', '.join(names)} are one layer in this model; the file has an adapter for each")
+    adapter = KINDS[saved["kind"]](**saved["options"])
+    parts = {n: _part(n, layers[n], adapter, name) for n in names}
+    _fill(parts, tensors)
+    _attach(model, parts, name)
     if freeze:
         _freeze(model)
-    with torch.no_grad():
-        for n, p in _tensors(model, name):
-            p.copy_(saved["tensors"][n])
-    for n, p, space in spaces(model):
-        if space in (SpecialOrthogonal(), Stiefel()) and f".parts.{name}." in n:
-            check_on_space([p], space, [n])
     return name
+
+
+def _fill(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -> None:
+    """Saved tensors into the parts of the layers; other names or shapes, and points off their spaces, are refused."""
+    wanted = {f"{n}.{leaf}": (p, space) for n, part in parts.items() for leaf, p, space in spaces(part)}
+    has, needs = {n: tuple(t.shape) for n, t in tensors.items()}, {n: tuple(p.shape) for n, (p, _) in wanted.items()}
+    wrong = [n for n in has | needs if has.get(n) != needs.get(n)]
+    if wrong:
+        got, need = has.get(wrong[0], "nothing"), needs.get(wrong[0], "nothing")
+        raise ValueError(f"{wrong[0]}: the file has {got}, this model needs {need}; load it on layers of its own sizes")
+    for n, (p, space) in wanted.items():
+        check_on_space([tensors[n]], space, [f"{n} of the file"])
+        with torch.no_grad():  # in another precision it is on its space to the digits of the file alone
+            p.copy_(tensors[n] if tensors[n].dtype == p.dtype else space.project(tensors[n].to(p.dtype)))

@@ -1,6 +1,7 @@
-"""Adapters: what they start as, merge, save, several at once, half precision, and what is refused."""
+"""Adapters: what they start as, merge, save, several at once, half precision, shared weights, and what is refused."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -23,11 +24,16 @@ class Net(nn.Module):
         return self.head((self.q_proj(x) * self.v_proj(x)).tanh())
 
 
-@pytest.fixture
-def net():
+@pytest.fixture(autouse=True)
+def seed():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Net()
+        yield
+
+
+@pytest.fixture
+def net():
+    return Net()
 
 
 @pytest.fixture
@@ -45,6 +51,23 @@ def train(model, x, steps=10, lr=0.05):
     return loss.item()
 
 
+def turned(model, gen):
+    """The same model, its adapters far from where they start."""
+    for layer in (m for m in model.modules() if isinstance(m, Adapted)):
+        for part in layer.parts.values():
+            if hasattr(part, "R"):
+                part.R.data.copy_(ghor.SpecialOrthogonal().random(*part.R.shape, generator=gen))
+            else:
+                part.s.data.normal_(generator=gen)
+    return model
+
+
+def state(model):
+    """All that an error must leave as it is."""
+    weights = {n: v.tolist() for n, v in model.state_dict().items()}
+    return str(model), weights, [(n, p.requires_grad) for n, p in model.named_parameters()]
+
+
 def off(p):
     M = p.detach().double()
     return float((M.mT @ M - torch.eye(M.shape[-1])).norm(dim=(-2, -1)).max())
@@ -60,7 +83,7 @@ def test_an_adapter_starts_as_nothing_and_learns_on_its_space(kind, net, x):
     assert {n for n in trained if "parts" not in n} == {"head.weight", "head.bias"}
     first = train(net, x, 1)
     assert train(net, x, 30) < first
-    assert torch.equal(net.q_proj.weight, weights["q_proj.weight"])
+    assert torch.equal(net.q_proj.base.weight, weights["q_proj.weight"])
     parts = [p for n, p in net.named_parameters() if n.rpartition(".")[2] in "RUV"]
     assert max(map(off, parts)) <= 2e-6
     assert min(float((p - p.new_zeros(()) - torch.eye(*p.shape[-2:])).detach().norm()) for p in parts) > 1e-3
@@ -71,7 +94,7 @@ def test_rotations_keep_the_angles_between_neurons(kind, net, x):
     """W R has the Gram matrix of W; what is added by LowRank has the singular values |s|."""
     adapt(net, ["q_proj"], kind)
     train(net, x)
-    W, M = net.q_proj.weight.detach(), net.q_proj.merged_weight()
+    W, M = net.q_proj.base.weight.detach(), net.q_proj.weight.detach()
     if kind == KINDS[0]:
         torch.testing.assert_close(M @ M.T, W @ W.T, rtol=0, atol=1e-6)
     else:
@@ -123,6 +146,59 @@ def test_save_the_adapter_alone(kind, net, x, tmp_path):
 
 
 @each_kind
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"V": torch.eye(16)[:, :2], "R": torch.eye(4).repeat(4, 1, 1)}, "this model needs"),
+        ({"U": None, "R": None, "other": torch.ones(1)}, r"0\.(R|U|other): the file has"),
+        ({"other": torch.ones(1)}, r"0\.other: the file has \(1,\), this model needs nothing"),
+        ({"U": torch.ones(12, 2), "R": torch.ones(2, 4, 4)}, r"0\.[UR] of the file .* off (Stiefel|SpecialOrth)"),
+        ({"V": torch.eye(8)[:, :2] * torch.nan, "R": torch.eye(4).repeat(2, 1, 1) * torch.nan}, "of the file .* off"),
+    ],
+    ids=["sizes", "missing", "more", "off", "nan"],
+)
+def test_a_file_that_does_not_fit_changes_nothing(kind, change, message, tmp_path):
+    model, file = nn.Sequential(nn.Linear(8, 12), nn.ReLU()), tmp_path / "a.pt"
+    adapt(model, ["0"], kind)
+    save(model, file)
+    saved = torch.load(file, weights_only=True)
+    for leaf, value in change.items():
+        if leaf == "other" or f"0.{leaf}" in saved["tensors"]:
+            saved["tensors"][f"0.{leaf}"] = value
+    saved["tensors"] = {n: v for n, v in saved["tensors"].items() if v is not None}
+    torch.save(saved, file)
+    for fresh in (nn.Sequential(nn.Linear(8, 12)), model):
+        before = state(fresh)
+        with pytest.raises(ValueError, match=message):
+            load(fresh, file, "new")
+        assert state(fresh) == before
+
+
+def test_one_block_is_not_copied_into_four():
+    model, wider, file = nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(16, 3)), io.BytesIO()
+    adapt(model, ["0"], Rotation(4))
+    save(model, file)
+    file.seek(0)
+    before = state(wider)
+    with pytest.raises(ValueError, match=r"0\.R: the file has \(1, 4, 4\), this model needs \(4, 4, 4\); load it on"):
+        load(wider, file)
+    assert state(wider) == before
+
+
+@each_kind
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.bfloat16, torch.float32)], ids=str)
+def test_a_file_in_another_precision(kind, dtypes, gen, tmp_path):
+    """What is on its space to the digits of the file is there to the digits of the model."""
+    model, other = (nn.Sequential(nn.Linear(8, 12)) for _ in range(2))
+    adapt(model, ["0"], kind)
+    save(turned(model, gen).to(dtypes[0]), tmp_path / "a.pt")
+    load(other.to(dtypes[1]), tmp_path / "a.pt")
+    assert max(off(p) for n, p in other.named_parameters() if n[-1] in "RUV") <= 8 * torch.finfo(dtypes[1]).eps
+    pairs = zip(other[0].parts.parameters(), model[0].parts.parameters(), strict=True)
+    assert all(torch.dist(p, q.to(p)) <= 20 * torch.finfo(dtypes[0]).eps for p, q in pairs)
+
+
+@each_kind
 def test_half_precision_layers_have_adapters_in_full(kind, x):
     layer = nn.Sequential(nn.Linear(8, 12).bfloat16())
     adapt(layer, ["0"], kind)
@@ -167,9 +243,227 @@ def test_beside_an_adapter_of_peft(kind, net, x):
     layer = net.q_proj
     A, B = (getattr(layer, f"lora_{k}")["default"].weight for k in "AB")
     assert B.detach().norm() > 1e-2
-    expected = x @ layer.base_layer.merged_weight().T + layer.base_layer.bias + layer.scaling["default"] * x @ A.T @ B.T
+    expected = x @ layer.base_layer.weight.T + layer.base_layer.bias + layer.scaling["default"] * x @ A.T @ B.T
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-5)
     out = model(x)
     merge(model)
     remove(model)
     torch.testing.assert_close(model.merge_and_unload()(x), out, rtol=0, atol=1e-5)
+
+
+# -- code that reads the weight ----------------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_transformer_layers_of_torch(kind, frozen, gen):
+    """Their fast path in eval, and attention always, read weights of the layers instead of calling them."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0)
+    model, x = nn.TransformerEncoder(layer, 2), randn((2, 5, 16), gen, torch.float32)
+    with torch.no_grad():
+        bare = model.eval()(x)
+    assert len(adapt(model, ["linear1", "linear2", "out_proj"], kind)) == 6
+    torch.testing.assert_close(model(x), bare)
+    turned(model, gen).requires_grad_(not frozen)
+    y, mask = model.train()(x), torch.arange(5) >= torch.tensor([[5], [3]])
+    assert (y - bare).abs().max() > 0.1
+    masked = model(x, src_key_padding_mask=mask)
+    for context in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with context():
+            torch.testing.assert_close(model.eval()(x), y, rtol=0, atol=1e-5)
+            kept = model(x, src_key_padding_mask=mask)[~mask]
+            torch.testing.assert_close(kept, masked[~mask], rtol=0, atol=1e-5)
+    merge(model)
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+    unmerge(model)
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+    activate(model, [])
+    torch.testing.assert_close(model(x), bare)
+
+
+@each_kind
+def test_attention_is_trained(kind, gen):
+    model, x = nn.ModuleDict({"a": nn.MultiheadAttention(16, 2)}), randn((5, 3, 16), gen, torch.float32)
+    bare = model.a(x, x, x)[0].detach()
+    adapt(model, ["out_proj"], kind)
+    opt = ghor.optim.AdamW(ghor.param_groups(model), lr=0.05)
+    losses = []
+    for _ in range(20):
+        opt.zero_grad()
+        losses.append((model.a(x, x, x)[0] - bare.roll(1, 0)).square().mean())
+        losses[-1].backward()
+        opt.step()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_the_weight_as_it_acts(net, x):
+    """A layer with its weight and bias computes what the layer does, and has the same gradients."""
+    plain = set(net.state_dict())
+    for name, kind in (("a", Rotation(4)), ("b", LowRank(2)), ("c", Rotation(2))):
+        adapt(net, ["q_proj"], kind, name, freeze=False)
+    turned(net, torch.Generator().manual_seed(0))
+    names = {n.replace("q_proj.base.", "q_proj.") for n in net.state_dict() if ".parts." not in n}
+    assert names == plain
+    layer = net.q_proj
+    for active in (["a", "b", "c"], ["c", "a"], ["b"], []):
+        activate(net, active)
+        assert layer.weight.shape == (12, 8)
+        gradients = []
+        for y in (layer(x), nn.functional.linear(x, layer.weight, layer.bias)):
+            net.zero_grad()
+            y.square().sum().backward()
+            gradients.append([y.detach(), *(p.grad for p in layer.parameters())])
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-3)
+    assert layer.weight is layer.base.weight
+    activate(net, ["a", "b"])
+    merge(net)
+    assert layer.weight is layer.base.weight
+
+
+# -- weights and layers that are shared --------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.head, self.same = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False), nn.Linear(8, 10)
+        self.head.weight = self.same.weight = self.emb.weight
+
+    def forward(self, i):
+        x = self.emb(i)
+        return self.head(x) * self.same(x)
+
+
+@each_kind
+@pytest.mark.parametrize("targets", [["head"], ["head", "same"]])
+@pytest.mark.parametrize("copied", [False, True])
+def test_merging_a_tied_weight(kind, targets, copied, gen):
+    model, i = Tied(), torch.arange(10)
+    adapt(model, targets, kind)
+    y, before = turned(model, gen)(i).detach(), state(model)
+    merge(model)
+    model = copy.deepcopy(model) if copied else model
+    torch.testing.assert_close(model(i), y, rtol=1e-5, atol=1e-4)
+    assert not any(p.requires_grad for n, p in model.named_parameters() if ".parts." not in n)
+    unmerge(model)
+    assert state(model) == before
+    weights = [m.base.weight if isinstance(m, Adapted) else m.weight for m in (model.head, model.same)]
+    assert all(w is model.emb.weight for w in weights)
+    merge(model)
+    remove(model)
+    torch.testing.assert_close(model(i), y, rtol=1e-5, atol=1e-4)
+    assert type(model.head) is nn.Linear
+    assert list(model.state_dict()) == list(Tied().state_dict())
+
+
+@each_kind
+def test_a_layer_in_two_places_has_one_adapter(kind, gen, tmp_path):
+    x, shared = randn((5, 8), gen, torch.float32), nn.Linear(8, 8)
+    model = nn.Sequential(shared, nn.Tanh(), nn.Sequential(shared), nn.Linear(8, 8))
+    fresh, bare = copy.deepcopy(model), model(x)
+    assert adapt(model, ["2.0"], kind) == ["0"]
+    assert model[0] is model[2][0]
+    y = turned(model, gen)(x)
+    assert not torch.allclose(y, bare, atol=0.1)
+    save(model, tmp_path / "a.pt")
+    load(fresh, tmp_path / "a.pt")
+    assert torch.equal(fresh(x), y)
+    assert len(list(fresh.parameters())) == len(list(model.parameters()))
+    merge(model)
+    assert model[0].base.weight is shared.weight  # no other parameter holds it
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+    remove(model)
+    assert model[0] is model[2][0] is shared
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+    two = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8)))
+    adapt(two, ["*"], kind)
+    save(two, tmp_path / "two.pt")
+    before = state(model)
+    with pytest.raises(ValueError, match=r"some of 0, 2\.0 are one layer in this model"):
+        load(model, tmp_path / "two.pt")
+    assert state(model) == before
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_string_is_one_name(x):
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(11)))
+    assert adapt(model, "10", Rotation(4), "ab", train="3.bias") == ["10"]
+    assert {n for n, p in model.named_parameters() if p.requires_grad} == {"3.bias", "10.parts.ab.R"}
+    activate(model, "ab")
+    assert model[10].active == ["ab"]
+
+
+@each_kind
+def test_a_layer_is_not_put_into_itself(kind, tmp_path):
+    layer = nn.Linear(8, 12)
+    before = state(layer)
+    with pytest.raises(ValueError, match=r"the model is a Linear itself: .* nn\.Sequential\(layer\)"):
+        adapt(layer, ["*"], kind)
+    assert state(layer) == before
+    model = nn.Sequential(layer)
+    adapt(model, ["*"], kind)
+    assert adapt(model[0], ["*"], kind, "more") == [""]  # what is adapted has room for others
+    assert model[0].active == ["default", "more"]
+    assert isinstance(model[0].base, nn.Linear)
+    save(model[0], tmp_path / "a.pt", "more")
+    with pytest.raises(ValueError, match="the model is a Linear itself"):
+        load(layer, tmp_path / "a.pt")
+    assert load(model[0], tmp_path / "a.pt", "again") == "again"
+    with pytest.raises(ValueError, match="adapted layer itself: take its base"):
+        remove(model[0])
+    assert str(model).count("Adapted(") == 1
+
+
+@pytest.mark.parametrize("freeze", [True, False])
+def test_biases_of_adapted_layers_can_be_trained(freeze, net):
+    net.requires_grad_(False)
+    adapt(net, ["q_proj", "v_proj"], Rotation(4), train=["bias"], freeze=freeze)
+    trained = {n for n, p in net.named_parameters() if p.requires_grad and ".parts." not in n}
+    assert trained == {"q_proj.base.bias", "head.bias"}
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (1, 8), (1, 1)])
+def test_low_rank_of_one_number(shape, gen, tmp_path):
+    """A factor of size 1 x 1 is a sign and stays."""
+    model, x = nn.Sequential(nn.Linear(*shape)), randn((20, shape[0]), gen, torch.float32)
+    fresh, bare = copy.deepcopy(model), model(x)
+    adapt(model, ["0"], LowRank(1))
+    assert torch.equal(model(x), bare)
+    opt = ghor.optim.SGD(ghor.param_groups(model), lr=0.1)
+    for _ in range(5):
+        opt.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        opt.step()
+    y = model(x)
+    assert torch.dist(y, bare) > 1e-2
+    save(model, tmp_path / "a.pt")
+    load(fresh, tmp_path / "a.pt")
+    assert torch.equal(fresh(x), y)
+    merge(model)
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+
+
+# -- state dicts -------------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_the_state_of_a_merged_model_is_for_merged_models(kind, net, x, gen):
+    """In another, the adapters would be applied twice."""
+    other = copy.deepcopy(net)
+    for model in (net, other):
+        adapt(model, ["q_proj"], kind)
+    y, weights = turned(net, gen)(x), copy.deepcopy(net.state_dict())
+    merge(net)
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"q_proj\.before_merge"'):
+        other.load_state_dict(net.state_dict())
+    with pytest.raises(RuntimeError, match=r'Missing key.*"q_proj\.before_merge"'):
+        copy.deepcopy(net).load_state_dict(other.state_dict())
+    merge(other)
+    other.load_state_dict(net.state_dict())
+    torch.testing.assert_close(other(x), y, rtol=0, atol=1e-5)
+    for model in (other, net.double().float()):
+        unmerge(model)
+        torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
