@@ -126,8 +126,8 @@ class Lifted(Contract):
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
         manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
-        decay = self._options.get("weight_decay")
-        if decay and all(manifold) and not any(g["anchor"] for g in self.param_groups):
+        decay = None if any(g["anchor"] for g in self.param_groups) else self._options.get("weight_decay")
+        if decay and all(manifold):
             self._warn_decay(decay, "these weights: all of them are on manifolds")
         if not self._explicit and not any(manifold):
             self._warn(
@@ -144,9 +144,8 @@ class Lifted(Contract):
 
     def _reset(self) -> None:
         self._stacking = self._flight = None
-        self._ruled = True
+        self._ruled, self._stateless = True, False
         self._rule: tuple[Any, Callable[..., Any]] | None = None
-        self._stateless = False
 
     # -- the step: Algorithm 3 ------------------------------------------------------------------------------------
 
@@ -296,7 +295,5 @@ class Lifted(Contract):
         if self._stateless:
             self._stateless = False
             for other in self.param_groups:
-                # up to torch 2.6 AdamW is called with `amsgrad` among the lists
-                made = ([] if isinstance(x, list) else other["amsgrad"] for x in lists)
-                super()._init_group(other, *made)  # type: ignore[misc]
+                super()._init_group(other, *([] for _ in lists))  # type: ignore[misc]
         return super()._init_group(group, *lists, **named)  # type: ignore[misc]
