@@ -161,6 +161,8 @@ def test_real_spaces_say_so(space):
 def test_random_points_of_real_spaces_are_real(space, shape):
     with pytest.raises(TypeError, match=r"real floating point tensors, not torch\.complex64"):
         space.random(*shape, dtype=torch.complex64)
+    with pytest.raises(TypeError, match=r"real floating point tensors, not torch\.complex64"):
+        space.project(space.random(*shape).to(torch.complex64))
 
 
 def test_complex_half_is_refused():

@@ -80,4 +80,6 @@ def test_what_has_no_mean(gen):
         sphere.mean(Y)
     with pytest.raises(ValueError, match="nonnegative weights"):
         sphere.mean(torch.stack([Y, Y]), randn((2,), gen).abs() * torch.tensor([1, -1]))
+    with pytest.raises(ValueError, match=r"2 points take weights \(2\), got shape \(3,\)"):
+        sphere.mean(torch.stack([Y, Y]), torch.ones(3))
     assert not ghor.SymplecticStiefel().has("mean")

@@ -47,6 +47,7 @@ class Framed(Space):
     def check_project(self, X: Tensor, good: bool = True) -> None:
         """Raise for what has no point near it."""
         self.check_shape(X.shape)
+        self.check_dtype(X.dtype)
         if not bool(torch.isfinite(X).all()):
             raise ValueError(f"a tensor with NaN or infinite entries has no nearest point on {self}")
         if not good:

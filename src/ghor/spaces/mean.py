@@ -30,6 +30,8 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     X = wide(points)
     X = X if X.dtype == points.dtype else space.project(X)  # what has been rounded is off by more than `log` allows
     w = torch.ones(len(X), device=X.device) if weights is None else weights.detach()
+    if tuple(w.shape) != tuple(batch[: w.dim()]) or w.dim() == 0:
+        raise ValueError(f"{space}.mean: {batch[0]} points take weights ({batch[0]}), got shape {tuple(w.shape)}")
     w = w.to(X.device, torch.float64).reshape(*w.shape, *[1] * (len(batch) - w.dim())).expand(batch)
     total = w.sum(0)
     if not bool(((w >= 0) & torch.isfinite(w)).all() and (total > 0).all()):
