@@ -10,6 +10,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -118,6 +119,11 @@ def commit() -> str:
         return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def stamp() -> dict[str, Any]:
+    """Of the beginning of a record: of what code, when and where."""
+    return {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
 
 
 def write_json(record: dict[str, Any], path: Path) -> None:

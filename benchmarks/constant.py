@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from common import commit, write_json
+from common import stamp, write_json
 
 from ghor_lab.data import DATASETS, load
 
@@ -33,7 +33,7 @@ def main() -> None:
         for row in found[name]:
             print(f"{name:14} always {row['class']:.0f}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2f} %")
     if args.json:
-        write_json({"benchmark": "constant", "commit": commit(), "constant": found}, args.json)
+        write_json({"benchmark": "constant", **stamp(), "constant": found}, args.json)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import commit, write_json
+from common import stamp, write_json
 from torch import Tensor
 
 import ghor
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    versions = {"commit": commit(), "torch": str(torch.__version__)}
+    begun = stamp()
     runs = {}
     for moment in ("coordinate", "scalar"):
         for name, move in MOVES.items():
@@ -115,7 +115,7 @@ def main() -> None:
             print(f"{name:10} second moment by {moment:11} {drifts}{step}", flush=True)
     if args.json:
         settings = {"steps": args.steps, "weights": args.weights}
-        write_json({"benchmark": "drift", **versions, "settings": settings, "runs": runs}, args.json)
+        write_json({"benchmark": "drift", **begun, "settings": settings, "runs": runs}, args.json)
 
 
 if __name__ == "__main__":

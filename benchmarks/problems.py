@@ -20,12 +20,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import commit, machine, write_json
+from common import stamp, write_json
 from torch import Tensor
 
 import ghor
@@ -328,8 +327,8 @@ def main() -> None:
         rows += (new := measure(case))
         print(table(new), flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    stamp = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
-    write_json({"benchmark": "problems", **stamp, "runs": rows}, args.out / "problems.json")
+    begun = stamp()
+    write_json({"benchmark": "problems", **begun, "runs": rows}, args.out / "problems.json")
     (args.out / "problems.md").write_text(table(rows))
     draw(rows, args.out / "profiles.png")
 
