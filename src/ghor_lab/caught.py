@@ -50,7 +50,7 @@ def caught(run: Run) -> bool | None:
 def wilson(k: int, n: int) -> tuple[float, float]:
     """The share of which k of n is no surprise, at 95 %: p with |k / n - p| <= z sqrt(p (1 - p) / n)."""
     middle, half = (k + Z**2 / 2) / (n + Z**2), Z / (n + Z**2) * math.sqrt(k * (n - k) / n + Z**2 / 4)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return (middle - half if k else 0.0), (middle + half if k < n else 1.0)
 
 
 def table(file: str, pools: Sequence[Pool]) -> Table | None:

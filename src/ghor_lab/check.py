@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
 
-def runs_in(paths: Iterable[Path]) -> list[Path]:
+def runs_in(paths: Sequence[Path]) -> list[Path]:
     """The records of runs: of files themselves or of their checkpoints, and of all that are in folders."""
     found: set[Path] = set()
     for path in paths:
         if not path.exists():
-            raise FileNotFoundError(2, "no such file or folder", str(path))
+            raise ValueError(f"{path}: no such file or folder")
         if path.is_file() and not is_packed(path) and path.suffix not in (".jsonl", ".ckpt"):
             raise ValueError(f"{path} is neither a record (.jsonl, {SUFFIX}) nor a checkpoint (.ckpt)")
         files = [path] if path.is_file() else [p for p in path.rglob("*.jsonl") if ours(p)]
@@ -40,6 +40,12 @@ def runs_in(paths: Iterable[Path]) -> list[Path]:
     if not found:
         raise ValueError(f"no records in {', '.join(map(str, paths))}; ghor run makes them")
     return sorted(found)
+
+
+def shown(path: Path, given: Sequence[Path]) -> str:
+    """A record's path inside the folder that was given; of several, the whole path."""
+    folder = given[0] if given[0].is_dir() else given[0].parent
+    return str(path.relative_to(folder) if len(given) == 1 else path).removesuffix(".jsonl")
 
 
 def look(path: Path) -> Found:

@@ -21,16 +21,33 @@ from ghor import __version__
 
 from . import data as datasets
 from . import execute
-from .check import look, runs_in
+from .check import look, runs_in, shown
 from .config import EXPERIMENTS, FURTHER, OPTIMIZERS, READINGS, Config
 from .files import store
+from .options import (
+    DATA,
+    DATA_ELSE,
+    FLAG,
+    HOW,
+    JOBS,
+    NETWORK,
+    NETWORKS,
+    RATE,
+    THREADS,
+    WHAT,
+    WHERE,
+    Plain,
+    PlainGroup,
+    option,
+)
 from .pack import pack_all
-from .pool import pool
+from .pool import counted, pool
 from .progress import progress
 from .record import Damaged, read
 from .train import Busy, forget
 
 app = typer.Typer(
+    cls=PlainGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,6 +55,7 @@ app = typer.Typer(
 )
 
 Experiment = StrEnum("Experiment", {name: name for name in EXPERIMENTS})  # type: ignore[misc]
+DataSet = StrEnum("DataSet", {name: name for name in datasets.DATASETS})  # type: ignore[misc]
 OptimizerName = StrEnum("OptimizerName", {name: name for name in (*OPTIMIZERS, *FURTHER)})  # type: ignore[misc]
 Reading = StrEnum("Reading", {name.replace(" ", "-"): name.replace(" ", "-") for name in READINGS})  # type: ignore[misc]
 
@@ -57,16 +75,6 @@ class Protocol(StrEnum):
 
 
 WIDE = 120  # columns of a table that goes to a file or a pipe
-WHAT, HOW, WHERE = "What to train", "How", "Where, and how many at a time"
-
-
-def option(
-    text: str, metavar: str | None, panel: str | None = None, default: str | None = None, names: tuple[str, ...] = ()
-) -> Any:
-    """An option and what the help says of it; `default` is in words, where the value does not speak for itself."""
-    return typer.Option(
-        *names, help=text, metavar=metavar, show_default=True if default is None else default, rich_help_panel=panel
-    )
 
 
 def version(value: bool) -> None:
@@ -94,7 +102,7 @@ def root(
 # -- run ---------------------------------------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(cls=Plain)
 def run(
     experiment: Annotated[
         Experiment, typer.Argument(metavar="EXPERIMENT", help="One of pendulum, mnist, fashion-mnist.")
@@ -131,12 +139,12 @@ def run(
             "as-run",
         ),
     ] = None,
-    lr: Annotated[float | None, option("Learning rate of all.", "X", WHAT, "see --reading, others 1e-3")] = None,
+    lr: Annotated[float | None, option(RATE, "X", WHAT, "see --reading, others 1e-3")] = None,
     manifold_lr: Annotated[
         float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
     ] = None,
     weight_decay: Annotated[
-        float | None, option("Of adamw-anchor, towards where a weight started.", "X", WHAT, "0.1")
+        float | None, option("Weight decay of adamw-anchor, towards where a weight started.", "X", WHAT, "0.1")
     ] = None,
     batch_size: Annotated[int | None, option("Samples a step.", "N", WHAT, "pendulum 256, others 2048")] = None,
     label: Annotated[
@@ -145,7 +153,7 @@ def run(
     protocol: Annotated[
         Protocol,
         option(
-            "authors: what --start authors, --frame random and --loss after do, for mnist and fashion-mnist.",
+            "authors: short for --start authors --frame random --loss after, for mnist and fashion-mnist.",
             "ours|authors",
             HOW,
         ),
@@ -161,56 +169,59 @@ def run(
     ] = None,
     frame: Annotated[
         str | None,
-        option("The complement in their first sections: closed-form or random.", "NAME", HOW, "closed-form"),
-    ] = None,
-    loss: Annotated[
-        str | None, option("Evaluated before each step or after it, on the same batch.", "before|after", HOW, "before")
-    ] = None,
-    warmup: Annotated[int, option("Steps in which the learning rate grows to its value, linearly.", "N", HOW)] = 0,
-    retraction: Annotated[str, option("cayley or geodesic.", "NAME", HOW)] = "cayley",
-    section: Annotated[str, option("auto, transported or implicit.", "NAME", HOW)] = "auto",
-    norm: Annotated[str, option("Of scalar-moment-adam: canonical or frobenius.", "NAME", HOW)] = "canonical",
-    dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
-    device: Annotated[str, option("A device of torch.", "NAME", HOW)] = "cpu",
-    threads: Annotated[
-        int | None,
         option(
-            "Threads of each run. They decide the rounding: another number is another run.",
-            "N",
+            "How the frame above each starting weight is completed: closed-form, a function of the weight, or random.",
+            "NAME",
             HOW,
-            "pendulum 1, others cores / jobs",
+            "closed-form",
         ),
     ] = None,
+    loss: Annotated[
+        str | None,
+        option("Record the training loss before or after each step, on its batch.", "before|after", HOW, "before"),
+    ] = None,
+    warmup: Annotated[int, option("Steps in which the learning rate grows to its value, linearly.", "N", HOW)] = 0,
+    retraction: Annotated[str, option("How a weight takes its step: cayley or geodesic.", "NAME", HOW)] = "cayley",
+    section: Annotated[
+        str, option("How frames are kept from step to step: auto, transported or implicit.", "NAME", HOW)
+    ] = "auto",
+    norm: Annotated[
+        str | None,
+        option("Norm whose square scalar-moment-adam averages: canonical or frobenius.", "NAME", HOW, "canonical"),
+    ] = None,
+    dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
+    device: Annotated[str, option("Torch device, such as cpu or cuda.", "NAME", HOW)] = "cpu",
+    threads: Annotated[int | None, option(THREADS, "N", HOW, "pendulum 1, others cores / jobs")] = None,
     compiled: Annotated[
         bool,
         option(
             "Layers as compiled C where there is a compiler, or by torch alone.",
-            None,
+            FLAG,
             HOW,
             names=("--compile/--no-compile",),
         ),
     ] = True,
     setting: Annotated[
         list[str] | None,
-        option("Change the network: blocks=4. May be repeated.", "NAME=VALUE", HOW, names=("--set",)),
+        option(NETWORKS, "NAME=VALUE", HOW, names=("--set",)),
     ] = None,
-    data: Annotated[Path | None, option("Where the data files are.", "FOLDER", WHERE, "GHOR_DATA")] = None,
+    data: Annotated[Path | None, option(DATA, "FOLDER", WHERE, DATA_ELSE)] = None,
     out: Annotated[Path | None, option("Where records and checkpoints go.", "FOLDER", WHERE, "runs/EXPERIMENT")] = None,
     restart: Annotated[
         bool,
         option(
             "Remove the records and checkpoints of these runs and start from scratch.",
-            None,
+            FLAG,
             WHERE,
             names=("--restart",),
         ),
     ] = False,
-    jobs: Annotated[int, option("Runs at a time.", "N", WHERE, names=("--jobs", "-j"))] = 1,
+    jobs: Annotated[int, option(JOBS, "N", WHERE, names=("--jobs", "-j"))] = 1,
     executor: Annotated[
         Executor, option("local: on this machine; ray: on a Ray cluster.", "NAME", WHERE)
     ] = Executor.local,
     address: Annotated[
-        str | None, option("Of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine")
+        str | None, option("Address of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine")
     ] = None,
 ) -> None:
     """Train: every optimizer with every seed, one record a run. The same command resumes where it was stopped.
@@ -258,7 +269,6 @@ def run(
             "warmup": warmup,
             "retraction": retraction,
             "section": section,
-            "norm": norm,
             "dtype": dtype,
             "device": device,
             "compile": compiled,
@@ -271,15 +281,17 @@ def run(
             if names != ["adamw-anchor"]:
                 raise ValueError("--weight-decay is for -o adamw-anchor: weights on manifolds decay to an anchor only")
             common["weight_decay"] = weight_decay
+        if norm is not None and "scalar-moment-adam" not in names:
+            raise ValueError(f"--norm is for -o scalar-moment-adam: it changes nothing for {', '.join(names)}")
+        own = {"scalar-moment-adam": {"norm": norm}} if norm is not None else {}
         configs: list[Config] = []
         if pendulum and lr is None:
             for name in [str(r).replace("-", " ", 1) for r in reading] if reading else ["as run"]:
                 for o in names:
                     if o in READINGS[name]:
                         rate = READINGS[name][o]
-                        configs.append(
-                            Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **begin, **common)
-                        )
+                        more = {**begin, **common, **own.get(o, {})}
+                        configs.append(Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **more))
                     elif optimizer:
                         raise ValueError(f"the reading {name!r} has no {o}, it is of {', '.join(READINGS[name])}")
         else:
@@ -287,7 +299,8 @@ def run(
             for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
                 for o in names:
                     first = begin if o != "standard-adam" else {}  # it has no weights on manifolds
-                    configs.append(Config(optimizer=o, seeds=some, lr=rate, label=label, **first, **common))
+                    more = {**first, **common, **own.get(o, {})}
+                    configs.append(Config(optimizer=o, seeds=some, lr=rate, label=label, **more))
         folder = out if out is not None else Path("runs") / str(experiment)
         if execute.world_size() > 1 and (jobs > 1 or executor == "ray"):
             raise ValueError("torchrun's processes do one run together: not with --jobs or --executor ray")
@@ -299,6 +312,8 @@ def run(
             if restart and rank == 0:
                 for config in configs:
                     forget(config, folder)
+            elif rank == 0:
+                tell_of_other_threads(console, configs, folder)
             with progress(console, configs, rank) as show:
                 if executor == "ray":
                     left = execute.on_ray(configs, folder, data, show, jobs, address)
@@ -313,6 +328,12 @@ def run(
         console.print(last, markup=False, highlight=False, soft_wrap=True)
     if left:
         raise typer.Exit(1)
+
+
+def tell_of_other_threads(console: Console, configs: list[Config], folder: Path) -> None:
+    """A person who changed --jobs or the machine may have meant to go on."""
+    for line in execute.with_other_threads(configs, folder):
+        console.print(line, markup=False, highlight=False, style="yellow", soft_wrap=True)
 
 
 def output() -> Console:
@@ -383,43 +404,45 @@ def told(console: Console, comfort: str = "") -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-@app.command()
+@app.command(cls=Plain)
 def caught(
     experiment: Annotated[
-        list[Experiment] | None,
+        list[DataSet] | None,
         typer.Argument(metavar="EXPERIMENT", help="mnist, fashion-mnist.", show_default="both"),
     ] = None,
     optimizer: Annotated[
         str, option(f"One of {', '.join((*OPTIMIZERS, *FURTHER))}.", "NAME", WHAT, names=("--optimizer", "-o"))
     ] = "geometric-adam",
     seeds: Annotated[str, option("Such as 0-9 or 0,3,5.", "LIST", WHAT)] = "0-9",
-    lr: Annotated[float, option("Learning rate of all.", "X", WHAT)] = 1e-3,
+    lr: Annotated[float, option(RATE, "X", WHAT)] = 1e-3,
     manifold_lr: Annotated[
         float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
     ] = None,
     warmup: Annotated[int, option("Steps of the runs with a linear warm-up; 0: none of these.", "N", WHAT)] = 10,
     batch_size: Annotated[int, option("Samples a step.", "N", WHAT)] = 2048,
     dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
-    threads: Annotated[int | None, option("Threads of each run.", "N", HOW, "cores / jobs")] = None,
+    threads: Annotated[int | None, option(THREADS, "N", HOW, "cores / jobs")] = None,
     compiled: Annotated[
-        bool, option("Layers as compiled C, or by torch alone.", None, HOW, names=("--compile/--no-compile",))
+        bool, option("Layers as compiled C, or by torch alone.", FLAG, HOW, names=("--compile/--no-compile",))
     ] = True,
     setting: Annotated[
         list[str] | None,
-        option("Change the network: blocks=4. May be repeated.", "NAME=VALUE", HOW, names=("--set",)),
+        option(NETWORK, "NAME=VALUE", HOW, names=("--set",)),
     ] = None,
-    data: Annotated[Path | None, option("Where the data files are.", "FOLDER", WHERE, "GHOR_DATA")] = None,
+    data: Annotated[Path | None, option(DATA, "FOLDER", WHERE, DATA_ELSE)] = None,
     out: Annotated[Path, option("Where records and the table go.", "FOLDER", WHERE)] = Path("runs/caught"),
-    jobs: Annotated[int, option("Runs at a time.", "N", WHERE, names=("--jobs", "-j"))] = 1,
+    jobs: Annotated[int, option(JOBS, "N", WHERE, names=("--jobs", "-j"))] = 1,
 ) -> None:
     """Count the runs that are caught in the constant prediction by the end of their first epoch.
 
-    The first epoch of every seed with a uniform start or the authors', a closed-form or a random frame (of optimizers
-    that see it), and with a warm-up. The same command resumes where it was stopped, and with more seeds adds theirs.
+    The first epoch of every seed with a uniform start or the authors',
+    a closed-form or a random frame (of optimizers that see it), and with
+    a warm-up. The same command resumes where it was stopped, and with more
+    seeds adds theirs.
 
     \b
     ghor caught mnist --seeds 0-49 -j 2
-    ghor caught mnist -o muon --manifold-lr 1e-2
+    ghor caught mnist -o muon --manifold-lr 3e-3
     """
     from .caught import configurations, table
 
@@ -440,6 +463,7 @@ def caught(
             threads=threads if threads is not None else max(1, (os.cpu_count() or 1) // jobs),
             network=dict(assigned(text) for text in setting or ()),
         )
+        tell_of_other_threads(console, configs, out)
         with progress(console, configs, 0) as show:
             if jobs > 1:
                 left = execute.in_processes(configs, out, data, show, jobs)
@@ -460,14 +484,15 @@ def caught(
 # -- report, pack, data, check, bench ----------------------------------------------------------------------------------
 
 
-@app.command()
+@app.command(cls=Plain)
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")],
     out: Annotated[Path | None, option("Where to write it.", "FOLDER", default="report/ in the first folder")] = None,
     brief: Annotated[
-        bool, option("Show the verdict only; the tables are on the page.", None, names=("--brief",))
+        bool, option("Show the verdict only; the tables are on the page.", FLAG, names=("--brief",))
     ] = False,
-    show: Annotated[bool, option("Open the page in a browser.", None, names=("--open",))] = False,
+    show: Annotated[bool, option("Open the page in a browser.", FLAG, names=("--open",))] = False,
+    only: Annotated[bool, option("Write the tables and nothing else.", FLAG, names=("--tables-only",))] = False,
 ) -> None:
     """Tables, figures and one page from records, with the paper's numbers beside. Trains nothing.
 
@@ -476,15 +501,25 @@ def report(
     ghor report runs/pendulum runs/mnist runs/fashion-mnist --out report
     """
     from .report import report as make
+    from .report import write_tables
 
     console = Console(stderr=True)
     with told(console):
+        if only:
+            if brief or show:
+                raise ValueError("--tables-only shows and draws nothing: not with --brief or --open")
+            paths, left_out = write_tables(folders, out)
+            for path in paths:
+                print(path)
+            for line in left_out:
+                console.print(line, markup=False, highlight=False, style="yellow", soft_wrap=True)
+            return
         page = make(folders, out, console=Console(), brief=brief)
         if show and not webbrowser.open(page.resolve().as_uri()):
             console.print("no browser was found to open the page with", highlight=False)
 
 
-@app.command()
+@app.command(cls=Plain)
 def pack(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")],
     out: Annotated[Path | None, option("Where to write them.", "FOLDER", default="beside the records")] = None,
@@ -499,35 +534,37 @@ def pack(
             print(path)
 
 
-@app.command()
+@app.command(cls=Plain)
 def numbers(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts, such as README.md docs/*.md.")],
     results: Annotated[Path, option("The records.", "FOLDER")] = Path("results"),
-    check: Annotated[bool, option("Change nothing; exit code 1 if something would.", None, names=("--check",))] = False,
+    check: Annotated[bool, option("Change nothing; exit code 1 if something would.", FLAG, names=("--check",))] = False,
 ) -> None:
     """Write the numbers in texts again from records, by the templates in results/numbers. Trains nothing.
 
     \b
     ghor numbers README.md docs/*.md
     """
-    from .numbers import write
+    from .numbers import count, write
 
     with told(Console(stderr=True)):
-        changed = write(files, results, check)
+        changed, blocks = write(files, results, check), count(files)
     for line in changed:
         print(line if check else line.replace("the records say otherwise", "written"))
-    if changed and check:
+    if not changed:
+        print(f"{counted(blocks, 'block')} {'agrees' if blocks == 1 else 'agree'} with the records")
+    elif check:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Plain)
 def data(
     name: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="mnist, fashion-mnist.", show_default="both")
     ] = None,
     folder: Annotated[
         Path | None,
-        option("Where to look first, and to keep them.", "FOLDER", default="GHOR_DATA", names=("--data",)),
+        option(DATA, "FOLDER", default=DATA_ELSE, names=("--data",)),
     ] = None,
 ) -> None:
     """Find or fetch the data sets and check every file against its SHA-256.
@@ -538,10 +575,11 @@ def data(
         for each in name or list(datasets.DATASETS):
             images = datasets.load(each, folder)
             counts = len(images.train_labels), len(images.test_labels)
-            print(f"{each}: {counts[0]} training and {counts[1]} test images, checked")
+            where = ", ".join(map(str, images.folders))
+            print(f"{each}: {counts[0]} training and {counts[1]} test images, checked, in {where}")
 
 
-@app.command()
+@app.command(cls=Plain)
 def check(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH", help="Folders of runs, or single records and checkpoints.")
@@ -549,34 +587,36 @@ def check(
 ) -> None:
     """Check records and checkpoints: every line and file as it was written, every weight on its space.
 
-    Exit code 1 if something is wrong.
+    Exit code 1 if something is wrong, 2 if a path is not there.
     """
     with told(Console(stderr=True)):
         runs = runs_in(paths)
     table = Table(Column("run", overflow="fold"), "epochs", "record", "checkpoint", "off the space")
-    wrong: list[str] = []
+    wrong: list[list[str]] = []
     for path in runs:
         found = look(path)
-        table.add_row(path.name.removesuffix(".jsonl"), found.epochs, found.record, found.checkpoint, found.off)
-        wrong += found.wrong
-    output().print(table)
-    console = Console(stderr=True)
-    for line in wrong:
+        table.add_row(shown(path, paths), found.epochs, found.record, found.checkpoint, found.off)
+        wrong += [found.wrong] if found.wrong else []
+    screen, console = output(), Console(stderr=True)
+    screen.print(table)
+    for line in (line for lines in wrong for line in lines):
         console.print(f"error: {line}", markup=False, highlight=False, style="red", soft_wrap=True)
+    how = f"{len(wrong)} with errors" if wrong else "all as they were written" if len(runs) > 1 else "as it was written"
+    screen.print(f"{counted(len(runs), 'run')}, {how}", highlight=False)
     if wrong:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Plain)
 def bench(
     rounds: Annotated[int, option("Interleaved rounds of every optimizer.", "N")] = 20,
-    threads: Annotated[int | None, option("Of torch.", "N", default="all cores")] = None,
+    threads: Annotated[int | None, option("Threads that torch uses.", "N", default="all cores")] = None,
 ) -> None:
     """Time one step on the 336 weights of the paper's transformer, beside torch and geoopt."""
     from .bench import bench as measure
 
     with told(Console(stderr=True)):
-        measure(Console(), rounds=rounds, threads=threads or os.cpu_count() or 1)
+        measure(Console(), rounds=rounds, threads=threads if threads is not None else os.cpu_count() or 1)
 
 
 if __name__ == "__main__":

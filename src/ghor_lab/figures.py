@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import matplotlib
@@ -22,7 +23,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from . import paper
-from .pool import FEW, OPTIMIZERS, Array, Pool, name
+from .pool import FEW, OPTIMIZERS, Array, Pool, counted, name
 
 INK, PAPER = "#1b1d22", "#fffffe"  # stand for the page's text and background: no other colour may be one of them
 GREY = "#808080"
@@ -66,12 +67,17 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """`alt` says in words what is to be seen."""
+    """`alt` says in words what is to be seen. It is drawn when `svg` is first asked for."""
 
     name: str
-    svg: str
+    drawn: Callable[[], str]
     caption: str
     alt: str
+
+    @cached_property
+    def svg(self) -> str:
+        """The file."""
+        return self.drawn()
 
     def inline(self) -> str:
         """For a page: its text colour for the ink, no background, ids of its own, no addresses."""
@@ -90,14 +96,18 @@ class Figure:
 def figure(
     file: str, caption: str, alt: str, draw: Callable[[Canvas], None], height: float = 3.9, width: float = WIDTH
 ) -> Figure:
-    """Draw on a canvas of the report's style."""
-    with matplotlib.rc_context(RC), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a label in letters that the font has not: boxes will do
-        canvas = Canvas(figsize=(width, height), layout="constrained")
-        draw(canvas)
-        out = io.StringIO()
-        canvas.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Figure(file, out.getvalue(), caption, alt)
+    """What `draw` draws on a canvas of the report's style."""
+
+    def drawn() -> str:
+        with matplotlib.rc_context(RC), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # a label in letters that the font has not: boxes do
+            canvas = Canvas(figsize=(width, height), layout="constrained")
+            draw(canvas)
+            out = io.StringIO()
+            canvas.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        return out.getvalue()
+
+    return Figure(file, drawn, caption, alt)
 
 
 # -- curves over epochs ------------------------------------------------------------------------------------------------
@@ -361,7 +371,7 @@ def _what(drawn: Drawn, quantity: Quantity) -> str:
 
 def _in_words(drawn: Drawn, quantity: Quantity) -> str:
     ends = [(p.title(), values[0].mean(), values[-1].mean(), p.epochs) for p, values in drawn]
-    parts = [f"{title} from {first:.3g} to {last:.3g} in {epochs} epochs" for title, first, last, epochs in ends]
+    parts = [f"{title} from {a:.3g} to {b:.3g} in {counted(epochs, 'epoch')}" for title, a, b, epochs in ends]
     return f"{quantity.words} over epochs; {'; '.join(parts)}."
 
 

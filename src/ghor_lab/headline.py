@@ -257,7 +257,9 @@ def _lengths(found: Sequence[tuple[Pool, Array]]) -> str:
     if len(counts) > 2:
         return f"{sum(counts.values())} runs of {min(counts)} to {max(counts)} epochs"
     runs = "run" if next(iter(counts.values())) == 1 else "runs"
-    return f"{', '.join(f'{n} of {epochs}' for epochs, n in counts.items())} epochs".replace(" of", f" {runs} of", 1)
+    *first, last = [f"{n} of {epochs}" for epochs, n in counts.items()]
+    last += " epoch" if list(counts)[-1] == 1 else " epochs"
+    return ", ".join([*first, last]).replace(" of", f" {runs} of", 1)
 
 
 def in_letters(pools: Sequence[Pool], width: int) -> list[str]:

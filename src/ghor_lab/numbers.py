@@ -155,8 +155,16 @@ class Book:
         return json.loads((self.results / path).read_text(encoding="utf-8"))
 
 
+def count(files: Sequence[Path]) -> int:
+    """The blocks in texts."""
+    return sum(len(BLOCK.findall(path.read_text(encoding="utf-8"))) for path in files)
+
+
 def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str]:
     """Write the numbers again; where they change (or, for a check, would), and the blocks that are not closed."""
+    for path in files:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file")
     book = Book(results)
     templates = results / "numbers"
     environment = Environment(
@@ -179,7 +187,10 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str
             try:
                 made = environment.get_template(f"{block[2]}.jinja").render().strip()
             except TemplateNotFound:
-                raise ValueError(f"{path}, line {line}: there is no {templates / block[2]}.jinja") from None
+                raise ValueError(
+                    f"{path}, line {line}: there is no {templates / block[2]}.jinja; run it in the clone, or name the "
+                    "folder of records with --results"
+                ) from None
             except (TemplateError, ValueError, KeyError, TypeError, IndexError) as error:
                 raise ValueError(f"{path}, line {line}: {error}") from None
             if block[3] != f"\n{made}\n\n":

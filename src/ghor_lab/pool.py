@@ -83,7 +83,7 @@ class Pool:
         special = [words.format(self.config[key]) for key, words in SPECIAL.items() if key in self.config]
         parts = [name(OPTIMIZERS, self.optimizer), self.label if label else None, *special, self.variant]
         title = ", ".join(part for part in parts if part)
-        return title if epochs else title.removesuffix(f", {self.epochs} epochs")
+        return title if epochs else title.removesuffix(f", {counted(self.epochs, 'epoch')}")
 
     def series(self, *keys: str) -> Array | None:
         """A quantity recorded per seed, (epochs, seeds), nan where it was no number; None where it is not recorded."""
@@ -115,6 +115,11 @@ def name(names: dict[str, str], key: str) -> str:
 def listed(words: Sequence[str]) -> str:
     """a, b and c."""
     return " and ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
+
+
+def counted(count: int, what: str) -> str:
+    """1 run, 2 runs."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def place(order: Iterable[str], key: str | None) -> tuple[int, str]:
@@ -202,7 +207,7 @@ def _told_apart(p: Pool, pools: Sequence[Pool]) -> Pool:
     parts = [f"{key} {p.config[key]}" for key in keys]
     same = [q for q in others if {**q.config, "threads": 0} == {**p.config, "threads": 0}]
     if p.finished and any(q.finished and q.epochs != p.epochs for q in same):
-        parts.append(f"{p.epochs} epochs")
+        parts.append(counted(p.epochs, "epoch"))
     return replace(p, variant=", ".join(parts))
 
 

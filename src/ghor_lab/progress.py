@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from .config import Config
 from .execute import Show
+from .pool import counted
 
 EVERY = 10.0  # seconds between two lines of progress where there is no terminal
 
@@ -45,11 +46,6 @@ class Pace:
 def clock(seconds: float) -> str:
     """0:00:59."""
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02} left"
-
-
-def counted(count: int, what: str) -> str:
-    """1 run, 2 runs."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def found(line: dict[str, Any]) -> str:

@@ -19,10 +19,10 @@ from . import headline, tables
 from .figures import Figure
 from .files import store
 from .pack import SUFFIX, load
-from .pool import pool
+from .pool import counted, pool
 from .record import Run
 from .sections import Part, Section, sections
-from .table import markdown
+from .table import Table, markdown
 
 WIDE = 140  # columns of tables that go to a file or a pipe, where nothing is cut off
 TITLE = "ghor: experiments beside the paper"
@@ -34,16 +34,37 @@ INTRO = (
 )
 
 
-def report(folders: Sequence[Path], out: Path | None = None, *, console: Console, brief: bool = False) -> Path:
-    """Tables, figures and the page report.html of all records under the folders; returns the page's path.
+def write_tables(folders: Sequence[Path], out: Path | None = None) -> tuple[list[Path], list[str]]:
+    """The tables of `report` alone; their paths, and what was left out, in words. Nothing is drawn."""
+    out = _folder(folders, out)
+    runs, warnings = read_all(folders)
+    pools, left_out = pool(runs)
+    parts = [part for section in sections(runs, pools) for part in section.parts]
+    return [store_table(part.table, out) for part in parts if part.table], warnings + left_out
 
-    `out` is <first folder>/report by default; `brief` shows the verdict and a figure alone on the console.
-    """
+
+def store_table(table: Table, out: Path) -> Path:
+    """As CSV; its path."""
+    path = out / "tables" / f"{table.name}.csv"
+    store(table.csv().encode(), path)
+    return path
+
+
+def _folder(folders: Sequence[Path], out: Path | None) -> Path:
     if not folders:
         raise ValueError("no folder of records was given")
     out = Path(folders[0]) / "report" if out is None else Path(out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a folder for the report")
+    return out
+
+
+def report(folders: Sequence[Path], out: Path | None = None, *, console: Console, brief: bool = False) -> Path:
+    """Tables, figures and the page report.html of all records under the folders; returns the page's path.
+
+    `out` is <first folder>/report by default; `brief` shows the verdict and a figure alone on the console.
+    """
+    out = _folder(folders, out)
     runs, warnings = read_all(folders)
     pools, left_out = pool(runs)
     warnings += left_out
@@ -52,7 +73,7 @@ def report(folders: Sequence[Path], out: Path | None = None, *, console: Console
     parts = [Part(figures=first.figures), *(part for section in found for part in section.parts)]
     for part in parts:
         if part.table:
-            store(part.table.csv().encode(), out / "tables" / f"{part.table.name}.csv")
+            store_table(part.table, out)
         for figure in part.figures:
             store(figure.svg.encode(), out / "figures" / f"{figure.name}.svg")
     store(as_markdown(first, found).encode(), out / "report.md")
@@ -119,7 +140,7 @@ def about(runs: Sequence[Run]) -> str:
         return "; ".join(dict.fromkeys(value for run in runs for value in tables.history(run, key))) or "unknown"
 
     return (
-        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, seeds {tables.numbers(sorted(seeds))}, "
+        f"{counted(len(runs), 'run')}, seeds {tables.numbers(sorted(seeds))}, "
         f"recorded from {tables.minute(min(times, default=None))} to {tables.minute(max(times, default=None))}. "
         f"Commit {each('commit')}, ghor {each('ghor')}, torch {each('torch')}, Python {each('python')}. "
         f"{each('machine')}."

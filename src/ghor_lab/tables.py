@@ -63,7 +63,7 @@ def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
         Column("best_loss", "best loss", "spread", ".3f"),
         Column("test_accuracy", "test accuracy (%)", "spread", ".2f"),
         Column("accuracy_difference", "accuracy off by (s.d.)", "number", "+.1f"),
-        Column("drift", "drift ‖YᵀY - I‖", "range", ".1e"),
+        Column("drift", "drift ‖YᵀY - I‖, last epoch", "range", ".1e"),
         Column("gate", "authors' gate"),
     )
     return Table(f"{experiment}-outcomes", f"{name(EXPERIMENTS, experiment)}: outcomes", columns, rows)
@@ -114,7 +114,7 @@ def equal_epochs(pools: Sequence[Pool]) -> Table | None:
         for epoch in sorted(last, reverse=True):
             values = [theirs.get(key, {}).get(epoch) for key in QUANTITIES]
             numbers = (v if v is None else (v, None) for v in values)
-            rows.append(Row((p.title(), "authors, one run", epoch, 1, *numbers), paper=True))
+            rows.append(Row((name(OPTIMIZERS, p.optimizer), "authors, one run", epoch, 1, *numbers), paper=True))
             for source, which in _shown(p):
                 means = [
                     None if x is None or v is None else spread(x[epoch - 1, which])
@@ -261,17 +261,20 @@ def state(pools: Sequence[Pool]) -> Table | None:
     transformer = {"mnist", "fashion-mnist"}
     for p in sorted(pools, key=lambda p: p.experiment not in transformer):  # stable: the order is kept otherwise
         counted = p.runs[0].header.get("state")
+        if counted is None:
+            continue
         network = "vision transformer" if p.experiment in transformer else "symplectic autoencoder"
-        key = network, p.title(label=False, epochs=False), json.dumps(counted, sort_keys=True)
-        if counted is None or key in seen:
+        ours = (counted.get("entries_per_manifold_weight"), counted.get("total_entries"), counted.get("mib"))
+        head = (network, p.title(label=False, epochs=False), "ghor", _at_once(p))
+        key = *head, *ours[:2], None if ours[2] is None else f"{ours[2]:.2f}"  # older records have fewer digits
+        if key in seen:
             continue
         theirs = paper.STATES.get(p.optimizer) if p.experiment in transformer else None
         if theirs and (network, p.optimizer) not in seen:
             numbers = (theirs.per_weight, theirs.total, theirs.mib)
             rows.append(Row((network, OPTIMIZERS[p.optimizer], "paper", "1", *numbers), paper=True))
         seen |= {key, (network, p.optimizer)}
-        ours = (counted.get("entries_per_manifold_weight"), counted.get("total_entries"), counted.get("mib"))
-        rows.append(Row((network, p.title(label=False, epochs=False), "ghor", _at_once(p), *ours)))
+        rows.append(Row((*head, *ours)))
     columns = (
         *(Column("network", "network"), CONFIGURATION, SOURCE, AT_ONCE),
         Column("entries_per_manifold_weight", "entries per manifold weight", "number", ",.0f"),

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import ghor
 import ghor_lab
 from ghor_lab import checkpoint, execute, progress
+from ghor_lab.check import runs_in, shown
 from ghor_lab.cli import app, assigned, parse_seeds
 from ghor_lab.config import Config
 
@@ -60,6 +61,11 @@ def test_every_option_says_what_it_does():
             assert len(getattr(parameter, "help", None) or "") > 5, f"{command.name} {parameter.name}"
 
 
+def test_the_help_names_no_types_of_python():
+    for command in ((), *((name,) for name in COMMANDS)):
+        assert not re.search(r"<|\blist\[", call(*command, "--help")), command
+
+
 def test_version_and_nothing():
     assert re.fullmatch(rf"ghor {re.escape(ghor.__version__)}, torch \S+\n", call("--version"))
     assert "Usage" in call(code=2)
@@ -88,6 +94,7 @@ def test_version_and_nothing():
         ("run pendulum --retraction straight", "there are cayley, geodesic"),
         ("run pendulum --section none", "there are auto, transported, implicit"),
         ("run pendulum --norm none", "there are canonical, frobenius"),
+        ("run mnist -o geometric-adam -o momentum --norm frobenius", "--norm is for -o scalar-moment-adam"),
         ("run pendulum --dtype half", "there are float32, float64"),
         ("run pendulum --device abacus", "unknown device 'abacus'"),
         ("run pendulum --epochs 0", "epochs must be at least 1"),
@@ -129,6 +136,11 @@ def test_weight_decay_of_the_anchor(monkeypatch, tmp_path):
         ("train", "No such command"),
         ("data cifar", "unknown data set 'cifar'; there are mnist, fashion-mnist"),
         ("check nowhere.txt", "neither a record"),
+        ("check nowhere", "nowhere: no such file or folder"),
+        ("numbers nowhere.txt nowhere.md --check", "nowhere.md: no such file"),
+        ("caught pendulum", "'mnist', 'fashion-mnist'"),
+        ("report . --tables-only --brief", "not with --brief or --open"),
+        ("bench --threads 0", "threads must be at least 1, got 0"),
     ],
 )
 def test_other_bad_commands(argv, says, tmp_path, monkeypatch):
@@ -202,14 +214,23 @@ def test_options_arrive(asked, tmp_path):
     """Each of them changes the configuration that it is about."""
     options = (
         "--lr 0.5 --batch-size 7 --label x --retraction geodesic --section implicit --norm frobenius --dtype float64 "
-        "--device cuda --threads 3 --no-compile --epochs 4 --seeds 5 --set blocks=2 -o momentum -o momentum"
+        "--device cuda --threads 3 --no-compile --epochs 4 --seeds 5 --set blocks=2 -o scalar-moment-adam "
+        "-o scalar-moment-adam"
     )
     (config,), folder, data = asked("mnist", *options.split(), "--out", tmp_path, "--data", tmp_path / "d")
     assert config == Config(
-        "mnist", "momentum", (5,), 4, 0.5, 7, "x", norm="frobenius", retraction="geodesic", section="implicit",
-        dtype="float64", device="cuda", threads=3, compile=False, network={"blocks": 2},
+        "mnist", "scalar-moment-adam", (5,), 4, 0.5, 7, "x", norm="frobenius", retraction="geodesic",
+        section="implicit", dtype="float64", device="cuda", threads=3, compile=False, network={"blocks": 2},
     )  # fmt: skip
     assert (folder, data) == (tmp_path, tmp_path / "d")
+
+
+@pytest.mark.parametrize("experiment", ["pendulum", "mnist"])
+def test_the_norm_is_for_one_optimizer(asked, experiment):
+    """The others are the runs that they are without it."""
+    configs, usual = asked(experiment, "--norm", "frobenius")[0], asked(experiment)[0]
+    changed = [a.optimizer for a, b in zip(configs, usual, strict=True) if a.name != b.name]
+    assert changed == ["scalar-moment-adam"]
 
 
 def test_the_authors_protocol(asked):
@@ -242,6 +263,19 @@ def test_begin_anew(tmp_path):
     forks().run(*TWO, "--out", tmp_path, "--restart")
     changed = [name for name, raw in before.items() if (tmp_path / name).read_bytes() != raw]
     assert [name.partition("-as-run")[0] for name in changed] == ["geometric-adam"]
+
+
+def test_a_run_with_other_threads_is_told_of(asked, tmp_path):
+    """Going on with other threads is beginning anew: not without a word."""
+    shutil.copytree(undisturbed(*TWO), tmp_path, dirs_exist_ok=True)
+    record = the_record(tmp_path)
+    more = (*PENDULUM, "--epochs", "3", "--out", tmp_path)
+    told = f"starting anew, but {record} has 2 of 2 epochs with 1 thread: --threads 1 goes on with it\n"
+    assert told in call(*more, "--threads", 3)
+    for other in (["--threads", 1], ["--threads", 3, "--lr", 0.5], ["--threads", 3, "--restart"]):
+        assert "starting anew" not in call(*more, *other)
+    record.with_suffix(".ckpt").unlink()
+    assert "starting anew" not in call(*more, "--threads", 3)
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------
@@ -329,7 +363,13 @@ def test_data(tmp_path):
     make_mnist(tmp_path / "data")
     fault = {"mnist": str(tmp_path / "data")}
     text = forks().run("data", "mnist", "--data", tmp_path / "data", fault=fault)
-    assert text == "mnist: 50 training and 20 test images, checked\n"
+    assert text == f"mnist: 50 training and 20 test images, checked, in {tmp_path / 'data' / 'mnist'}\n"
+    cache = {"GHOR_CACHE": str(tmp_path / "data")}
+    text = forks().run("data", "mnist", "--data", tmp_path / "nothere", fault=fault, **cache)
+    assert text.startswith(
+        f"mnist: there is no {tmp_path / 'nothere'}; used are those in the cache, {tmp_path / 'data'}"
+    )
+    assert text.endswith(f"checked, in {tmp_path / 'data' / 'mnist'}\n")
     (tmp_path / "empty").mkdir()
     text = forks().run(
         "data", "mnist", "--data", tmp_path / "empty", fault=fault, code=1, GHOR_CACHE=str(tmp_path / "cache")
@@ -345,13 +385,27 @@ def test_check(tmp_path):
     for path in (there, record, record.with_suffix(".ckpt")):
         text = call("check", path)
         assert re.search(rf"{record.stem} .* 2 of 2 .* ok .* ok, epoch 2 .* [\d.]+e-0[78]", text)
-    assert "no such file or folder" in call("check", tmp_path / "nowhere", code=1)
+        assert text.endswith("\n1 run, as it was written\n")
     assert "no records in" in call("check", tmp_path, code=2)
     shutil.copy(record, tmp_path)
     assert re.search(r"ok +│ - +│ [\d.]+e-0[78]", call("check", tmp_path))  # the drift that the record says
     (tmp_path / "other.jsonl").write_text(json.dumps({"some": "thing"}) + "\n")
     call("check", tmp_path)
-    assert "check sum" in call("check", tmp_path / "other.jsonl", code=1)
+    text = call("check", tmp_path / "other.jsonl", code=1)
+    assert "check sum" in text
+    assert text.endswith("\n1 run, 1 with errors\n")
+
+
+def test_check_tells_runs_of_one_name_apart(tmp_path):
+    record = the_record(undisturbed(*TWO))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(record, tmp_path / folder)
+    text = call("check", tmp_path)
+    assert all(f" {folder}/{record.stem} " in text for folder in ("a", "b"))
+    assert text.endswith("\n2 runs, all as they were written\n")
+    found = runs_in([tmp_path / "a", tmp_path / "b"])
+    assert [shown(path, [tmp_path / "a", tmp_path / "b"]) for path in found] == [str(p.with_suffix("")) for p in found]
 
 
 def test_check_finds_weights_that_are_off_their_space(tmp_path):

@@ -89,6 +89,27 @@ def test_what_is_fetched_goes_to_the_given_folder(tmp_path, cache, mirror):
     assert not cache.exists()
 
 
+def test_files_that_are_not_those_of_the_given_folder_are_told_of(tmp_path, cache, capsys):
+    """Once a process, also of a folder that has some of them."""
+    fill(cache)
+    given = tmp_path / "given"
+    for _ in range(2):
+        assert data.load(TINY, given).folders == (cache,)
+    assert capsys.readouterr().err == f"tiny: there is no {given}; used are those in the cache, {cache.parent}\n"
+    assert not given.exists()
+    (fill(given) / NAMES[2]).unlink()
+    assert data.load(TINY, given).folders == (given, cache)
+    assert f"{given} lacks 1 of 4 files; used are" in capsys.readouterr().err
+    assert data.load(TINY, cache.parent).folders == (cache,)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, cache, mirror, capsys):
+    (tmp_path / "given").touch()
+    assert data.load(replace(TINY, mirrors=(mirror.as_uri(),)), tmp_path / "given").folders == (cache,)
+    assert f"into {cache}, as {tmp_path / 'given'} cannot be written to" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

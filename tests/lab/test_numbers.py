@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from synthetic import loss, write
+from typer.testing import CliRunner
 
 from ghor_lab import numbers
+from ghor_lab.cli import app
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = 'A loss of {{ run("mnist", "momentum").loss(3) }}.\n'
@@ -49,11 +51,22 @@ def test_numbers_are_written_and_changes_found(text):
     assert len(numbers.write([text], results, check=True)) == 1
 
 
+def test_the_command_says_what_it_found(text):
+    argv = ["numbers", str(text), "--results", str(text.parent / "results")]
+    for more, code, says in (
+        (["--check"], 1, f"{text}, line 3: the records say otherwise\n"),
+        ([], 0, f"{text}, line 3: written\n"),
+        (["--check"], 0, "1 block agrees with the records\n"),
+    ):
+        done = CliRunner().invoke(app, [*argv, *more])
+        assert (done.exit_code, done.output) == (code, says)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("<!-- /numbers -->", "", "does not begin with"),
-        (": one", ": two", "line 3: there is no .*two.jinja"),
+        (": one", ": two", "line 3: there is no .*two.jinja; run it in the clone, or name .* with --results"),
         ("momentum", "gradient", "line 3: .* has no record of gradient, seed 0"),
         ("loss(3)", "nothing(3)", "line 3: .*nothing"),
         ("loss(3)", "loss(4)", "line 3: list index out of range"),
