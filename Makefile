@@ -64,7 +64,7 @@ docs: .venv/.installed-docs  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
 
-pictures: .venv/.installed-lab  ## draw the pictures of the documentation again
+pictures: .venv/.installed-lab  ## draw the pictures of examples and experiments again (a benchmark draws its own)
 	@$(PY) examples/pictures.py $(ARGS)
 	@$(PY) docs/build/solving.py
 	@$(PY) -m ghor_lab report results/mnist results/caught results/fashion-mnist results/pendulum --out runs/report --brief
