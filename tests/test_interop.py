@@ -171,6 +171,16 @@ def test_from_torch_orthogonal(how, sides):
     train(model, lambda: {"a": model[0].weight})
 
 
+def test_a_weight_of_geoopt_without_a_nearest_point_is_named(geoopt):
+    model = nn.Sequential(nn.Linear(3, 6), nn.Linear(3, 6))
+    for layer in model:
+        layer.weight = geoopt.ManifoldParameter(layer.weight.detach().clone(), geoopt.Stiefel())
+    model[1].weight.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"^1\.weight"):
+        from_geoopt(model)
+    assert all(isinstance(layer.weight, geoopt.ManifoldParameter) for layer in model)
+
+
 def test_what_cannot_be_declared_leaves_all_as_it_was():
     orthogonal = parametrizations.orthogonal
     model = nn.Sequential(orthogonal(nn.Linear(6, 3)), orthogonal(nn.MultiheadAttention(8, 2), "in_proj_weight"))

@@ -60,9 +60,9 @@ def constrain(
         plan.append((n, owner, leaf, p, on, nearest(p, on, n)))
         if anchor is not None:
             check_anchor(anchor, p, on, n)
-            anchor = anchor.detach().clone() if isinstance(anchor, Tensor) else anchor  # it could be the weight itself
         if said is not None:
             warn(n, said)
+    anchor = anchor.detach().clone() if isinstance(anchor, Tensor) else anchor  # it could be the weight itself
     moved = {}
     for n, owner, leaf, p, on, point in plan:
         with torch.no_grad():

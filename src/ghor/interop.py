@@ -54,18 +54,18 @@ def from_geoopt(model: Model) -> Model:
     >>> opt = ghor.optim.Adam(from_geoopt(model), lr=1e-3)
     """
     found = [
-        (module, leaf, p, _parts(p, f"{path}.{leaf}".lstrip(".")))
+        (module, leaf, p, _parts(p, name := f"{path}.{leaf}".lstrip(".")), name)
         for path, module in model.named_modules()
         for leaf, p in module._parameters.items()
         if hasattr(p, "manifold")
     ]
-    for module, leaf, p, parts in found:
+    for module, leaf, p, parts, name in found:
         X = p.detach().as_subclass(Tensor)
         values = Joined(parts).right_inverse(X) if len(parts) > 1 or parts[0].ball else (X,)
         for part, value in zip(parts, values, strict=True):
-            _check(module, leaf, value, part.space, leaf)
+            _check(module, leaf, value, part.space, name)
     new: dict[int, list[nn.Parameter]] = {}  # of a tied weight there is one
-    for module, leaf, p, parts in found:
+    for module, leaf, p, parts, _ in found:
         setattr(module, leaf, nn.Parameter(p.detach().as_subclass(Tensor), p.requires_grad))
         owner, leaves = module, [leaf]
         if len(parts) > 1 or parts[0].ball:

@@ -257,10 +257,5 @@ class Muon(Lifted, _Muon):
             out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"], group["eps"]))
         W = space.hor(O)  # exactly skew
         s.W.mul_(1 - group["lr"] * group["weight_decay"])  # 0 without an anchor
-        s.W.add_(
-            W
-            * (
-                -group["lr"]
-                * ratio(group["adjust_lr_fn"], s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape)
-            )
-        )
+        sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
+        s.W.add_(W * (-group["lr"] * ratio(group["adjust_lr_fn"], sides)))

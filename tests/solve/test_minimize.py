@@ -177,7 +177,7 @@ def test_float32_ends_where_its_digits_do(method):
     result = ghor.minimize(lambda Y: -(Y * (S @ Y) * torch.tensor([3.0, 2.0, 1.0])).sum(), x.float(), STIEFEL, method)
     assert result.iterations < 500
     assert result.gradient_norm < 1e-4
-    assert result.success or "rounding" in result.status
+    assert result.success or "beyond rounding" in result.status or result.status.startswith("no step lowers the value")
 
 
 @pytest.mark.parametrize("section", ["transported", "implicit"])
