@@ -48,7 +48,7 @@ test-torch: .venv/.created  ## run the tests of the core against another torch: 
 	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
 	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt "torch==$(TORCH)" numpy scipy matplotlib rich typer jinja2 filelock pytest \
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
-	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/geometry tests/optimizer tests/pytorch tests/nn \
+	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/nn tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
 
 lint: .venv/.installed-dev  ## check style, format and types

@@ -58,7 +58,7 @@ def run(
     torch.set_flush_denormal(True)
     task = Classification(Config("mnist", "geometric-adam", (seed,), epochs, lr, batch, threads=threads))
     on, off = [], []
-    for _, p, space in ghor.declare.spaces(task.model):
+    for _, p, space in ghor.constraints.declared_spaces(task.model):
         (off if isinstance(space, ghor.Euclidean) else on).append(p)
     opts = method.make(on, lr=lr, **OPTIONS.get(method.key, ADAM)), torch.optim.Adam(off, lr=1e-3, fused=True, **ADAM)
     losses, ms, began = [], [], time.perf_counter()

@@ -15,15 +15,14 @@ import pytest
 import torch
 
 import ghor
+import ghor.lifting.stack
 import ghor.spaces
-import ghor.stack
-from ghor.spaces.anchored import Anchored
 from ghor.spaces.base import Space
-from ghor.spaces.boosted import Boosted
-from ghor.spaces.form import Form
 from ghor.spaces.framed import Framed
 from ghor.spaces.grassmann import Subspaces
-from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.hyperbolic import Boosted
+from ghor.spaces.matrix import MatrixSpace
+from ghor.spaces.orthogonal import Anchored, Orthogonal
 from ghor.spaces.symplectic import Symplectic
 
 # Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions 0, 1, 2.
@@ -58,7 +57,7 @@ RETRACTIONS = ["cayley", "geodesic"]
 
 def is_helper(cls: type[Space]) -> bool:
     """Whether a class is there for others to inherit from, and is no space itself."""
-    return inspect.isabstract(cls) or cls in (Form, Anchored, Orthogonal, Subspaces, Symplectic, Framed)
+    return inspect.isabstract(cls) or cls in (MatrixSpace, Anchored, Orthogonal, Subspaces, Symplectic, Framed)
 
 
 def has(space: Space, what: str) -> bool:
@@ -83,7 +82,7 @@ def is_compact(space: Space) -> bool:
 
 def has_frame(space: Space) -> bool:
     """Whether points are tall matrices, Lambda = [Y, Q] is a matrix of the group, and W in g^hor is W E = [A; B]."""
-    return isinstance(space, Form)
+    return isinstance(space, MatrixSpace)
 
 
 def has_complex(space: Space) -> bool:
@@ -201,7 +200,7 @@ each_shape_and_section = pytest.mark.parametrize(
     ("space", "shape", "section"), [(s, shape, k) for s, shape in FIRST for k in sections(s)], ids=name
 )
 
-LAWS = []
+LAWS: dict[str, Callable] = {}
 
 
 def law(
@@ -216,7 +215,7 @@ def law(
         values = {"dtype": dtypes, **more}
         test.holds = holds
         test.grid = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
-        LAWS.append(test)
+        LAWS[test.__name__] = test
         cases = [(*c, dtype) for dtype in dtypes for c in CASES if holds(c[0])]
         cases += [(*c, COMPLEX[d]) for d in dtypes if d in COMPLEX for c in COMPLEX_CASES if holds(c[0])]
         test = pytest.mark.parametrize(("space", "shape", "dtype"), cases, ids=name)(test)

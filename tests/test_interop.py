@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import ghor
-from ghor.declare import spaces
+from ghor.constraints.declare import declared_spaces
 from ghor.interop import from_geoopt, from_parametrized
 
 F64 = torch.float64
 
 
 def declared(model):
-    return {name: space for name, _, space in spaces(model) if space != ghor.Euclidean()}
+    return {name: space for name, _, space in declared_spaces(model) if space != ghor.Euclidean()}
 
 
 def train(model, values, steps=10):
@@ -34,7 +34,7 @@ def train(model, values, steps=10):
         opt.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < losses[0]
-    for _, p, space in spaces(model):
+    for _, p, space in declared_spaces(model):
         assert (space.residual(p.detach()) <= space.tolerance(p.detach())).all()
 
 

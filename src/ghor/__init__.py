@@ -5,11 +5,14 @@ ghor.constrain(model.proj, "weight", ghor.Stiefel())
 opt = ghor.optim.AdamW(model, lr=1e-3)
 """
 
-from . import interop, optim
-from .declare import check, constrain, param_groups, project
-from .optimizer import lift
-from .solve import check_gradient, check_hessian, minimize
-from .spaces import (
+import sys
+
+from ghor import adapters as adapters
+from ghor import interop, optim
+from ghor.constraints.declare import check, constrain, param_groups, project
+from ghor.lifting.lifted import lift
+from ghor.solve import check_gradient, check_hessian, minimize
+from ghor.spaces import (
     SPD,
     Euclidean,
     Flag,
@@ -27,6 +30,21 @@ from .spaces import (
 )
 
 __version__ = "0.1.0"
+
+# Where pickles of version 0.1.0 look for what has moved since.
+_MOVED = {
+    "ghor.declare": "ghor.constraints.declare",
+    "ghor.parts": "ghor.adapters",
+    "ghor.records": "ghor.constraints.registry",
+    "ghor.saving": "ghor.lifting.saving",
+    "ghor.spaces.positions_orientations": "ghor.spaces.poses",
+    "ghor.spaces.special_euclidean": "ghor.spaces.poses",
+    "ghor.spaces.special_orthogonal": "ghor.spaces.rotations",
+    "ghor.spaces.symplectic_grassmann": "ghor.spaces.symplectic",
+    "ghor.spaces.symplectic_stiefel": "ghor.spaces.symplectic",
+    "ghor.spaces.unitary": "ghor.spaces.rotations",
+}
+sys.modules.update((old, sys.modules[new]) for old, new in _MOVED.items())
 
 levi_civita = SpecialOrthogonal().levi_civita
 

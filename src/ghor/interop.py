@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _Orthogonal
 
-from .declare import constrain, nearest
-from .packed import meant
-from .spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
+from ghor.constraints.declare import constrain, nearest
+from ghor.constraints.packed import meant
+from ghor.spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
 
 # The same points, whatever the metric and the retraction that a class adds to them.
 GEOOPT: dict[str, Space] = {

@@ -3,43 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ContextDecorator, ExitStack
-from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .reads import may_read
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-# Half precision has no LAPACK and too few digits for a group element: everything is computed in float32 there.
-COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-
-
-class full_precision(ContextDecorator):
-    """A context, or decorator, without autocast: a product rounded to bfloat16 is 2e-3 off the group."""
-
-    devices = ("cpu", "cuda", "mps", "xpu")
-
-    def __call__(self, function: F) -> F:
-        @wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not any(map(torch.is_autocast_enabled, self.devices)):  # a context costs more than this look
-                return function(*args, **kwargs)
-            with full_precision():
-                return function(*args, **kwargs)
-
-        return cast(F, call)
-
-    def __enter__(self) -> None:
-        self.off = ExitStack()
-        for device in filter(torch.is_autocast_enabled, self.devices):
-            self.off.enter_context(torch.autocast(device, enabled=False))
-
-    def __exit__(self, *error: object) -> None:
-        self.off.close()
+from ghor._torch.values import may_read
 
 
 def wide(X: Tensor) -> Tensor:
@@ -145,3 +114,132 @@ def phi(X: Tensor) -> Tensor:
     for j in range(int(s.max()) if may_read(X) and X.numel() > 0 else 12):
         W = double(j, W)
     return W
+
+
+def log_rotation(R: Tensor) -> Tensor:
+    """The principal logarithm of rotations or unitary matrices, (..., N, N) -> (..., N, N) skew, for angles below pi.
+
+    Square roots sqrt(R) = polar(I + R) until R is near I, then log R = 2 atanh((R - I)(R + I)^-1). Products and
+    solves only, so autograd goes through it also where angles coincide.
+    """
+    I = eye_like(R)
+    roots = 0
+    while roots < 12 and float((R.detach() - I).abs().sum(-1).amax()) > 0.25:
+        R = _polar_newton(I + R)
+        roots += 1
+    K = torch.linalg.solve_ex(R + I, R - I)[0]
+    K = (K - K.mH) / 2
+    K2, term, out = K @ K, K, K
+    for j in range(3, 25, 2):
+        term = term @ K2
+        out = out + term / j
+    return out * 2.0 ** (roots + 1)
+
+
+def _polar_newton(X: Tensor) -> Tensor:
+    """The unitary polar factor by Newton's iteration X <- (X + X^-H)/2, quadratic once ||X|| is near 1."""
+    for _ in range(60):
+        X, last = (X + torch.linalg.inv_ex(X)[0].mH) / 2, X
+        if float((X - last).detach().abs().amax()) <= 8 * torch.finfo(X.dtype).eps:
+            break
+    return X
+
+
+def symmetric(X: Tensor) -> Tensor:
+    """(X + X^T)/2, symmetric to the bit."""
+    return (X + X.mT) / 2
+
+
+def log_positive(T: Tensor) -> Tensor:
+    """The logarithm of symmetric positive definite matrices."""
+    return symmetric_function(T, lambda t: (t.log(), 1 / t), zero=0.0)
+
+
+def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:
+    """f(T) of Hermitian matrices by their eigenvalues, differentiable twice, also where these coincide.
+
+    f gives f and f', and can itself be differentiated. Eigenvalues t meet on the scale of zero + |t|.
+    """
+    return _Function.apply(T, f, zero)  # type: ignore[no-untyped-call]
+
+
+class _Function(torch.autograd.Function):
+    """f(T) = V f(t) V^H."""
+
+    @staticmethod
+    def forward(ctx: Any, T: Tensor, f: Any, zero: float) -> Tensor:
+        t, V = torch.linalg.eigh(T)
+        ctx.save_for_backward(T, t, V)
+        ctx.of = f, zero
+        return V @ (f(t)[0].unsqueeze(-1) * V.mH)
+
+    @staticmethod
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None, None]:
+        T, t, V = ctx.saved_tensors
+        return _Derivative.apply(T, G, t, V, *ctx.of), None, None  # type: ignore[no-untyped-call]
+
+
+class _Derivative(torch.autograd.Function):
+    """V (f[t_i, t_j] G_ij) V^H, G in the basis V: the derivative, which is its own adjoint."""
+
+    @staticmethod
+    def forward(ctx: Any, T: Tensor, G: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
+        ctx.save_for_backward(T, G, t, V)
+        ctx.of = f, zero
+        return V @ (_first(t, f, zero) * _in_basis(G, V)) @ V.mH
+
+    @staticmethod
+    def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, ...]:
+        """The second derivative, sum over k of f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj), is symmetric in all three."""
+        T, G, t, V = ctx.saved_tensors
+        with torch.no_grad():
+            A, B, F = _in_basis(G, V), _in_basis(H, V), _second(t, *ctx.of)
+            bend = torch.einsum("...ikj,...ik,...kj->...ij", F.to(A.dtype), A, B)
+            bend = V @ (bend + bend.mH) @ V.mH
+        bend = _Last.apply(bend, T, G, H) if torch.is_grad_enabled() else bend  # type: ignore[no-untyped-call]
+        return bend, _Derivative.apply(T, H, t, V, *ctx.of), None, None, None, None  # type: ignore[no-untyped-call]
+
+
+class _Last(torch.autograd.Function):
+    """Has no derivative, and says so: a constant would be passed over in silence."""
+
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, *of: Tensor) -> Tensor:
+        return X.clone()
+
+    @staticmethod
+    def backward(ctx: Any, G: Tensor) -> Any:
+        raise RuntimeError(
+            "functions of symmetric matrices (log, dist, project) are differentiated twice here, not more"
+        )
+
+
+def _in_basis(G: Tensor, V: Tensor) -> Tensor:
+    """The Hermitian part of V^H G V."""
+    G = V.mH @ G @ V
+    return (G + G.mH) / 2
+
+
+def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
+    """Where differences of f are noise."""
+    return (b - a).abs() <= torch.finfo(a.dtype).eps ** 0.25 * (zero + a.abs())
+
+
+def _first(t: Tensor, f: Any, zero: float) -> Tensor:
+    """f[a, b] = (f(a) - f(b))/(a - b); where eigenvalues meet the mean of f' between them, by Simpson's rule."""
+    a, b = t.unsqueeze(-1), t.unsqueeze(-2)
+    near, (ft, dft) = _near(a, b, zero), f(t)
+    mean = (dft.unsqueeze(-1) + 4 * f((a + b) / 2)[1] + dft.unsqueeze(-2)) / 6
+    return torch.where(near, mean, (ft.unsqueeze(-1) - ft.unsqueeze(-2)) / torch.where(near, 1, a - b))
+
+
+def _second(t: Tensor, f: Any, zero: float) -> Tensor:
+    """f[a, b, c] = (f[b, c] - f[a, b])/(c - a) for a <= b <= c, f''/2 at their mean where all three meet."""
+    i = torch.arange(t.shape[-1], device=t.device)
+    low, middle, high = torch.stack(torch.meshgrid(i, i, i, indexing="ij")).sort(0)[0]  # eigenvalues ascend
+    a, b, c, F = t[..., low], t[..., middle], t[..., high], _first(t, f, zero)
+    near = _near(a, c, zero)
+    with torch.enable_grad():
+        mean = ((a + b + c) / 3).requires_grad_()
+        (bend,) = torch.autograd.grad(f(mean)[1].sum(), mean)
+    return torch.where(near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .linalg import SMALL, eye_like, frobenius, inverse, phi, solve
+from ghor.linalg import SMALL, eye_like, frobenius, inverse, phi, solve
 
 Thin = tuple[Tensor, Tensor, Tensor, Tensor]  # F1, F2, T1, T2
 

@@ -13,7 +13,7 @@ import torch
 
 from ghor.baselines.scalar_moment_adam import SHARE_OF_A
 from ghor.retraction import RETRACTIONS
-from ghor.section import SECTIONS
+from ghor.spaces.sections import SECTIONS
 
 from .protocol import FRAMES, STARTS
 

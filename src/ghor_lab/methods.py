@@ -9,7 +9,8 @@ from functools import partial
 from torch.optim import Optimizer
 
 import ghor
-from ghor import baselines
+from ghor.baselines import ScalarMomentAdam
+from ghor_lab import baselines
 
 from .table import Column, Row, Table
 
@@ -35,7 +36,7 @@ class Method:
 
 # On Stiefel() with n = N weights move as on SO(N).
 ours = partial(ghor.optim.Adam, space=ghor.Stiefel())
-scalar = partial(baselines.ScalarMomentAdam, space=ghor.Stiefel())
+scalar = partial(ScalarMomentAdam, space=ghor.Stiefel())
 dynamic = partial(baselines.Trivialization, every=100)
 
 Y, N = True, False

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ghor.declare import spaces as declared_spaces
+from ghor.constraints.declare import declared_spaces
 from ghor.spaces import Euclidean
 
 from .record import Run

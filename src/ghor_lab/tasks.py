@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ghor.declare import spaces as declared_spaces
-from ghor.nn import SymplecticAutoencoder, VisionTransformer
+from ghor.constraints.declare import declared_spaces
 from ghor.nn.phase_space import symplecticity
 from ghor.spaces import Euclidean, Stiefel
+from ghor_lab.networks import SymplecticAutoencoder, VisionTransformer
 
 from . import compiled, data, pendulum
 from .config import Config

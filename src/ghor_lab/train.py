@@ -25,8 +25,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ghor import __version__, baselines, optim
-from ghor.declare import param_groups
-from ghor.declare import spaces as declared_spaces
+from ghor.constraints.declare import declared_spaces, param_groups
 from ghor.spaces import Euclidean
 
 from . import checkpoint

@@ -8,7 +8,7 @@ from configs import MNIST, PENDULUM
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ghor.declare import spaces
+from ghor.constraints.declare import declared_spaces
 from ghor.nn import VisionTransformer
 from ghor_lab import train
 from ghor_lab.config import AUTOENCODER, DEFAULTS, FURTHER, OPTIMIZERS, READINGS, TRANSFORMER, Config
@@ -88,7 +88,7 @@ def test_optimizers_beyond_the_paper(optimizer):
     model(torch.rand(2, 28, 28)).square().sum().backward()
     opt.step()
     assert not any(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    assert max(space.residual(p.detach()).max() for _, p, space in spaces(model)) < 1e-5
+    assert max(space.residual(p.detach()).max() for _, p, space in declared_spaces(model)) < 1e-5
     assert optimizer not in OPTIMIZERS
     assert "weight_decay" not in MNIST.to_dict()
 

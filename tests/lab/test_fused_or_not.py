@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import ghor
 from ghor.nn import StiefelAttention, VisionTransformer
 from ghor.nn.attention import formula
-from ghor.nn.vision_transformer import Block
 from ghor_lab.compiled import attention, build, use, used
+from ghor_lab.networks.vision_transformer import Block
 
 pytestmark = COMPILER
 

@@ -8,7 +8,7 @@ import torch
 from runs import facts, the_record, weights
 
 import ghor
-from ghor.declare import spaces
+from ghor.constraints.declare import declared_spaces
 from ghor_lab import protocol, tasks, train
 from ghor_lab.config import Config
 from ghor_lab.record import Run, read
@@ -22,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_commit", "as_before")
 
 def points(**change):
     model = tasks.Classification.network(dataclasses.replace(MNIST, network={"blocks": 16}, **change))
-    return model, torch.cat([p.detach().flatten(0, 1) for _, p, space in spaces(model) if space == ghor.Stiefel()])
+    return model, torch.cat(
+        [p.detach().flatten(0, 1) for _, p, space in declared_spaces(model) if space == ghor.Stiefel()]
+    )
 
 
 def test_the_authors_start_is_the_q_of_a_normal_matrix(gen):

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import ghor
-from ghor.declare import spaces
+from ghor.constraints.declare import declared_spaces
 from ghor.nn import StiefelAttention, VisionTransformer
-from ghor.nn.vision_transformer import patches
+from ghor_lab.networks.vision_transformer import patches
 
 SPACES = [ghor.Stiefel(), ghor.Grassmann(), None]
 
@@ -80,7 +80,7 @@ def test_patches_are_column_major():
 
 def test_336_weights_on_the_stiefel_manifold(gen):
     model = VisionTransformer(generator=gen)
-    on = {name: p for name, p, space in spaces(model) if space == ghor.Stiefel()}
+    on = {name: p for name, p, space in declared_spaces(model) if space == ghor.Stiefel()}
     assert set(on) == {f"blocks.{i}.attention.weight" for i in range(16)}
     assert all(p.shape == (3, 7, 49, 7) for p in on.values())
     assert sum(p.shape[0] * p.shape[1] for p in on.values()) == 336
@@ -133,7 +133,7 @@ def test_initial_weights(gen):
 
 
 def test_unconstrained_weights_are_euclidean():
-    assert all(space == ghor.Euclidean() for _, _, space in spaces(VisionTransformer(blocks=1, space=None)))
+    assert all(space == ghor.Euclidean() for _, _, space in declared_spaces(VisionTransformer(blocks=1, space=None)))
 
 
 def test_what_does_not_fit_is_refused():

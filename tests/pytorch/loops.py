@@ -44,5 +44,5 @@ def values(net):
 
 def furthest(net):
     """The largest distance of a weight from its space, measured in float64."""
-    found = [(p, s) for _, p, s in ghor.declare.spaces(net) if not is_flat(s)]
+    found = [(p, s) for _, p, s in ghor.constraints.declared_spaces(net) if not is_flat(s)]
     return max(float(s.residual(p.detach().double()).max()) for p, s in found)

@@ -25,7 +25,7 @@ from table import each_section, kinds, name, point, randn
 from torch import nn
 
 import ghor
-from ghor.probe import turning
+from ghor.lifting.probe import turning
 
 
 @classes

@@ -1,18 +1,16 @@
-"""What the paper compares with, one file a method.
+"""Methods to compare with.
 
-`ScalarMomentAdam` is the paper's baseline, like `ghor.optim` on weights of any space. The others are methods as they
-were published, on matrices of Stiefel or SO(N): what each gives up is in its docstring.
+`ScalarMomentAdam` is the paper's baseline, like `ghor.optim` on weights of any space. The other published methods are
+in `ghor_lab.baselines`; they have their names here as well.
 """
 
-from .kong2022 import AdamSO, AdamStiefel
-from .lezcano2019 import CheapOrthogonal, Trivialization
-from .li2020 import CayleyAdam, CayleySGD
-from .manifold_muon import ManifoldMuon
-from .qr_adam import QRAdam
-from .scalar_moment_adam import ScalarMomentAdam
-from .soft_constraint import SoftConstraintAdam, soft_constraint
+from typing import Any
 
-__all__ = [
+from ghor.baselines.scalar_moment_adam import ScalarMomentAdam
+
+__all__ = ["ScalarMomentAdam"]
+
+PUBLISHED = (
     "AdamSO",
     "AdamStiefel",
     "CayleyAdam",
@@ -20,8 +18,15 @@ __all__ = [
     "CheapOrthogonal",
     "ManifoldMuon",
     "QRAdam",
-    "ScalarMomentAdam",
     "SoftConstraintAdam",
     "Trivialization",
     "soft_constraint",
-]
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLISHED:
+        raise AttributeError(f"ghor.baselines has no {name}")
+    import ghor_lab.baselines
+
+    return getattr(ghor_lab.baselines, name)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..groups import GROUP_KEYS
-from ..optimizer import Lifted
-from ..spaces import Space
-from ..stack import Stack
+from ghor.lifting.lifted import Lifted
+from ghor.lifting.param_groups import GROUP_KEYS
+from ghor.lifting.stack import Stack
+from ghor.spaces import Space
 
 # What ||[A; B]||_F^2 counts of the block A.
 SHARE_OF_A = {"canonical": 0.5, "frobenius": 1.0}

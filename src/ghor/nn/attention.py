@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from ..declare import constrain
-from ..spaces import Space, Stiefel
+from ghor.constraints.declare import constrain
+from ghor.spaces import Space, Stiefel
 
 STIEFEL = Stiefel()
 Scale = float | Literal["dim"] | None

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ..declare import constrain
-from .attention import STIEFEL, glorot_
+from ghor.constraints.declare import constrain
+from ghor.nn.attention import STIEFEL, glorot_
 
 Generators = Generator | Sequence[Generator] | None
 

@@ -1,7 +1,7 @@
 """Solving problems: L-BFGS, conjugate gradients, trust region, and tests of derivatives."""
 
-from .check import Slope, check_gradient, check_hessian
-from .minimize import minimize
-from .problem import Result
+from ghor.solve.derivatives import Slope, check_gradient, check_hessian
+from ghor.solve.minimize import minimize
+from ghor.solve.problem import Result
 
 __all__ = ["Result", "Slope", "check_gradient", "check_hessian", "minimize"]

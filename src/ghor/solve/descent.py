@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from .frames import Frames
-from .problem import Log, Place, Problem
-from .rules import Rule
-from .wolfe import Trial, strong_wolfe
+from ghor.solve.directions import Rule
+from ghor.solve.line_search import Trial, strong_wolfe
+from ghor.solve.points import Frames
+from ghor.solve.problem import Log, Place, Problem
 
 
 def descend(problem: Problem, frames: Frames, make: Callable[[], Rule], log: Log) -> Place:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..section import SECTIONS
-from .descent import descend
-from .problem import Log, Loss, Points, Problem, Result, Spaces
-from .rules import Conjugate, Dense, Limited, Rule
-from .trust_region import trust_region
+from ghor.solve.descent import descend
+from ghor.solve.directions import Conjugate, Dense, Limited, Rule
+from ghor.solve.problem import Log, Loss, Points, Problem, Result, Spaces
+from ghor.solve.trust_region import trust_region
+from ghor.spaces.sections import SECTIONS
 
 METHODS = ("auto", "lbfgs", "bfgs", "cg", "trust-region")
 DENSE_UP_TO = 4000  # coordinates for which BFGS keeps a matrix

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..declare import check_on_space
-from ..retraction import by_name
-from ..spaces import Euclidean, Space
-from .frames import Frames
+from ghor.constraints.validation import check_on_space
+from ghor.retraction import by_name
+from ghor.solve.points import Frames
+from ghor.spaces import Euclidean, Space
 
 PATIENCE = 100  # iterations without a change beyond rounding
 

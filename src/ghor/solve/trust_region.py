@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .frames import Frames
-from .problem import Log, Place, Problem
+from ghor.solve.points import Frames
+from ghor.solve.problem import Log, Place, Problem
 
 
 def trust_region(problem: Problem, frames: Frames, log: Log) -> Place:

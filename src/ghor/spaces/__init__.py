@@ -1,19 +1,16 @@
 """The spaces, one file each. A new space is a new file here and a line below."""
 
-from .base import Space
-from .euclidean import Euclidean
-from .flag import Flag
-from .grassmann import Grassmann
-from .hyperbolic import Hyperbolic
-from .positions_orientations import PositionsOrientations
-from .spd import SPD
-from .special_euclidean import SpecialEuclidean
-from .special_orthogonal import SpecialOrthogonal
-from .sphere import Sphere
-from .stiefel import Stiefel
-from .symplectic_grassmann import SymplecticGrassmann
-from .symplectic_stiefel import SymplecticStiefel
-from .unitary import Unitary
+from ghor.spaces.base import Space
+from ghor.spaces.euclidean import Euclidean
+from ghor.spaces.flag import Flag
+from ghor.spaces.grassmann import Grassmann
+from ghor.spaces.hyperbolic import Hyperbolic
+from ghor.spaces.poses import PositionsOrientations, SpecialEuclidean
+from ghor.spaces.rotations import SpecialOrthogonal, Unitary
+from ghor.spaces.spd import SPD
+from ghor.spaces.sphere import Sphere
+from ghor.spaces.stiefel import Stiefel
+from ghor.spaces.symplectic import SymplecticGrassmann, SymplecticStiefel
 
 __all__ = [
     "SPD",

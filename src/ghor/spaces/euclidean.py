@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ..retraction import Retraction
-from .base import Space
+from ghor.retraction import Retraction
+from ghor.spaces.base import Space
 
 
 @dataclass(frozen=True, repr=False)

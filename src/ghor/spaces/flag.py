@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from .orthogonal import Orthogonal
+from ghor.spaces.orthogonal import Orthogonal
 
 
 @dataclass(frozen=True, repr=False)

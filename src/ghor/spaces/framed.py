@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ..linalg import eye_like
-from ..reads import may_read
-from ..retraction import Retraction, by_name
-from .base import Space, compute
+from ghor._torch.values import may_read
+from ghor.linalg import eye_like
+from ghor.retraction import Retraction, by_name
+from ghor.spaces.base import Space, compute
 
 
 class Framed(Space):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .form import Form
-from .functions import symmetric_function
-from .orthogonal import Orthogonal
+from ghor.linalg import symmetric_function
+from ghor.spaces.matrix import MatrixSpace
+from ghor.spaces.orthogonal import Orthogonal
 
 
 def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,7 +23,7 @@ def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
     return f, df
 
 
-class Subspaces(Form):
+class Subspaces(MatrixSpace):
     """Subspaces, each held by one of its bases. g^hor: A = 0."""
 
     def check_shape(self, shape: Sequence[int]) -> None:

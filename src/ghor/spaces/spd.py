@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..linalg import frobenius, full_precision
-from ..retraction import Retraction
-from .base import compute
-from .framed import Framed
-from .functions import log_positive, symmetric, symmetric_function
+from ghor._torch.precision import full_precision
+from ghor.linalg import frobenius, log_positive, symmetric, symmetric_function
+from ghor.retraction import Retraction
+from ghor.spaces.base import compute
+from ghor.spaces.framed import Framed
 
 
 @dataclass(frozen=True, repr=False)

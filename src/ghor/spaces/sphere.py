@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .base import Space
-from .orthogonal import Orthogonal
-from .stiefel import canonical_log
+from ghor.spaces.base import Space
+from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.stiefel import canonical_log
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .functions import log_rotation
-from .orthogonal import Orthogonal, require_geodesic
+from ghor.linalg import log_rotation
+from ghor.spaces.orthogonal import Orthogonal, require_geodesic
 
 
 class Stiefel(Orthogonal):

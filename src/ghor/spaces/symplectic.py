@@ -9,15 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ..linalg import COMPUTE_DTYPE, dot, eye_like, frobenius, full_precision
-from ..reads import may_read
-from .base import compute
-from .form import Form
+from ghor._torch.precision import COMPUTE_DTYPE, full_precision
+from ghor._torch.values import may_read
+from ghor.linalg import dot, eye_like, frobenius
+from ghor.spaces.base import compute
+from ghor.spaces.grassmann import Subspaces
+from ghor.spaces.matrix import MatrixSpace
 
 LOST = 1e-3  # eps ||Lambda||^2 that `bounded` allows: what rounding takes a point off its space by
 
 
-class Symplectic(Form):
+class Symplectic(MatrixSpace):
     """Spaces of Sp(2N), X* = X+ = J^T X^T J, J = [[0, I], [-I, 0]].
 
     E is the columns 1..n and N+1..N+n of I_2N. Lambda = [U, Q] keeps U's columns first, where the usual order would
@@ -134,3 +136,51 @@ class Symplectic(Form):
         Q = torch.cat([Z @ (V.imag * scale), Z @ (V.real * scale)], -1)
         Q = Q - U @ (self.star(U) @ Q)
         return torch.cat([U, Q @ (3 * eye_like(Q) - self.star(Q) @ Q) / 2], -1)
+
+
+class SymplecticStiefel(Symplectic):
+    """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J. g^hor: A Hamiltonian (2n x 2n), B arbitrary.
+
+    The metric is the right-invariant one of Bendokat and Zimmermann (2021).
+    """
+
+    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """tr(U^T (I - J^T Y (Y^T Y)^-1 Y^T J/2) V (Y^T Y)^-1), right-invariant (Bendokat and Zimmermann)."""
+        M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
+        h = M.shape[-2] // 2
+        P = M.mT @ M
+        JY = torch.cat([-M[..., h:, :], M[..., :h, :]], -2)  # J^T Y
+        a, b = torch.linalg.solve(P, VM, left=False), JY.mT @ UM
+        c = JY.mT @ a
+        return (UM * a).sum((-2, -1)) - (b * torch.linalg.solve(P, c)).sum((-2, -1)) / 2
+
+    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
+        """G Y^T Y + J Y G^T J Y, the gradient of the right-invariant metric.
+
+        The optimizer uses `global_grad` instead: this metric has an Omega of its own, and signs of this gradient pushed
+        through the one above need not point downhill.
+        """
+        M, GM = self.matrix(Y), self.matrix(G)
+        h = M.shape[-2] // 2
+        JY = torch.cat([M[..., h:, :], -M[..., :h, :]], -2)
+        return self.unmatrix(GM @ (M.mT @ M) + JY @ (GM.mT @ JY), Y.shape)
+
+
+class SymplecticGrassmann(Subspaces, Symplectic):
+    """The symplectic Grassmann manifold of span(U), U+ U = I. g^hor: A = 0, B arbitrary (2(N-n) x 2n).
+
+    U and U K, K symplectic, are the same point; the projection onto it is U U+. Tangent vectors have U+ V = 0.
+    """
+
+    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """tr(U^T V (Y^T Y)^-1), the same for every basis Y K: that of symplectic Stiefel where Y+ U = 0."""
+        M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
+        return dot(UM, torch.linalg.solve(M.mT @ M, VM, left=False))
+
+    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
+        """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient of this metric; the optimizer uses `global_grad`."""
+        M, GM = self.matrix(Y), self.matrix(G)
+        h = M.shape[-2] // 2
+        P, JY = M.mT @ M, torch.cat([M[..., h:, :], -M[..., :h, :]], -2)
+        X = GM @ P
+        return self.unmatrix(X - JY @ torch.linalg.solve(P, JY.mT @ X), Y.shape)

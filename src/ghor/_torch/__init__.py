@@ -1,0 +1,1 @@
+"""What touches the internals of torch, in one place."""

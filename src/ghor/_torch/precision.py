@@ -1,0 +1,39 @@
+"""Which precision computations run in: float32 for half precision, and never under autocast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ContextDecorator, ExitStack
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Half precision has no LAPACK and too few digits for a group element: everything is computed in float32 there.
+COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+class full_precision(ContextDecorator):
+    """A context, or decorator, without autocast: a product rounded to bfloat16 is 2e-3 off the group."""
+
+    devices = ("cpu", "cuda", "mps", "xpu")
+
+    def __call__(self, function: F) -> F:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not any(map(torch.is_autocast_enabled, self.devices)):  # a context costs more than this look
+                return function(*args, **kwargs)
+            with full_precision():
+                return function(*args, **kwargs)
+
+        return cast(F, call)
+
+    def __enter__(self) -> None:
+        self.off = ExitStack()
+        for device in filter(torch.is_autocast_enabled, self.devices):
+            self.off.enter_context(torch.autocast(device, enabled=False))
+
+    def __exit__(self, *error: object) -> None:
+        self.off.close()

@@ -1,0 +1,150 @@
+"""Parameter groups: what ours may say, checked once, when a group is added or changed."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ghor._torch.sharding import placing
+from ghor.constraints.registry import anchors_by_id, spaces_by_id
+from ghor.constraints.validation import Warn, check_anchor, check_on_space, check_parameter
+from ghor.retraction import RETRACTIONS
+from ghor.spaces import Euclidean, Space
+from ghor.spaces.sections import SECTIONS
+
+GROUP_KEYS = ("space", "retraction", "section", "error_if_nonfinite", "anchor")
+DECAYS = ("weight_decay", "lambd", "adamw_wd", "weight_decay_1d", "wd")  # names that weight decay goes by
+
+
+def spaces_of(group: dict[str, Any]) -> list[Space]:
+    """The space of every parameter of a checked group."""
+    space = group["space"]
+    return list(space) if isinstance(space, (list, tuple)) else [space] * len(group["params"])
+
+
+def anchors_of(group: dict[str, Any]) -> list[Any]:
+    """Where weight decay draws every parameter of a checked group: None, "start" or a point."""
+    anchor = group["anchor"]
+    return list(anchor) if isinstance(anchor, (list, tuple)) else [anchor] * len(group["params"])
+
+
+def same_anchor(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether two groups say the same of it."""
+    x, y = a["anchor"], b["anchor"]
+    return x is y or (isinstance(x, str) and isinstance(y, str) and x == y)
+
+
+def name_of(group: dict[str, Any], gi: int, i: int) -> str:
+    """What to call a parameter in a message."""
+    names = group.get("param_names")
+    return str(names[i]) if names else f"parameter {i} of group {gi}"
+
+
+def check_options(group: dict[str, Any], gi: int) -> None:
+    """The options that may be changed between steps."""
+    for key, known in (("retraction", sorted(RETRACTIONS)), ("section", list(SECTIONS))):
+        if not isinstance(group[key], str) or group[key] not in known:
+            raise ValueError(f"unknown {key} {group[key]!r} in group {gi}; there are {known}")
+    if not isinstance(group["error_if_nonfinite"], bool):
+        raise TypeError(f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}")
+
+
+def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: Warn) -> None:
+    """Find the spaces of a group's parameters and check everything about them.
+
+    Leaves `group["space"]` as a space, or a tuple with one for each parameter.
+    """
+    for key in group:
+        close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
+        if close and key not in GROUP_KEYS and key not in defaults:
+            raise ValueError(f"unknown key {key!r} in parameter group {gi}; did you mean {close[0]!r}?")
+    check_options(group, gi)
+    params, given = group["params"], group["space"]
+    spaces = list(given) if isinstance(given, (list, tuple)) else [given] * len(params)
+    if len(spaces) != len(params):
+        raise ValueError(
+            f"group {gi} has {len(params)} parameters and {len(spaces)} spaces; give one each, or one for all"
+        )
+    group["anchor"] = anchors = _anchors(group, gi, len(params))
+    alike: dict[Any, list[int]] = defaultdict(list)
+    seen: set[int] = set()
+    places: dict[int, str] = {}
+    declared, drawn = spaces_by_id(), anchors_by_id()
+    for i, p in enumerate(params):
+        name = name_of(group, gi, i)
+        foreign = getattr(p, "manifold", None) if spaces[i] is None and id(p) not in declared else None
+        if foreign is not None and type(p).__name__ == "ManifoldParameter":
+            warn(
+                f"foreign {name}",
+                f"{name} is a geoopt.ManifoldParameter on {type(foreign).__name__}, which ghor does not read: it is "
+                f"trained as an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) or the like",
+            )
+        space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
+        check_parameter(p, space, name)
+        if drawn.get(id(p)) is not None and not any(key in group for key in DECAYS):
+            warn(
+                f"anchor {name}",
+                f"{name} has an anchor, and this optimizer no weight_decay that would draw it there: it is not used",
+            )
+        anchors[i] = _anchor(drawn.get(id(p)) if anchors[i] is None else anchors[i], p, space, name)
+        if isinstance(space, Euclidean):
+            continue
+        if id(p) in seen:
+            raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; give it once")
+        seen.add(id(p))
+        place = 0 if p.is_meta or placing(p) is not None else p.data_ptr()
+        if place in places:
+            raise ValueError(
+                f"{name} and {places[place]} are two parameters with one memory; use one parameter for both, as "
+                "torch ties weights"
+            )
+        places |= {place: name} if place else {}
+        alike[space, p.shape, p.dtype, p.device, placing(p)].append(i)
+    for (space, *_), index in alike.items():
+        check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index], warn)
+    kinds = {a if a is None or isinstance(a, str) else "given" for a in anchors}
+    group["anchor"] = tuple(anchors) if len(kinds) > 1 or "given" in kinds else kinds.pop() if kinds else None
+    if params:  # the groups of ZeroRedundancyOptimizer may have none
+        group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
+
+
+def _anchors(group: dict[str, Any], gi: int, count: int) -> list[Any]:
+    given = group["anchor"]
+    if given is None:
+        return [None] * count
+    if not any(key in group for key in DECAYS):
+        raise ValueError(f"group {gi} has an anchor and no weight_decay, which is what draws weights there")
+    anchors = list(given) if isinstance(given, (list, tuple)) else [given] * count
+    if len(anchors) != count:
+        raise ValueError(f"group {gi} has {count} parameters and {len(anchors)} anchors; give one each")
+    return anchors
+
+
+def _anchor(given: Any, p: Tensor, space: Space, name: str) -> Any:
+    """None, "start" or a point of the space, a copy."""
+    if given is None or isinstance(space, Euclidean):
+        if torch.is_tensor(given) and bool(given.any()):
+            raise ValueError(f"{name} is Euclidean and decays towards 0, as in torch; its anchor is None")
+        return None
+    if isinstance(given, str) and given == "start":
+        return given
+    check_anchor(given, p, space, name)
+    return given.detach().clone()
+
+
+def _space(declared: Space | None, given: object, name: str) -> Space:
+    """What the group says, or else what `constrain` declared."""
+    if given is None:
+        return declared or Euclidean()
+    if not isinstance(given, Space):
+        raise TypeError(f"the space of {name} must be a ghor space such as ghor.Stiefel(), got {given!r}")
+    if declared is not None and declared != given:
+        raise ValueError(
+            f"{name} was declared on {declared} by ghor.constrain, and its group says {given}; leave 'space' out of "
+            "the group, or constrain the weight again"
+        )
+    return given

@@ -1,0 +1,187 @@
+"""The optimizers of torch.optim, lifted: same names, same options, weights on any space.
+
+Each takes a module, or parameters and groups as torch does, and five options of ours, each also a group key:
+
+    space               a ghor space for the weights; by default what ghor.constrain declared
+    retraction          "cayley" (default) or "geodesic"
+    section             "auto" (default), "transported" or "implicit"; see ghor.section
+    error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
+    anchor              where weight decay draws weights on manifolds: None (default), "start", or points of the space
+
+Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam. With
+one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and decays that.
+`LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`. It is here by
+name and not in `__all__`, which lists the lifted ones: those can stand for each other in a training loop.
+`Muon` orthogonalises block by block, and takes AdamW along for what is no matrix: see `ghor.muon`.
+ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ghor.lifting.contract import NAMED
+from ghor.lifting.lifted import Lifted
+from ghor.linalg import parts
+from ghor.optim.lbfgs import LBFGS
+from ghor.optim.muon import Muon
+
+__all__ = [
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Muon",
+    "NAdam",
+    "PaperAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+]
+
+
+class SGD(Lifted, torch.optim.SGD):
+    """Gradient descent in g^hor, with momentum, dampening and Nesterov's form as in torch: W = -lr B_cache."""
+
+    Base = torch.optim.SGD
+
+
+class Adam(Lifted, torch.optim.Adam):
+    """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of B, coordinate by coordinate."""
+
+    Base = torch.optim.Adam
+
+
+class AdamW(Lifted, torch.optim.AdamW):
+    """Adam with decoupled decay of the Euclidean weights; on a manifold it is Adam."""
+
+    Base = torch.optim.AdamW
+
+
+class NAdam(Lifted, torch.optim.NAdam):
+    """Adam with Nesterov momentum, in g^hor."""
+
+    Base = torch.optim.NAdam
+
+
+class RAdam(Lifted, torch.optim.RAdam):
+    """Adam with a rectified start, in g^hor."""
+
+    Base = torch.optim.RAdam
+
+
+class Adamax(Lifted, torch.optim.Adamax):
+    """Adam in the infinity norm, in g^hor."""
+
+    Base = torch.optim.Adamax
+
+
+class Adagrad(Lifted, torch.optim.Adagrad):
+    """Adagrad in g^hor: W = -lr B/(sqrt(sum of B^2) + eps)."""
+
+    Base = torch.optim.Adagrad
+
+
+class Adadelta(Lifted, torch.optim.Adadelta):
+    """Adadelta in g^hor."""
+
+    Base = torch.optim.Adadelta
+
+
+class RMSprop(Lifted, torch.optim.RMSprop):
+    """RMSprop in g^hor, with momentum and the centered form as in torch."""
+
+    Base = torch.optim.RMSprop
+
+
+class Rprop(Lifted, torch.optim.Rprop):
+    """Resilient propagation in g^hor: one step size per coordinate, from the sign of B."""
+
+    Base = torch.optim.Rprop
+
+
+class _PaperAdam(Optimizer):
+    """Adam as the paper writes it: the moments are stored bias-corrected, and delta is inside the root.
+
+        m <- ((b1 - b1^t) m + (1 - b1) g)/(1 - b1^t),   v likewise of g^2,   W = -lr m/sqrt(v + delta)
+
+    torch's Adam, and the authors' code, have delta outside: m/(sqrt(v) + delta). Other libraries call the two `eps`
+    (outside) and `eps_root` (inside).
+    """
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99), delta: float = 1e-8
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        for i, beta in enumerate(betas):
+            if not 0 <= beta < 1:
+                raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+        if not delta >= 0:
+            raise ValueError(f"Invalid delta: {delta}")
+        super().__init__(params, {"lr": lr, "betas": betas, "delta": delta})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, self.state[p], group)
+        return loss
+
+    @staticmethod
+    def _update(p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
+        state["step"] += 1
+        t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
+        p, g, m, v = map(parts, (p, g, state["m"], state["v"]))  # as torch's: real and imaginary parts on their own
+        for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):
+            cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))
+        p.addcdiv_(m, (v + group["delta"]).sqrt(), value=-group["lr"])
+
+
+class PaperAdam(Lifted, _PaperAdam):
+    """Adam as the paper writes it, in g^hor: bias-corrected moments are stored, W = -lr m/sqrt(v + delta)."""
+
+    Base = _PaperAdam
+
+
+NAMED.update(
+    {
+        cls.Base: cls
+        for cls in (Muon, SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
+    }
+)
+NAMED[torch.optim.Muon] = Muon
+
+
+# Why a name of torch.optim is not here, and what to use in its place.
+REFUSED = {
+    "ASGD": "it averages weights, and in g^hor it would average velocities; use SGD and torch.optim.swa_utils with "
+    "ghor.project",
+    "Adafactor": "it keeps sums over rows and columns, which are no coordinates of g^hor; use Adam, or Adafactor for "
+    "the Euclidean weights and a ghor optimizer for the others",
+    "SparseAdam": "a sparse gradient is not sparse in g^hor; use Adam, which takes sparse gradients of weights on "
+    "manifolds",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in REFUSED:
+        raise AttributeError(f"ghor.optim has no {name}: {REFUSED[name]}")
+    near = difflib.get_close_matches(name, __all__, 1)
+    hint = f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
+    raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")

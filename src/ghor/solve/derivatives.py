@@ -1,0 +1,85 @@
+"""Tests of derivatives by the slope of an error: what is left of a Taylor expansion along a random geodesic."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator
+
+from ghor.solve.problem import Loss, Points, Problem, Spaces
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Errors at steps t, and the steepness of log(error) over log(t) where it is a line; `order` is what it should be.
+
+    An expansion that is exact, to rounding, passes with the slope inf.
+    """
+
+    slope: float
+    order: int
+    t: list[float]
+    error: list[float]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the slope is what it should be, or better."""
+        return self.slope > self.order - 0.1
+
+    def draw(self, axes: Any = None) -> Any:
+        """The errors and a line of the right slope, with matplotlib; returns the axes."""
+        axes = importlib.import_module("matplotlib.pyplot").gca() if axes is None else axes
+        top, least = max(self.error) or 1.0, min((e for e in self.error if e > 0), default=1.0)
+        axes.loglog(self.t, self.error, label=f"error, slope {self.slope:.2f}")
+        axes.loglog(self.t, [top * (t / self.t[-1]) ** self.order for t in self.t], "--", label=f"slope {self.order}")
+        axes.set(xlabel="t", ylabel="what the expansion leaves", ylim=(least / 2, 2 * top))
+        axes.legend()
+        return axes
+
+
+def check_gradient(
+    f: Loss, x: Points, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
+) -> Slope:
+    """|f(x_t) - f(x) - t <B, W>| along a geodesic falls as t^2 if the gradient of f is right: slope 2."""
+    return _check(f, x, space, 2, generator, draw)
+
+
+def check_hessian(
+    f: Loss, x: Points, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
+) -> Slope:
+    """|f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3 if the second derivatives are right: slope 3."""
+    return _check(f, x, space, 3, generator, draw)
+
+
+def _check(f: Loss, x: Points, space: Spaces, order: int, generator: Generator | None, draw: bool) -> Slope:
+    problem = Problem(f, x, space)
+    place = problem.place(problem.frames("geodesic", "transported"), twice=order == 3)
+    g, value = place.gradient, place.value
+    raw = [torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device) for p in place.frames.points()]
+    W = place.frames.gradient(raw)
+    W = W / W.norm()
+    first, second = float(g.dot(W)), float(W.dot(problem.hessian(place)(W))) if order == 3 else 0.0
+    steps = [10 ** (-k / 4) for k in range(32, -1, -1)]
+    errors = [abs(problem.value(place.frames.moved(W, t)) - value - t * first - t * t / 2 * second) for t in steps]
+    noise = 100 * torch.finfo(g.dtype).eps * max(abs(value), float(g.norm()))
+    result = Slope(_steepness(steps, errors, noise), order, steps, errors)
+    if draw:
+        result.draw()
+    return result
+
+
+def _steepness(steps: list[float], errors: list[float], noise: float) -> float:
+    """The slope over the decade where it varies least, of errors above rounding."""
+    if any(map(math.isnan, errors)):
+        return math.nan
+    kept = [(math.log10(t), math.log10(e)) for t, e in zip(steps, errors, strict=True) if e > noise]
+    if len(kept) < 5:
+        return math.inf
+    x, y = torch.tensor(kept, dtype=torch.float64).unfold(0, 5, 1).unbind(1)  # windows of five
+    x, y = x - x.mean(1, True), y - y.mean(1, True)
+    slope = (x * y).sum(1) / (x * x).sum(1)
+    return float(slope[(y - slope[:, None] * x).square().sum(1).argmin()])

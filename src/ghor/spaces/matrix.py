@@ -1,0 +1,347 @@
+"""Spaces of matrices whose group keeps a form: what the orthogonal and the symplectic ones share.
+
+Everything is written with the adjoint X* of the form: X^H on the orthogonal spaces, J^T X^T J on the symplectic ones.
+Y* Y = I on the space, Lambda^-1 = Lambda* in the group. Lambda = [Y, Q] always has Y as its first columns, so
+Lambda E = Y with E = [I; 0], and an element of g^hor
+
+    W = [[A, -B*], [B, 0]],   A = -A*
+
+is stored as its first columns W E = [A; B], a tensor of Y's shape. A space differs from another in `star`, in what `A`
+may be (`skew`), in its metric, and in how points are found.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ghor._torch.precision import full_precision
+from ghor.linalg import LONG, eye_like, frobenius, product
+from ghor.retraction import Retraction, by_name
+from ghor.spaces.base import Space
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class MatrixSpace(Space):
+    """Matrices (..., N, n); leading dimensions are batch.
+
+    A wide matrix (fewer rows than columns) is on a space when its transpose is. With `flatten=k` the last k dimensions
+    of a tensor count as one: `Stiefel(flatten=3)` is for the kernels (out, in, kh, kw) of a Conv2d, taken as
+    out x (in kh kw) matrices; without it, such a tensor is a batch of kh x kw matrices.
+
+    With `blocks=k` a tensor is k matrices stacked along the rows, each of them on the space: `Stiefel(blocks=3)` for
+    the weights of queries, keys and values in one tensor, `Stiefel(blocks=(3, heads))` for those of every head. Blocks
+    are a batch: (k R, C) is taken as (k, R, C), and `residual`, `metric`, ... give a number for each.
+    """
+
+    flatten: int = 1
+    blocks: int | tuple[int, ...] | None = None
+
+    # -- shapes: wide matrices, kernels, several matrices in one tensor ----------------------------------------------
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        if given and cls.__init__ is MatrixSpace.__init__:
+            raise TypeError(
+                f"{cls.__name__}() takes no sizes, got {given}: they come from the weight, as in "
+                f"{cls.__name__}().random(5, 3); flatten and blocks are given by name"
+            )
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if type(self.flatten) is not int or self.flatten < 1:
+            raise ValueError(f"flatten counts dimensions, 1 or more, got {self.flatten!r}")
+        counts = self.blocks if isinstance(self.blocks, tuple) else (1 if self.blocks is None else self.blocks,)
+        if not counts or not all(type(k) is int and k > 0 for k in counts):
+            raise ValueError(f"blocks counts matrices, 3 or (3, heads), got {self.blocks!r}")
+
+    @property
+    def one(self) -> Space:
+        return self if self.blocks is None else replace(self, blocks=None)
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return math.prod(self.blocks) if isinstance(self.blocks, tuple) else self.blocks or 1
+
+    @property
+    def dims(self) -> int:
+        return 1 + self.flatten
+
+    def split(self, X: Tensor) -> Tensor:
+        if self.blocks is None or self.count == 1:
+            return X
+        return X.unflatten(-self.dims, (self.count, X.shape[-self.dims] // self.count))
+
+    def join(self, X: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        return X if self.count == 1 else X.flatten(-self.dims - 1, -self.dims)
+
+    def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
+        super().write(weights if self.blocks is None else list(map(self.split, weights)), points)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) < 1 + self.flatten:
+            hint = "; for unit vectors use ghor.Sphere()" if len(shape) == 1 else ""
+            raise ValueError(f"{self} needs {1 + self.flatten} or more dimensions, got shape {tuple(shape)}{hint}")
+        if 0 in shape:
+            raise ValueError(f"{self} has no points of the empty shape {tuple(shape)}")
+        self.check_blocks(shape)
+        if self.size(shape)[0] < 2:
+            name, more = type(self).__name__, len(shape) - 1
+            hint = f"; {name}(flatten={more}) takes a kernel as one matrix" if more > 1 else ""
+            raise ValueError(f"{self} of 1 x 1 matrices does not move, got shape {tuple(shape)}{hint}")
+
+    def check_blocks(self, shape: Sequence[int]) -> None:
+        """Raise ValueError unless there is a whole number of rows in a block."""
+        if shape[-self.dims] % self.count:
+            raise ValueError(
+                f"{self} splits {shape[-self.dims]} rows into {self.count} blocks, which does not come out even: shape "
+                f"{tuple(shape)}"
+            )
+
+    def size(self, shape: Sequence[int]) -> tuple[int, int]:
+        """(N, n) of the tall matrices in a tensor of this shape."""
+        rows, columns = shape[-1 - self.flatten], math.prod(shape[-self.flatten :])
+        if self.blocks is not None:
+            rows //= self.count
+        return max(rows, columns), min(rows, columns)
+
+    def matrix(self, Y: Tensor) -> Tensor:
+        """Y as tall matrices (..., N, n), N >= n; a view."""
+        M = Y if self.blocks is None else self.split(Y)
+        M = M.flatten(-self.flatten) if self.flatten > 1 else M
+        return M.mT if M.shape[-2] < M.shape[-1] else M
+
+    def unmatrix(self, M: Tensor, shape: Sequence[int]) -> Tensor:
+        """The inverse of `matrix`: tall matrices in the layout of `shape` (of which the matrix part counts).
+
+        A view, unless there are blocks.
+        """
+        rows = shape[-1 - self.flatten] // (1 if self.blocks is None else self.count)
+        M = M.mT if rows < math.prod(shape[-self.flatten :]) else M
+        M = M.unflatten(-1, tuple(shape[-self.flatten :])) if self.flatten > 1 else M
+        return M if self.blocks is None else self.join(M)
+
+    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+        """E = [I; 0]."""
+        self.check_shape(shape)
+        M = torch.zeros(tuple(shape), dtype=dtype, device=device)
+        self.matrix(M).diagonal(dim1=-2, dim2=-1).fill_(1)
+        return M
+
+    def reach(self, shape: Sequence[int]) -> float:
+        """sqrt(n): n columns that turn by one radian each."""
+        return math.sqrt(self.size(shape)[1])
+
+    def polish_period(self, shape: Sequence[int]) -> int:
+        """Two N^3 products against three N^2 n ones a step, hence 4 % of the time or less.
+
+        In between Y alone is polished, O(N n^2): steps near one ulp round the same way every time, and would take it
+        off by a few 1e-8 each.
+        """
+        N, n = self.size(shape)
+        return max(100, 17 * N // n)
+
+    # -- the algebra ------------------------------------------------------------------------------------------------
+
+    def star(self, X: Tensor) -> Tensor:
+        """The adjoint X*: (..., a, b) -> (..., b, a)."""
+        return X.mH
+
+    def pair(self, X: Tensor, Z: Tensor) -> Tensor:
+        """X* Z, for sides as long as N."""
+        return product(self.star(X), Z)
+
+    def skew(self, X: Tensor) -> Tensor:
+        """2 x the projection of n x n matrices to what the block A may be: X - X*, *exactly* skew.
+
+        A rounding error left on the diagonal would be divided by itself in Adam and come out of order one.
+        """
+        return X - self.star(X)
+
+    def hor(self, W: Tensor) -> Tensor:
+        M = self.matrix(W)
+        n = M.shape[-1]
+        return self.unmatrix(torch.cat([self.skew(M[..., :n, :]) / 2, M[..., n:, :]], -2), W.shape)
+
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
+        """A and B, those that there are."""
+        M = self.matrix(W)
+        N, n = M.shape[-2:]
+        return [M[..., :n, :]] * (n > 1 or W.is_complex()) + [M[..., n:, :]] * (N > n)
+
+    def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
+        """<A, A'>/2 + <B, B'>, which is tr(W^H V)/2 of the full matrices."""
+        P = (self.matrix(W) * self.matrix(V).conj()).real
+        n = P.shape[-1]
+        return P[..., :n, :].sum((-2, -1)) / 2 + P[..., n:, :].sum((-2, -1))
+
+    def algebra(self, W: Tensor) -> Tensor:
+        """The full matrix [[A, -B*], [B, 0]] of tall W = [A; B]: (..., N, n) -> (..., N, N)."""
+        N, n = W.shape[-2:]
+        right = torch.cat([-self.star(W[..., n:, :]), W.new_zeros(*W.shape[:-2], N - n, N - n)], -2)
+        return torch.cat([W, right], -1)
+
+    def inverse(self, Lambda: Tensor, n: int) -> Tensor:
+        """Lambda^-1 = [Y*; Q*], Y the first n columns; of Y alone, Y*."""
+        if Lambda.shape[-1] == n:
+            return self.star(Lambda)
+        return torch.cat([self.star(Lambda[..., :n]), self.star(Lambda[..., n:])], -2)
+
+    # -- Algorithm 3 ------------------------------------------------------------------------------------------------
+
+    @full_precision()
+    def residual(self, Y: Tensor) -> Tensor:
+        """||Y* Y - I||_F: (..., N, n) -> (...)."""
+        M = self.matrix(Y)
+        return frobenius(self.pair(M, M) - eye_like(M))
+
+    def section(self, Y: Tensor) -> Tensor:
+        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), column by column in memory: Y is one piece."""
+        return self.section_matrix(self.matrix(Y)).mT.contiguous().mT
+
+    @abstractmethod
+    def section_matrix(self, Y: Tensor) -> Tensor:
+        """The section of tall Y."""
+
+    def apply_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
+        """Y = Lambda E: the first columns of Lambda, a view."""
+        return self.unmatrix(Lambda[..., : self.size(E.shape)[1]], E.shape)
+
+    def global_grad(self, Lambda: Tensor, G: Tensor, out: Tensor | None = None) -> Tensor:
+        """[skew(Y^H G); Q^H G], in the inner product <W, W'> = <A, A'>/2 + <B, B'>.
+
+        The product is G^H Lambda: wide times square is several times faster than square times tall.
+        """
+        out = torch.empty_like(G, memory_format=torch.contiguous_format) if out is None else out
+        H, M = self.matrix(G).mH @ Lambda, self.matrix(out)
+        n = M.shape[-1]
+        M[..., :n, :] = self.skew(H[..., :n].mH)
+        M[..., n:, :] = H[..., n:].mH
+        return out
+
+    def update_section(
+        self, Lambda: Tensor, W: Tensor, retraction: str | Retraction = "cayley", out: Tensor | None = None
+    ) -> Tensor:
+        """Lambda R(W): two products with N^2 n terms, Lambda F and the update of Q by T B*, see `ghor.retraction`."""
+        out = Lambda.clone() if out is None else out
+        R = retraction if isinstance(retraction, Retraction) else by_name(retraction)
+        N, n = self.size(W.shape)
+        if N < 2 * n and N <= R.dense_up_to:
+            return out.add_(Lambda @ R.dense(self.algebra(self.matrix(W))))
+        W = self.matrix(W).mT.clone(memory_format=torch.contiguous_format).mT  # column by column, and ours
+        A, B, Yt = W[..., :n, :], W[..., n:, :], Lambda[..., :n].mT
+        Bs = self.star(B)
+        C = Bs @ B if N <= LONG else product(Bs, B)
+        if R.factors is not None:
+            A[...], F2 = R.factors(A, C)  # W is [M; B] now, from which F2 is still missing
+            Dt = F2.mT @ (W.mT @ Lambda.mT)
+            Tt = torch.add(Yt, Dt, alpha=0.5)
+        else:
+            F1, F2, T1, T2 = R.thin(A, C)
+            F, T = torch.cat([F1, T1], -1), torch.cat([F2, T2], -1)
+            Dt, Tt = (torch.cat([F.mT, T.mT @ B.mT], -1) @ Lambda.mT).split(n, -2)
+        Qt, Bt = out.mT[..., n:, :], Bs.mT
+        if not Qt.is_contiguous():  # all columns at once: in memory they are one piece, those of Q are not
+            A.zero_()
+            B.copy_(Bt)
+            Qt, Bt = out.mT, W
+        if Qt.dim() == 3:
+            Qt.baddbmm_(Bt, Tt, alpha=-1)
+        else:
+            Qt.sub_(Bt @ Tt)
+        out[..., :n].mT.add_(Dt)
+        return out
+
+    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+        """One Newton-Schulz step towards X* X = I: X + X (I - X* X)/2, which squares the distance.
+
+        X is Lambda, O(N^3), or its first columns Y, O(N n^2).
+        """
+        n = self.size(E.shape)[1]
+        X = Lambda[..., :n] if point_only else Lambda
+        share = share[..., None, None] if isinstance(share, Tensor) else share
+        X.add_(X @ ((eye_like(X) - product(self.inverse(X, n), X)) * (share / 2)))
+        return Lambda
+
+    def checked_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
+        N, n = self.size(E.shape)
+        I, Lambda = eye_like(Lambda), Lambda.mT.contiguous().mT
+        for _ in range(3):
+            off = frobenius(self.inverse(Lambda, n) @ Lambda - I)
+            size = frobenius(Lambda) ** 2 / N
+            if Lambda.shape[-1] != N or not bool((off <= 0.005 * math.sqrt(N) * size).all()):
+                raise ValueError(
+                    f"a loaded section is {float(off.max()):.1e} off the group of {self}; load another state, or "
+                    "delete the key 'section' from it: the section is then built from the weight"
+                )
+            if bool((off <= 100 * torch.finfo(Lambda.dtype).eps * math.sqrt(N) * size).all()):
+                break
+            self.polish(Lambda, E)
+        return Lambda
+
+    # -- geometry on points -----------------------------------------------------------------------------------------
+
+    def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
+        """X brought to T_Y: X - Y (S + S*)/2, S = Y* X, which is the orthogonal projection on orthogonal spaces."""
+        M, XM = self.matrix(Y), self.matrix(X)
+        S = self.star(M) @ XM
+        return self.unmatrix(XM - M @ (S - self.skew(S) / 2), Y.shape)
+
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
+        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol (1 + ||V||), by default 100 eps."""
+        tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
+        off = frobenius(self.matrix(V - self.tangent(Y, V)))
+        return bool((off <= tol * (1 + frobenius(self.matrix(V)))).all())
+
+    def Omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        """Omega(Delta) = P Y* - Y P*, P = Delta - Y Y* Delta/2: T_Y -> g^(hor,Y), Omega Y = Delta. (..., N, N)."""
+        return self._omega(self.matrix(Y), self.matrix(Delta))
+
+    def _omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        P = Delta - Y @ (self.star(Y) @ Delta) / 2
+        return P @ self.star(Y) - Y @ self.star(P)
+
+    def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
+        """Lambda^-1 Omega(Delta) Lambda as W E = Lambda^-1 Delta: T_Y -> g^hor, with A exactly skew."""
+        D = self.matrix(Delta)
+        n = D.shape[-1]
+        H = self.inverse(Lambda, n) @ D
+        return self.unmatrix(torch.cat([self.skew(H[..., :n, :]) / 2, H[..., n:, :]], -2), Delta.shape)
+
+    def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
+        """R(Omega(Delta)) Y, without a section, in O(N n^2)."""
+        M, D = self.matrix(Y), self.matrix(Delta)
+        return self.unmatrix(M + self._act(M, D, M, by_name(retraction)), Y.shape)
+
+    def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        """The geodesic gamma(1) = exp(Omega(Delta)) Y from Y in the direction Delta."""
+        return self.retract(Y, Delta, "geodesic")
+
+    def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
+        """Parallel transport of V along the geodesic of Delta: exp(Omega(Delta)) V.
+
+        Along the canonical connection of the second kind (appendix "Parallel Transport"), under which coordinates in
+        g^hor stay constant: a cache kept in g^hor needs no transport.
+        """
+        M, D, VM = self.matrix(Y), self.matrix(Delta), self.matrix(V)
+        return self.unmatrix(VM + self._act(M, D, VM, by_name("geodesic")), Y.shape)
+
+    def _act(self, Y: Tensor, Delta: Tensor, X: Tensor, retraction: Retraction) -> Tensor:
+        """(R(Omega(Delta)) - I) X for X (..., N, k): with K = Delta - Y Y* Delta in place of Q B, C = K* K."""
+        N, n = Y.shape[-2:]
+        if N < 2 * n:
+            return retraction.dense(self._omega(Y, Delta)) @ X
+        Ys = self.star(Y)
+        A = self.skew(Ys @ Delta) / 2
+        K = Delta - Y @ A
+        K = K - Y @ (Ys @ K)  # again: what is left along Y after the first pass is rounding of the size of Delta
+        F1, F2, T1, T2 = retraction.thin(A, self.star(K) @ K)
+        x, z = Ys @ X, self.star(K) @ X
+        return Y @ (F1 @ x - T1 @ z) + K @ (F2 @ x - T2 @ z)

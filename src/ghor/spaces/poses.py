@@ -1,0 +1,199 @@
+"""SE(d): rigid motions of R^d; the group itself, so the section is the point and g^hor is se(d)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ghor._torch.precision import full_precision
+from ghor.linalg import phi
+from ghor.retraction import Retraction
+from ghor.spaces.framed import Framed, orthonormalised
+from ghor.spaces.rotations import SpecialOrthogonal
+from ghor.spaces.sphere import Sphere
+
+SO = SpecialOrthogonal()
+
+
+@dataclass(frozen=True, repr=False)
+class SpecialEuclidean(Framed):
+    """Poses [R, t], (..., d, d+1): x -> R x + t. g^hor: (omega, v), omega skew (d x d), v in R^d, in the body's frame.
+
+    <W, W'> = <omega, omega'>/2 + <v, v'>: a turn by one radian is as long as a way of one unit of length. Everything is
+    left-invariant: a change of the world's coordinates changes nothing. SE(d) has no metric that is invariant on both
+    sides; `exp` and `log` are those of the group, screw motions, and `dist` is the length of log.
+    """
+
+    holds: ClassVar[str] = "poses [R, t], (..., d, d+1) with d >= 2"
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        self.refuse_shape(shape, len(shape) >= 2 and shape[-1] == shape[-2] + 1 and shape[-2] >= 2)
+
+    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+        """[I, 0]."""
+        self.check_shape(shape)
+        E = torch.zeros(tuple(shape), dtype=dtype, device=device)
+        E.diagonal(dim1=-2, dim2=-1).fill_(1)
+        return E
+
+    def residual(self, Y: Tensor) -> Tensor:
+        """That of R from the rotations."""
+        return SO.residual(Y[..., :-1])
+
+    @full_precision()
+    def project(self, X: Tensor) -> Tensor:
+        """The nearest point: R by polar decomposition, t as it is."""
+        return torch.cat([self.project_part(SO, X[..., :-1], X), X[..., -1:]], -1)
+
+    def section(self, Y: Tensor) -> Tensor:
+        """Lambda = Y."""
+        return Y
+
+    def apply_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
+        return Lambda
+
+    def pullback(self, Lambda: Tensor, G: Tensor) -> Tensor:
+        """[R^T G_R - G_R^T R, R^T G_t], omega *exactly* skew."""
+        H = Lambda[..., :-1].mT @ G
+        return torch.cat([SO.skew(H[..., :-1]), H[..., -1:]], -1)
+
+    def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
+        return self.hor(Lambda[..., :-1].mT @ Delta)
+
+    def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
+        return Lambda[..., :-1] @ W
+
+    def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
+        P = W * V
+        return P[..., :-1].sum((-2, -1)) / 2 + P[..., -1].sum(-1)
+
+    def hor(self, W: Tensor) -> Tensor:
+        return torch.cat([SO.skew(W[..., :-1]) / 2, W[..., -1:]], -1)
+
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
+        """omega and v."""
+        return [W[..., :-1], W[..., -1:]]
+
+    def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
+        """[R, t] + R (R(X) - I), X = [[omega, v], [0, 0]]: by Cayley R (I - omega/2)^-1 W."""
+        X = torch.nn.functional.pad(W, (0, 0, 0, 1))
+        return Lambda + Lambda[..., :-1] @ R.dense(X)[..., :-1, :]
+
+    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+        """One Newton-Schulz step of R."""
+        orthonormalised(Lambda[..., :-1], share)
+        return Lambda
+
+    def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """Y log(Y^-1 Z): the screw motion from Y to Z, for turns by less than pi."""
+        R = Y[..., :-1]
+        turn = SO.log(R, Z[..., :-1])
+        v = torch.linalg.solve(phi(R.mT @ turn), R.mT @ (Z[..., -1:] - Y[..., -1:]))
+        return torch.cat([turn, R @ v], -1)
+
+
+S2 = Sphere()
+
+
+@dataclass(frozen=True, repr=False)
+class PositionsOrientations(Framed):
+    """(t, n), (..., 2, 3): a position and a unit vector, n = R e_3 of a pose (R, t) whose turn about n does not count.
+
+    g^hor: (v, (w_1, w_2, 0)), a way and a turn in the frame of R. Lambda = [t; n; R e_1; R e_2], (..., 4, 3). `exp` is
+    that of SE(3), a screw motion, and `log` its inverse in closed form; `dist` is the length of log. Invariant under
+    rigid motions.
+    """
+
+    holds: ClassVar[str] = "positions and orientations (..., 2, 3)"
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        self.refuse_shape(shape, tuple(shape[-2:]) == (2, 3))
+
+    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+        """(0, e_3)."""
+        self.check_shape(shape)
+        E = torch.zeros(tuple(shape), dtype=dtype, device=device)
+        E[..., 1, 2] = 1
+        return E
+
+    def residual(self, Y: Tensor) -> Tensor:
+        """||n|^2 - 1|."""
+        return S2.residual(Y[..., 1, :])
+
+    @full_precision()
+    def project(self, X: Tensor) -> Tensor:
+        """The nearest point (t, n/|n|)."""
+        return torch.stack([X[..., 0, :], self.project_part(S2, X[..., 1, :], X)], -2)
+
+    def section(self, Y: Tensor) -> Tensor:
+        """R e_1 and R e_2 from n, after Duff et al. (2017); I at n = e_3."""
+        x, y, z = Y[..., 1, :].unbind(-1)
+        s = torch.where(z < 0, -1, 1).to(z.dtype)
+        a = -1 / (s + z)
+        b = x * y * a
+        e1 = torch.stack([1 + s * x * x * a, s * b, -s * x], -1)
+        e2 = torch.stack([b, s + y * y * a, -y], -1)
+        return torch.cat([Y, torch.stack([e1, e2], -2)], -2)
+
+    def apply_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
+        return Lambda[..., :2, :]
+
+    def pullback(self, Lambda: Tensor, G: Tensor) -> Tensor:
+        """(R^T G_t, (-g_2, g_1, 0)), g = R^T G_n."""
+        return self.global_rep(Lambda, G)
+
+    def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
+        H = Delta @ _rotation(Lambda)
+        g1, g2, _ = H[..., 1, :].unbind(-1)
+        return torch.stack([H[..., 0, :], torch.stack([-g2, g1, torch.zeros_like(g1)], -1)], -2)
+
+    def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
+        """(R v, R (w x e_3))."""
+        w1, w2, w3 = W[..., 1, :].unbind(-1)
+        turn = torch.stack([w2, -w1, torch.zeros_like(w3)], -1)
+        return torch.stack([W[..., 0, :], turn], -2) @ _rotation(Lambda).mT
+
+    def hor(self, W: Tensor) -> Tensor:
+        """No turn about e_3."""
+        return W * (W.new_tensor([[1, 1, 1], [1, 1, 0]]))
+
+    def ghor_blocks(self, W: Tensor) -> list[Tensor]:
+        """v and w."""
+        return [W[..., 0, :, None], W[..., 1, :, None]]
+
+    def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
+        """[R, t] + R (R(X) - I), X = [[w^, v], [0, 0]], by rows."""
+        v, w = W[..., 0, :].unsqueeze(-1), _hat(W[..., 1, :])
+        X = torch.nn.functional.pad(torch.cat([w, v], -1), (0, 0, 0, 1))
+        return Lambda + R.dense(X)[..., :3, [3, 2, 0, 1]].mT @ _rotation(Lambda).mT
+
+    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+        """One Newton-Schulz step of R, or of n."""
+        if point_only:
+            S2.implicit_polish(Lambda[..., 1, :], share)
+        else:
+            orthonormalised(Lambda[..., 1:, :], share)
+        return Lambda
+
+    def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """n turns along the great circle, and v = phi(w^)^-1 R^T (t' - t)."""
+        Lambda = self.section(Y)
+        turn = torch.stack([Z[..., 0, :] - Y[..., 0, :], S2.log(Y[..., 1, :], Z[..., 1, :])], -2)
+        way, w = self.global_rep(Lambda, turn).unbind(-2)
+        return self.push(Lambda, torch.stack([torch.linalg.solve(phi(_hat(w)), way), w], -2))
+
+
+def _rotation(Lambda: Tensor) -> Tensor:
+    """R, whose columns are the rows 2, 3, 1 of Lambda."""
+    return torch.cat([Lambda[..., 2:, :], Lambda[..., 1:2, :]], -2).mT
+
+
+def _hat(w: Tensor) -> Tensor:
+    """w x, as a matrix."""
+    a, b, c = w.unbind(-1)
+    o = torch.zeros_like(a)
+    return torch.stack([o, -c, b, c, o, -a, -b, a, o], -1).unflatten(-1, (3, 3))

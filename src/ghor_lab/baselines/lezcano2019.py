@@ -1,0 +1,79 @@
+"""Lezcano-Casado, Martinez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019, and Lezcano-Casado,
+"Trivializations for Gradient-Based Optimization on Manifolds", NeurIPS 2019: an optimizer of the tangent space.
+
+The weight is a function of a vector, Y = base exp(W) E with W in g^hor = T_E, and Adam minimises over W:
+
+    g <- d/dW L(base exp(W) E),    W <- W - lr m/(sqrt(v) + eps),    Y <- base exp(W) E
+
+W starts at zero, `base` is the section of the first Y. Where Y = E that is Y = exp(W) E.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ghor.linalg import phi
+from ghor.spaces import SpecialOrthogonal
+from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
+
+
+class Trivialization(OnMatrices):
+    """Adam on W for SO(N) and Stiefel: static, or dynamic with the base moved to the weight every `every` steps.
+
+    Static (every=None) gives up nearness: far from the base exp stretches, so that equal steps of W are unequal ones
+    of Y and the coordinates of the gradient turn as W grows; beyond ||W|| = pi exp is no coordinate map at all.
+    Dynamic: base <- base exp(W), W <- 0, and the moments stay as they are. With every=1 the gradient is always taken at
+    W = 0, where d exp is the identity: that is Algorithm 3 of the paper with the geodesic retraction and a transported
+    section, `ghor.optim.Adam(..., retraction="geodesic", section="transported")`, step for step.
+    The derivative of an N x N exponential is evaluated at every step.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        every: int | None = None,
+    ) -> None:
+        check_options(lr, betas, eps=eps)
+        if every is not None and not (isinstance(every, int) and every >= 1):
+            raise ValueError(f"Invalid every: {every}; a number of steps, 1 or more, or None for a fixed base")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "every": every})
+
+    def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """g by automatic differentiation of exp; the block A of W and of g is skew."""
+        n = Y.shape[-1]
+        if "base" not in state:
+            state["base"], state["W"] = self.space.section_matrix(Y).clone(), torch.zeros_like(Y)
+        base, W = state["base"], state["W"]
+        with torch.enable_grad():
+            X = W.detach().requires_grad_()
+            (g,) = torch.autograd.grad(base @ self.exp(X)[..., :n], X, G)
+        g[..., :n, :] = self.space.skew(g[..., :n, :])
+        W -= group["lr"] * adam(state, g, group)
+        moved = base @ self.exp(W)
+        Y.copy_(moved[..., :n])
+        if group["every"] is not None and int(state["step"]) % group["every"] == 0:
+            base.copy_(moved)
+            W.zero_()
+
+    def exp(self, W: Tensor) -> Tensor:
+        """exp of the N x N matrix whose first columns are W (..., N, n)."""
+        full = self.space.algebra(W)
+        return torch.eye(full.shape[-1], dtype=W.dtype, device=W.device) + full @ phi(full)
+
+
+class CheapOrthogonal(Trivialization):
+    """The first of the two papers: static, on SO(N) only; what the paper's table has. Gives up n < N."""
+
+    space = SpecialOrthogonal()
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        super().__init__(params, lr, betas, eps)

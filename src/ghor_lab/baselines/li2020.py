@@ -1,0 +1,104 @@
+"""Li, Li, Todorovic, "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform", ICLR 2020.
+
+With M the momentum at X, both algorithms move along the Cayley transform of the N x N matrix
+
+    W_hat = M X^T - X (X^T M X^T)/2,    W = W_hat - W_hat^T,    M <- W X
+
+where W X is the projection of M to the tangent space. The transform is not solved for but iterated s = 2 times, and
+the step alpha = min(lr, 2 q/(||W||_1 + eps)), q = 0.5, makes that a contraction:
+
+    Y_0 = X + alpha W X,    Y_i = X + alpha/2 W (X + Y_(i-1)),    X <- Y_s
+
+The authors' code starts from the momentum before its projection instead, Y_0 = X + alpha M, for which the error is of
+one order less, and iterates five times. v starts at zero, as there.
+
+They give up being on the manifold but for O(alpha^(s+2)) a step, which adds up (the authors' code orthonormalises at
+random, every hundredth step or so; the algorithms do not), and N x N matrices are formed. The first moment is projected
+again at every step, and Adam's second moment is one number a matrix.
+
+`ghor.baselines.ScalarMomentAdam` is what the paper compares with: it takes the scalar second moment only from here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ghor.linalg import frobenius
+from ghor_lab.baselines.matrices import OnMatrices, average, check_options, tick
+
+
+def cayley_iterations(X: Tensor, W: Tensor, alpha: Tensor | float, s: int) -> Tensor:
+    """s fixed-point iterations for (I - alpha/2 W)^-1 (I + alpha/2 W) X; the error is O(alpha^(s+2))."""
+    Y = X + alpha * (W @ X)
+    for _ in range(s):
+        Y = X + alpha / 2 * (W @ (X + Y))
+    return Y
+
+
+def rotation(X: Tensor, M: Tensor) -> Tensor:
+    """W (..., N, N), skew, with W X the projection of M (..., N, n) to the tangent space at X."""
+    W = M @ X.mT - X @ (X.mT @ M @ X.mT) / 2
+    return W - W.mT
+
+
+def step_size(W: Tensor, group: dict[str, Any]) -> Tensor:
+    """min(lr, 2 q/(||W||_1 + eps)), one a matrix."""
+    bound = 2 * group["q"] / (torch.linalg.matrix_norm(W, ord=1, keepdim=True) + group["eps"])
+    return bound.clamp_max(group["lr"])
+
+
+class _Cayley(OnMatrices):
+    room = 0.1  # a weight that these have moved can be given to them again
+
+
+class CayleySGD(_Cayley):
+    """Algorithm 1: M <- momentum M - G, then as above. lr = 0.1 is that of the authors' commands."""
+
+    def __init__(
+        self, params: Any, lr: float = 0.1, momentum: float = 0.9, *, q: float = 0.5, s: int = 2, eps: float = 1e-8
+    ) -> None:
+        check_options(lr, momentum=momentum, q=q, s=s, eps=eps)
+        super().__init__(params, {"lr": lr, "momentum": momentum, "q": q, "s": s, "eps": eps})
+
+    def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Lines 4 to 12."""
+        M = group["momentum"] * state.get("momentum_buffer", 0) - G
+        W = rotation(Y, M)
+        state["momentum_buffer"] = W @ Y
+        Y.copy_(cayley_iterations(Y, W, step_size(W, group), group["s"]))
+
+
+class CayleyAdam(_Cayley):
+    """Algorithm 2: Adam with one second moment a matrix; lr = 0.1 is that of the authors' commands.
+
+        M <- beta1 M + (1 - beta1) G,    v <- beta2 v + (1 - beta2) ||G||_F^2
+        r =  (1 - beta1^t) sqrt(v/(1 - beta2^t) + eps),    W <- -W(M)/r,    M <- -r W X
+
+    G is the Euclidean gradient, also in v: the part of it that is normal to the manifold shortens the step.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        *,
+        q: float = 0.5,
+        s: int = 2,
+    ) -> None:
+        check_options(lr, betas, q=q, s=s, eps=eps)
+        super().__init__(params, {"lr": lr, "betas": betas, "q": q, "s": s, "eps": eps})
+
+    def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Lines 4 to 14."""
+        t, (beta1, beta2) = tick(state), group["betas"]
+        M = average(state, "exp_avg", G, beta1)
+        v = average(state, "exp_avg_sq", frobenius(G)[..., None, None] ** 2, beta2)
+        r = (1 - beta1**t) * torch.sqrt(v / (1 - beta2**t) + group["eps"])
+        W = rotation(Y, M) / -r
+        torch.mul(W @ Y, -r, out=M)
+        Y.copy_(cayley_iterations(Y, W, step_size(W, group), group["s"]))

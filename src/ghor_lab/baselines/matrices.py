@@ -1,0 +1,111 @@
+"""What the published methods share: the loop over weights that are matrices of one space, and the checks of those."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ghor._torch.precision import COMPUTE_DTYPE, full_precision
+from ghor.lifting.param_groups import name_of
+from ghor.linalg import eye_like
+from ghor.spaces import Stiefel
+from ghor.spaces.orthogonal import Orthogonal
+
+
+class OnMatrices(Optimizer):
+    """An optimizer of matrices (..., N, n) on `space`, each by `update`; a wide matrix is taken as its transpose.
+
+    All weights have to be on the space: give those of vector spaces to an optimizer of their own, as with
+    torch.optim.Muon.
+    """
+
+    space: ClassVar[Orthogonal] = Stiefel()
+    room: ClassVar[float] = 0.0  # how far off weights may start beyond rounding: where the method does not stay itself
+
+    @abstractmethod
+    def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Move Y (..., N, n) in place, G the Euclidean gradient there."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; refuses weights that are not on the space."""
+        super().add_param_group(param_group)
+        try:
+            group, gi = self.param_groups[-1], len(self.param_groups) - 1
+            for i, p in enumerate(group["params"]):
+                self._check(p, name_of(group, gi, i))
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    def _check(self, p: Tensor, name: str) -> None:
+        kind, space = type(self).__name__, self.space
+        if not p.is_floating_point():
+            raise TypeError(f"{name}: weights of {kind} are real floating point tensors, not {p.dtype}")
+        if p.dtype in COMPUTE_DTYPE:
+            raise TypeError(f"{name} is {p.dtype}, which {kind} has too few digits in; convert it with .float()")
+        space.check_shape(p.shape)
+        off = float(space.residual(p.detach()).max())
+        if not off <= float(space.tolerance(p).max()) + self.room:
+            raise ValueError(
+                f"{name} of shape {tuple(p.shape)} is {off:.1e} off {space}; copy ghor.{space}.project(weight) into it"
+            )
+
+    @torch.no_grad()
+    @full_precision()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every weight that has a gradient; returns what the closure does."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.update(self.space.matrix(p), self.space.matrix(p.grad), self.state[p], group)
+        return loss
+
+
+def check_options(lr: float, betas: tuple[float, ...] = (), **nonnegative: float) -> None:
+    """ValueError, in torch's words, for a learning rate, decays of moments and numbers that cannot be."""
+    if not lr >= 0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    for i, beta in enumerate(betas):
+        if not 0 <= beta < 1:
+            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+    for name, value in nonnegative.items():
+        if not value >= 0:
+            raise ValueError(f"Invalid {name}: {value}, it must not be negative")
+
+
+def tick(state: dict[str, Any]) -> float:
+    """t <- t + 1; kept as torch keeps it."""
+    state["step"] = state.get("step", torch.zeros((), dtype=torch.float32)) + 1
+    return float(state["step"])
+
+
+def average(state: dict[str, Any], key: str, value: Tensor, beta: float) -> Tensor:
+    """state[key] <- beta state[key] + (1 - beta) value, from zero."""
+    if key not in state:
+        state[key] = torch.zeros_like(value)
+    mean: Tensor = state[key].mul_(beta).add_(value, alpha=1 - beta)
+    return mean
+
+
+def adam(state: dict[str, Any], g: Tensor, group: dict[str, Any]) -> Tensor:
+    """torch's Adam, the step without its length: (m/(1 - beta1^t))/(sqrt(v/(1 - beta2^t)) + eps), entry by entry."""
+    t, (beta1, beta2) = tick(state), group["betas"]
+    m, v = average(state, "exp_avg", g, beta1), average(state, "exp_avg_sq", g * g, beta2)
+    return m / (1 - beta1**t) / ((v.sqrt() / math.sqrt(1 - beta2**t)).add_(group["eps"]))
+
+
+def polar(X: Tensor) -> Tensor:
+    """X (X^T X)^(-1/2), the nearest matrix with orthonormal columns, of tall X: Muon's "msign", by SVD."""
+    U, _, Vh = torch.linalg.svd(X, full_matrices=False)
+    Y = U @ Vh
+    return Y + Y @ (eye_like(Y) - Y.mT @ Y) / 2  # single precision SVD is orthogonal to 1e-5 only

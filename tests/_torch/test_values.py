@@ -1,0 +1,151 @@
+"""As on an accelerator: no step waits for a value, and everything holds all the same."""
+
+import contextlib
+import copy
+import functools
+import warnings
+
+import pytest
+import torch
+from table import MANIFOLDS, name, point, randn, sections, shapes
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ghor
+from ghor._torch.values import SELDOM, as_on_an_accelerator
+
+CASES = [(s, section) for s in MANIFOLDS for section in sections(s)]
+cases = pytest.mark.parametrize(("space", "section"), CASES, ids=name)
+retractions = pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+
+
+@pytest.fixture(autouse=True)
+def accelerator():
+    with as_on_an_accelerator():
+        yield
+
+
+@functools.cache
+def waits(op):
+    reading = ("_local_scalar_dense", "nonzero", "aten.equal", "is_nonzero", "unique", "masked_select")
+    return any(part in str(op) for part in reading)
+
+
+class Reads(TorchDispatchMode):
+    """Counts what would wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if waits(op):
+            self.seen.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+def build(space, section, retraction, optimizer="Adam", shape=None, **options):
+    gen = torch.Generator().manual_seed(0)
+    shape = shape or shapes(space)[0]
+    ws = [nn.Parameter(point(space, shape, gen, torch.float32)) for _ in range(2)]
+    free = nn.Parameter(torch.ones(3))
+    groups = [{"params": ws, "space": space}, {"params": [free], "space": ghor.Euclidean()}]
+    opt = getattr(ghor.optim, optimizer)(groups, section=section, retraction=retraction, fused=True, **options)
+    return opt, [*ws, free], gen
+
+
+def steps(opt, ws, gen, count=1, size=1.0):
+    for _ in range(count):
+        for p in ws:
+            p.grad = size * randn(tuple(p.shape), gen, torch.float32)
+        opt.step()
+
+
+@cases
+@retractions
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_step_reads_no_value(space, section, retraction, optimizer):
+    """Over as many steps as lie between two checks; torch's fused rules read none either. What is counted is the same
+    for every rule and retraction: one of each goes all the way."""
+    opt, ws, gen = build(space, section, retraction, optimizer, lr=1e-3)
+    steps(opt, ws, gen, 2)
+    with Reads() as reads:
+        steps(opt, ws, gen, SELDOM - 3 if (optimizer, retraction) == ("Adam", "cayley") else 12)
+    assert reads.seen == []
+
+
+@cases
+def test_every_so_often_it_looks_for_changes_from_outside(space, section):
+    opt, ws, gen = build(space, section, "cayley", lr=1e-3)
+    steps(opt, ws, gen, SELDOM - 1)
+    ws[0].data.mul_(1.1)
+    with contextlib.suppress(ValueError), Reads() as reads:
+        steps(opt, ws, gen, 2)
+    assert reads.seen != []
+
+
+@cases
+@retractions
+@pytest.mark.parametrize(("optimizer", "size"), [("SGD", 1e30), ("SGD", 1e3), ("Adam", 1.0)])
+def test_huge_steps_stay_on_the_space(space, section, retraction, optimizer, size):
+    for shape in shapes(space)[:6] if space.compact else ():
+        opt, ws, gen = build(space, section, retraction, optimizer, shape, lr=1e3)
+        for _ in range(12):
+            steps(opt, ws, gen, 1, size)
+            for p in ws[:2]:
+                assert space.residual(p.detach().double()).max() <= 1e-5
+
+
+@cases
+@retractions
+def test_no_drift(space, section, retraction):
+    """200 steps, polished when due; the bound is that of the mode that reads."""
+    opt, ws, gen = build(space, section, retraction, lr=1e-3)
+    steps(opt, ws, gen, 200)
+    for p in ws[:2]:
+        Y = p.detach()
+        assert (space.residual(Y.double()) <= 0.2 * space.tolerance(Y)).all()
+
+
+@cases
+def test_the_numbers_are_those_of_the_mode_that_reads(space, section):
+    opt, ws, gen = build(space, section, "cayley", lr=1e-2)
+    other, us = copy.deepcopy((opt, ws))
+    steps(opt, ws, gen, 30)
+    gen_2 = torch.Generator()
+    gen_2.set_state(build(space, section, "cayley", lr=1e-2)[2].get_state())
+    import ghor._torch.values as reads
+
+    reads._forbidden = False
+    steps(other, us, gen_2, 30)
+    for p, q in zip(ws, us, strict=True):
+        assert (p - q).abs().max() <= 1e-4
+
+
+@cases
+def test_nan_gradients_move_nothing(space, section):
+    opt, ws, gen = build(space, section, "cayley", lr=1e-2)
+    steps(opt, ws, gen, 3)
+    before = ws[0].detach().clone()
+    ws[0].grad = torch.full_like(ws[0], torch.nan)
+    ws[1].grad = torch.ones_like(ws[1])
+    opt.step()
+    assert (ws[0] - before).abs().max() <= 1e-6
+    assert torch.isfinite(ws[1]).all()
+
+
+@cases
+def test_save_load_and_go_on(space, section):
+    opt, ws, gen = build(space, section, "cayley", lr=1e-2)
+    steps(opt, ws, gen, 12)
+    us = [nn.Parameter(p.detach().clone()) for p in ws]
+    groups = [{"params": us[:2], "space": space}, {"params": us[2:], "space": ghor.Euclidean()}]
+    other = ghor.optim.Adam(groups, section=section, fused=True, lr=1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other.load_state_dict(copy.deepcopy(opt.state_dict()))
+    for seed in range(3):
+        for weights, o in ((ws, opt), (us, other)):
+            steps(o, weights, torch.Generator().manual_seed(seed))
+    for p, q in zip(ws, us, strict=True):
+        assert torch.equal(p, q)

@@ -1,0 +1,365 @@
+"""Weights as modules have them: several matrices in one, kernels, padding; chosen by pattern; moved by others."""
+
+import copy
+import re
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from steps import through_a_file
+from table import randn
+from torch import nn
+
+import ghor
+from ghor.constraints.registry import declared_space
+
+ST = ghor.Stiefel()
+FLOAT32 = 2e-6
+
+
+def off(W, blocks):
+    """max ||M^T M - I||_F over blocks of rows, each taken tall: written without the library."""
+    worst = 0.0
+    for M in W.detach().double().chunk(blocks):
+        M = M.flatten(1)
+        M = M if M.shape[0] >= M.shape[1] else M.T
+        worst = max(worst, float((M.T @ M - torch.eye(M.shape[1])).norm()))
+    return worst
+
+
+def train(module, x, steps=5, **options):
+    opt = ghor.optim.Adam(module, lr=1e-2, **options)
+    for _ in range(steps):
+        opt.zero_grad()
+        out = module(*x)
+        (out[0] if isinstance(out, tuple) else out).square().sum().backward()
+        opt.step()
+    return opt
+
+
+@pytest.fixture
+def mha():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.MultiheadAttention(12, 3)
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------------
+
+SPACES = [ST, ghor.Grassmann(), ghor.Flag((2, 1)), ghor.SymplecticStiefel(), ghor.Sphere()]
+
+
+RULES = {
+    "Adam": partial(ghor.optim.Adam, lr=0.1),
+    "Muon": partial(ghor.optim.Muon, lr=0.1),
+    "anchor": partial(ghor.optim.AdamW, lr=0.1, weight_decay=0.5, anchor="start"),
+}
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+@pytest.mark.parametrize("rule", RULES)
+def test_blocks_are_a_batch(rule, space, section, dtype, gen):
+    """A stacked weight moves to the bit as the same matrices with a batch dimension, and so does its state."""
+    if section == "implicit" and not space.implicit:
+        pytest.skip("no implicit section")
+    several = type(space)(**{**vars(space), "blocks": (2, 2)})
+    shape = (4, 8, 4) if isinstance(space, ghor.SymplecticStiefel) else (4, 8, 3)
+    if isinstance(space, ghor.Sphere):
+        shape = (5, 4, 3)
+    whole = (*shape[:-3], -1, shape[-1]) if not isinstance(space, ghor.Sphere) else (5, -1)
+    batch = [nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64).to(dtype)) for _ in range(2)]
+    stacked = [nn.Parameter(p.detach().reshape(whole).clone()) for p in batch]
+    opts = [
+        RULES[rule](batch, space=space, section=section),
+        RULES[rule](stacked, space=several, section=section),
+    ]
+    for _ in range(12):  # beyond the first polishing
+        for p, q in zip(batch, stacked, strict=True):
+            p.grad = randn(shape, gen, dtype)
+            q.grad = p.grad.reshape(whole)
+        for opt in opts:
+            opt.step()
+    for p, q in zip(batch, stacked, strict=True):
+        assert torch.equal(p.reshape(whole), q)
+        a, b = opts[0].state[p], opts[1].state[q]
+        assert all(torch.equal(a[k].reshape(b[k].shape), b[k]) for k in a if torch.is_tensor(a[k]))
+        assert any(b[k].shape == q.shape for k in ("exp_avg", "momentum_buffer") if k in b)
+        assert "drawn_to" not in b or b["drawn_to"].shape == q.shape
+    assert several.residual(stacked[0].detach().double()).shape == space.residual(batch[0].detach().double()).shape
+
+
+def test_rules_of_matrices_take_stacked_weights(gen):
+    """`lift(X, blocks=True)`: each of the stacked matrices as a weight of its own."""
+    Lifted = ghor.lift(torch.optim.Muon, blocks=True)
+    apart = [nn.Parameter(ST.random(8, 3, generator=gen)) for _ in range(2)]
+    stacked = nn.Parameter(torch.cat([p.detach() for p in apart]))
+    opts = [Lifted(apart, lr=0.1, space=ST), Lifted([stacked], lr=0.1, space=ghor.Stiefel(blocks=2))]
+    for _ in range(3):
+        for p in apart:
+            p.grad = randn((8, 3), gen, torch.float32)
+        stacked.grad = torch.cat([p.grad for p in apart])
+        for opt in opts:
+            opt.step()
+    assert (torch.cat(list(apart)) - stacked).abs().max() < 1e-5
+
+
+def test_geometry_of_blocks(gen):
+    """exp, log, dist, transport of a stack are those of its members; points survive `random` and `project`."""
+    space = ghor.Stiefel(blocks=3)
+    Y = space.random(24, 4, generator=gen, dtype=torch.float64)
+    D = space.tangent(Y, 0.1 * randn((24, 4), gen))
+    M, V = Y.view(3, 8, 4), D.view(3, 8, 4)
+    assert torch.equal(space.exp(Y, D).view(3, 8, 4), ST.exp(M, V))
+    assert torch.equal(space.transport(Y, D, D).view(3, 8, 4), ST.transport(M, V, V))
+    assert torch.equal(space.dist(Y, space.exp(Y, D)), ST.dist(M, ST.exp(M, V)))
+    assert space.metric(Y, D, D).shape == space.tolerance(Y).shape == (3,)
+    assert torch.equal(space.E((24, 4)).view(3, 8, 4)[1], ST.E((8, 4)))
+
+
+def test_blocks_that_do_not_come_out_even():
+    with pytest.raises(ValueError, match=r"Stiefel\(blocks=5\) splits 12 rows into 5 blocks"):
+        ghor.constrain(nn.Linear(4, 12), "weight", ghor.Stiefel(blocks=5))
+    for wrong in (0, (3, 0), (), 2.0, "3"):
+        with pytest.raises(ValueError, match="blocks counts matrices"):
+            ghor.Stiefel(blocks=wrong)
+
+
+def test_blocks_resume_and_checkpoint(mha, gen):
+    ghor.constrain(mha, "in_proj_weight", ghor.Stiefel(blocks=(3, 3)))
+    x = [randn((5, 2, 12), gen, torch.float32)] * 3
+    opt = train(mha, x)
+    twin = copy.deepcopy(mha)
+    resumed = ghor.optim.Adam(twin, lr=1e-2)
+    resumed.load_state_dict(through_a_file(opt.state_dict()))
+    for model, o in ((mha, opt), (twin, resumed)):
+        o.zero_grad()
+        model(*x)[0].square().sum().backward()
+        o.step()
+    assert torch.equal(mha.in_proj_weight, twin.in_proj_weight)
+    assert off(mha.in_proj_weight, 9) <= FLOAT32
+
+
+def test_blocks_lift_lbfgs_and_third_parties(gen):
+    target = randn((24, 4), gen)
+    for make in (ghor.optim.LBFGS, lambda p, space: ghor.lift(Sign)(p, space=space)):
+        p = nn.Parameter(ghor.Stiefel(blocks=3).random(24, 4, generator=gen, dtype=torch.float64))
+        opt = make([p], space=ghor.Stiefel(blocks=3))
+
+        def closure(p=p, opt=opt):
+            opt.zero_grad()
+            loss = (p - target).square().sum()
+            loss.backward()
+            return loss.detach()
+
+        before = float(closure())
+        for _ in range(5):
+            opt.step(closure)
+        assert float(closure()) < before
+        assert off(p, 3) <= 1e-13
+
+
+class Sign(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-2):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad.sign())
+        return loss
+
+
+# -- modules that pack -------------------------------------------------------------------------------------------------
+
+
+def test_packed_attention_is_refused_with_what_to_write(mha, gen):
+    before = mha.in_proj_weight.detach().clone()
+    with pytest.raises(ValueError, match=r"queries, keys and values.*blocks=3\).*blocks=\(3, 3\)\).*blocks=1\)"):
+        ghor.constrain(mha, "in_proj_weight", ST)
+    assert torch.equal(mha.in_proj_weight, before)
+    ghor.constrain(mha, "in_proj_weight", ghor.Stiefel(blocks=1))
+    assert off(mha.in_proj_weight, 1) <= FLOAT32
+    ghor.constrain(mha, "in_proj_weight", ghor.Sphere())  # rows are rows, however they are stacked
+    ghor.constrain(mha, "in_proj_weight", ghor.Stiefel(blocks=3))
+    assert off(mha.in_proj_weight, 3) <= FLOAT32
+    train(mha, [randn((5, 2, 12), gen, torch.float32)] * 3)
+    assert off(mha.in_proj_weight, 3) <= FLOAT32
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("LSTMCell", 4), ("GRUCell", 3)])
+def test_packed_gates(kind, gates, gen):
+    module = getattr(nn, kind)(5, 6)
+    name = "weight_hh" if kind.endswith("Cell") else "weight_hh_l0"
+    with pytest.raises(ValueError, match=rf"{name} .*holds the {gates} gates.*SpecialOrthogonal\(blocks={gates}\)"):
+        ghor.constrain(module, name, ghor.SpecialOrthogonal())
+    ghor.constrain(module, name, ghor.SpecialOrthogonal(blocks=gates))
+    train(module, [randn((4, 5), gen, torch.float32)])
+    W = getattr(module, name)
+    assert off(W, gates) <= FLOAT32
+    assert all(torch.linalg.det(M) > 0 for M in W.detach().chunk(gates))
+
+
+def test_padding_of_embeddings(gen):
+    """Left alone by constrain, by steps whatever its gradient is, by project; the other rows are on the sphere."""
+    e = nn.Embedding(6, 4, padding_idx=2)
+    ghor.constrain(e, "weight", ghor.Sphere())
+    assert declared_space(e.weight) == ghor.Sphere(padding_idx=2)
+    opt = ghor.optim.Adam(e, lr=0.1)
+    for _ in range(12):
+        e.weight.grad = randn((6, 4), gen, torch.float32)  # also in the padding row, as a tied output layer has it
+        opt.step()
+    ghor.project(e)
+    norms = e.weight.detach().norm(dim=1)
+    assert torch.equal(e.weight[2], torch.zeros(4))
+    assert (norms[[0, 1, 3, 4, 5]] - 1).abs().max() <= FLOAT32
+    with pytest.warns(UserWarning, match="padding row 2 of weight is a row of the matrix"):
+        ghor.constrain(e, "weight", ST)
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 2, enable_nested_tensor=False)
+
+
+def test_patterns_and_predicates():
+    model = encoder()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    moved = ghor.constrain(model, "layers.*.linear?.weight", ST)
+    names = [f"layers.{i}.linear{j}.weight" for i in (0, 1) for j in (1, 2)]
+    assert list(moved) == names
+    for n, p in model.named_parameters():
+        if n in moved:
+            assert moved[n] == pytest.approx(float((p - before[n]).detach().norm()), rel=1e-5)
+    chosen = ghor.constrain(model, lambda n, p: n.endswith("in_proj_weight"), ghor.Stiefel(blocks=(3, 2)))
+    assert list(chosen) == [f"layers.{i}.self_attn.in_proj_weight" for i in (0, 1)]
+    assert list(ghor.constrain(model, ["layers.0.linear1.weight", "layers.1.lin*1.weight"], ST)) == names[::2]
+    assert f"{chosen['layers.0.self_attn.in_proj_weight']:.1e}" in ghor.check(copy.deepcopy(model))
+
+
+def test_the_space_may_depend_on_the_weight():
+    model = nn.ModuleDict({"q": nn.Linear(8, 16), "k": nn.Linear(8, 8)})
+    ghor.constrain(model, "?.weight", lambda name, p: ghor.Stiefel(blocks=len(p) // 4))
+    assert declared_space(model["q"].weight) == ghor.Stiefel(blocks=4)
+    assert declared_space(model["k"].weight) == ghor.Stiefel(blocks=2)
+    with pytest.raises(TypeError, match=r"such as ghor\.Stiefel\(\), got <class"):
+        ghor.constrain(model, "?.weight", ghor.Stiefel)
+
+
+def test_where_one_of_a_pattern_cannot_be_moved_none_is():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"^1\.bias"):
+        ghor.constrain(model, lambda n, p: n != "0.bias", ST)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert all(declared_space(p) is None for p in model.parameters())
+
+
+def test_typos_get_the_nearest_names():
+    with pytest.raises(ValueError, match=r"has no parameter 'layers\.0\.linear\.weight'; it has: layers") as error:
+        ghor.constrain(encoder(), "layers.0.linear.weight", ST)
+    assert "layers.0.linear1.weight" in str(error.value)
+    assert str(error.value).count("weight") < 6
+    with pytest.raises(ValueError, match=r"no parameter like 'layer\.\*'"):
+        ghor.constrain(encoder(), "layer.*", ST)
+    with pytest.raises(ValueError, match="the function chooses none of the 24 parameters"):
+        ghor.constrain(encoder(), lambda n, p: False, ST)
+
+
+# -- other optimizers, other libraries, the wrong order ----------------------------------------------------------------
+
+
+def test_a_plain_optimizer_is_noticed(gen):
+    layer = ghor.constrain(nn.Linear(9, 3, bias=False), "weight", ST)
+    ours, plain = ghor.optim.SGD(layer, lr=0.1), torch.optim.SGD(layer.parameters(), lr=0.1)
+    for opt in (ours, plain):
+        layer.weight.grad = randn((3, 9), gen, torch.float32)
+        opt.step()
+    assert "off: moved by another optimizer?" in ghor.check(layer)
+    with pytest.raises(ValueError, match=r"off Stiefel\(\).*optimizer that is not ghor's"):
+        ours.step()
+
+
+@pytest.mark.parametrize("cls", ["SGD", "LBFGS"])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_constrain_after_building_the_optimizer(cls, steps, gen):
+    model = nn.Sequential(nn.Linear(9, 3), nn.Linear(3, 3))
+    ghor.constrain(model[1], "weight", ST)
+    opt = getattr(ghor.optim, cls)(model, lr=0.1)
+
+    def closure():
+        opt.zero_grad()
+        loss = model(torch.ones(1, 9)).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        opt.step(closure)
+    ghor.constrain(model[0], "weight", ST)
+    with pytest.raises(ValueError, match=r"0\.weight was constrained to Stiefel\(\) after this.*then build the"):
+        opt.step(closure)
+
+
+def test_a_parameter_of_geoopt_is_named():
+    """Known by name and attribute, as here: geoopt need not be installed."""
+
+    class ManifoldParameter(nn.Parameter):
+        manifold = type("CanonicalStiefel", (), {})()
+
+    model = nn.Module()
+    model.weight = ManifoldParameter(torch.eye(5, 3))
+    model.other = nn.Parameter(torch.eye(5, 3))
+    ghor.constrain(model, "other", ST)
+    with pytest.warns(UserWarning, match=r"weight is a geoopt\.ManifoldParameter on \w*Stiefel.*ghor\.constrain"):
+        ghor.optim.Adam(model)
+    ghor.constrain(model, "weight", ST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ghor.optim.Adam(model)
+
+
+@pytest.mark.parametrize("name", ["ASGD", "Adafactor", "Muon", "SparseAdam"])
+def test_names_that_are_not_there_say_why(name):
+    if name in ghor.optim.__all__:
+        pytest.skip("it is there")
+    with pytest.raises(AttributeError, match=f"ghor.optim has no {name}: .*; use "):
+        getattr(ghor.optim, name)
+
+
+def test_names_that_nobody_has():
+    with pytest.raises(AttributeError, match=r"did you mean AdamW\?"):
+        _ = ghor.optim.AdaW
+    with pytest.raises(AttributeError, match=r"ghor\.lift"):
+        _ = ghor.optim.Lion
+
+
+def test_the_recipes_run(capsys):
+    """Those that need no Hugging Face: what they print of a weight is 0 or, of determinants and lengths, 1."""
+    page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = [b for b in blocks if "torch.nn." in b]
+    assert len(blocks) == 4
+    scope = {"ghor": ghor, "torch": torch}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for block in blocks:
+            exec(block, scope)
+    printed = [float(x) for x in re.findall(r"tensor\(([^,)]*)", capsys.readouterr().out)]
+    assert len(printed) == 1 + 8 + 1 + 2
+    assert all(min(abs(x), abs(x - 1)) <= FLOAT32 for x in printed)
+
+
+def test_distance_is_residual(gen):
+    Y = ST.random(9, 3, generator=gen) * 1.1
+    with pytest.warns(DeprecationWarning, match="called space.residual"):
+        assert torch.equal(ST.distance(Y), ST.residual(Y))

@@ -1,0 +1,197 @@
+"""Laws on what the optimizer asks of a space, and no more: section, apply_section, global_grad, update_section, and for
+its points random, project, distance, tolerance, polish, E. A new space is in the table as soon as its file is there."""
+
+import pytest
+import torch
+from table import (
+    CASES,
+    RETRACTIONS,
+    SPACES,
+    close,
+    eps,
+    ghor_product,
+    has_frame,
+    horizontal,
+    inner,
+    is_flat,
+    law,
+    name,
+    one,
+    point,
+    polished,
+    randn,
+    spoiled,
+    tolerance,
+)
+
+import ghor
+from ghor._torch.precision import COMPUTE_DTYPE
+
+F64 = [torch.float64]
+HALVES = [torch.bfloat16, torch.float16]
+
+
+# Tolerances: rounding of sums of at most 49 x 7 products, hence a few hundred eps, times the condition of the point
+# where the group is not compact (||Y|| <= 4 in the table).
+def tol(Y):
+    return 500 * eps(Y)
+
+
+def is_manifold(space):
+    return not is_flat(space)
+
+
+def test_the_table_has_every_space_of_the_package():
+    exported = {getattr(ghor, n)() for n in ghor.__all__ if n[0].isupper() and n != "Space"}
+    assert exported == set(SPACES)
+    assert {s for s, _ in CASES} == set(SPACES)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=name)
+def test_a_space_is_a_value(space):
+    assert space == type(space)()
+    assert hash(space) == hash(type(space)())
+    assert repr(space) == f"{type(space).__name__}()"
+    with pytest.raises(AttributeError):
+        space.flatten = 2
+
+
+# -- points ------------------------------------------------------------------------------------------------------------
+
+
+@law()
+def test_random_points_are_on_the_space(space, shape, dtype, gen):
+    Y = space.random(*shape, generator=gen, dtype=dtype)
+    assert Y.shape == shape
+    assert Y.dtype == dtype
+    assert Y.is_contiguous()
+    assert space.residual(Y).max() <= tol(Y)
+
+
+@law()
+def test_project_finds_the_space_and_keeps_its_points(space, shape, dtype, gen):
+    Y = point(space, shape, gen, dtype)
+    close(space.project(Y), Y, tol(Y))
+    Z = space.project(Y + 0.05 * randn(shape, gen, dtype))
+    assert space.residual(Z).max() <= tol(Y)
+    assert (Z - Y).abs().max() < 0.5
+
+
+@law(where=is_manifold)
+def test_distance_is_one_number_for_each_member_of_a_batch(space, shape, dtype, gen):
+    Y = point(space, shape, gen, dtype)
+    X = Y.clone()
+    last = X.view(-1, *shape[len(shape) - len(one(space, Y)) :])[-1]
+    last.copy_(spoiled(space, last, 0.5))
+    on, off = space.residual(Y), space.residual(X)
+    assert on.shape == off.shape == shape[: len(shape) - len(one(space, Y))]
+    assert off.flatten()[-1] > 0.1
+    assert torch.equal(off.flatten()[:-1], on.flatten()[:-1])
+
+
+@law(where=is_manifold, dtypes=[torch.float64, torch.float32, *HALVES])
+def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, dtype, gen):
+    """What `random` and `project` give is on the space; a weight 1 % too long (10 % in half precision) is off it."""
+    wide = COMPUTE_DTYPE.get(dtype, dtype)
+    Y = space.random(*shape, generator=gen, dtype=dtype)
+    assert space.residual(Y.to(wide)).max() <= tolerance(space, Y)
+    Y = space.project(Y + 0.05 * randn(shape, gen, dtype))
+    assert space.residual(Y.to(wide)).max() <= tolerance(space, Y)
+    by = 0.1 if dtype in HALVES else 0.01
+    assert space.residual(spoiled(space, Y, by).to(wide)).min() > tolerance(space, Y)
+
+
+@law(where=is_manifold, dtypes=F64)
+def test_polishing_squares_the_distance(space, shape, dtype, gen):
+    """Of X + X (I - X* X)/2: what is left of a distance d is 3 d^2/4 and a little."""
+    Y = point(space, shape, gen, dtype)
+    X = (1 + 1e-4) * Y + 1e-5 * randn(shape, gen, dtype)
+    d = space.residual(X)
+    assert d.max() > 1e-5
+    assert (space.residual(polished(space, X)) <= d**2 + tol(Y)).all()
+    close(polished(space, Y), Y, tol(Y))
+
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+
+
+@law()
+def test_section_lies_above_its_point(space, shape, dtype, gen):
+    Y = point(space, shape, gen, dtype)
+    Lambda, E = space.section(Y), space.E(shape, dtype=dtype)
+    close(space.apply_section(Lambda, E), Y, 0)
+    torch.testing.assert_close(Lambda, space.section(Y), atol=0, rtol=0)  # no random numbers
+
+
+@law(where=is_manifold, dtypes=F64)
+def test_section_of_e_lies_above_e(space, shape, dtype, gen):
+    E = space.E(shape, dtype=dtype)
+    assert space.residual(E).max() == 0
+    close(space.apply_section(space.section(E), E), E, 0)
+
+
+@law(where=has_frame)
+def test_a_section_is_in_the_group(space, shape, dtype, gen):
+    """Lambda^-1 = [Y*; Q*]."""
+    Y = point(space, shape, gen, dtype)
+    Lambda, n = space.section(Y), space.size(shape)[1]
+    close(space.inverse(Lambda, n) @ Lambda, torch.eye(Lambda.shape[-1], dtype=dtype), tol(Y))
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def moved(space, Y, Lambda, W, retraction):
+    """The point below Lambda R(W)."""
+    return space.apply_section(space.update_section(Lambda, W, retraction), space.E(tuple(Y.shape), dtype=Y.dtype))
+
+
+@law(retraction=RETRACTIONS)
+def test_a_step_stays_on_the_space(space, shape, dtype, retraction, gen):
+    """And none is none, to the bit."""
+    Y = point(space, shape, gen, dtype)
+    Lambda = space.section(Y)
+    W = horizontal(space, Y, Lambda, gen)
+    Z = moved(space, Y, Lambda, W, retraction)
+    assert Z.shape == shape
+    assert space.residual(Z).max() <= 20 * tol(Y)
+    assert (Z - Y).abs().max() > 1e-2
+    torch.testing.assert_close(space.update_section(Lambda, 0 * W, retraction), Lambda, atol=0, rtol=0)
+
+
+@law(dtypes=F64, retraction=RETRACTIONS)
+def test_global_grad_is_the_derivative_of_the_loss_in_coordinates(space, shape, dtype, retraction, gen):
+    """d/dt L(Lambda R(t W) E) at t = 0 is <global_grad, W> for every W of g^hor, whatever the retraction.
+
+    L is linear and ||W|| = 1: central differences at h = 1e-4 have the error h^2 ||G|| ||Y||/6 and rounding eps/h.
+    """
+    Y = point(space, shape, gen, dtype)
+    Lambda, G, h = space.section(Y), randn(shape, gen, dtype), 1e-4
+    B = space.global_grad(Lambda, G.clone())
+    for _ in range(3):
+        W = horizontal(space, Y, Lambda, gen)
+        ahead, behind = (moved(space, Y, Lambda, t * W, retraction) for t in (h, -h))
+        close(inner(space, Y, G, ahead - behind) / (2 * h), ghor_product(space, B, W), 1e-6)
+
+
+@law(dtypes=F64)
+def test_a_geodesic_is_a_one_parameter_group(space, shape, dtype, gen):
+    """Lambda exp(s W) exp(t W) = Lambda exp((s + t) W)."""
+    Y = point(space, shape, gen, dtype)
+    Lambda = space.section(Y)
+    W = horizontal(space, Y, Lambda, gen)
+    twice = space.update_section(space.update_section(Lambda, 0.3 * W, "geodesic"), 0.5 * W, "geodesic")
+    close(twice, space.update_section(Lambda, 0.8 * W, "geodesic"), 20 * tol(Y))
+
+
+@law(where=is_manifold, dtypes=F64)
+def test_cayley_and_geodesic_differ_in_third_order(space, shape, dtype, gen):
+    Y = point(space, shape, gen, dtype)
+    Lambda = space.section(Y)
+    W = horizontal(space, Y, Lambda, gen)
+    h = torch.tensor([0.04, 0.02, 0.01, 0.005], dtype=torch.float64)
+    error = torch.stack(
+        [(moved(space, Y, Lambda, t * W, "cayley") - moved(space, Y, Lambda, t * W, "geodesic")).norm() for t in h]
+    )
+    slopes = (error[:-1] / error[1:]).log() / (h[:-1] / h[1:]).log()
+    assert slopes.min() >= 2.9

@@ -1,0 +1,177 @@
+"""Optimizers on hyperbolic space, SPD, rigid motions, positions and orientations."""
+
+import warnings
+
+import pytest
+import torch
+from steps import classes
+from table import SPACES, close, name, randn
+
+import ghor
+from ghor.retraction import by_name
+from ghor.spaces import rank_one as lorentz
+from ghor.spaces.framed import Framed
+
+F64 = torch.float64
+FRAMED = [s for s in SPACES if isinstance(s, Framed)]
+each_space = pytest.mark.parametrize("space", FRAMED, ids=name)
+SHAPES = {
+    ghor.Hyperbolic(): (5, 4),
+    ghor.SPD(): (5, 3, 3),
+    ghor.SpecialEuclidean(): (5, 3, 4),
+    ghor.PositionsOrientations(): (5, 2, 3),
+}
+HYPERBOLIC, SPD, SE, PO = SHAPES
+
+
+def fit(space, Y, target, steps, cls="Adam", lr=0.05, loss=None, **options):
+    """sum dist^2 to a target; returns the way of the weight."""
+    Y = torch.nn.Parameter(Y.clone())
+    opt = getattr(ghor.optim, cls)([Y], space=space, lr=lr, **options)
+    way = [Y.detach().clone()]
+    for _ in range(steps):
+        opt.zero_grad()
+        (space.dist(Y, target).square().sum() if loss is None else loss(Y)).backward()
+        opt.step()
+        way.append(Y.detach().clone())
+    return torch.stack(way)
+
+
+@classes
+@each_space
+def test_all_optimizers_descend(space, cls, gen):
+    Y, target = (space.random(*SHAPES[space], generator=gen, dtype=F64) for _ in range(2))
+    lr = {"Adagrad": 0.3, "Adadelta": 10.0}.get(cls, 0.03)
+    way = fit(space, Y, target, 12, cls, lr)
+    losses = space.dist(way, target).square().sum(-1)
+    assert losses[-1] < 0.9 * losses[0]
+    assert space.residual(way).max() < 1e-14
+
+
+@pytest.mark.parametrize(("space", "shape"), [(SE, (1000, 3, 4)), (PO, (1000, 2, 3))], ids=name)
+def test_adam_recovers_a_thousand_targets(space, shape, gen):
+    """The chordal loss, which has no cut locus, from the start that `random` gives: one stacked weight."""
+    target, Y = (space.random(*shape, generator=gen, dtype=F64) for _ in range(2))
+    Y = torch.nn.Parameter(Y)
+    opt = ghor.optim.Adam([Y], space=space, lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 600)
+    for _ in range(600):
+        Y.grad = (Y - target).detach()  # of |Y - target|^2/2
+        opt.step()
+        schedule.step()
+    close(Y.detach(), target, 1e-6)
+
+
+def motion(gen):
+    return SE.random(3, 4, generator=gen, dtype=F64)
+
+
+def moved_pose(g, Y):
+    """g Y of poses [R, t]."""
+    return torch.cat([g[:, :3] @ Y[..., :3], g[:, :3] @ Y[..., 3:] + g[:, 3:]], -1)
+
+
+def moved_place(g, Y):
+    """g Y of (t, n)."""
+    return torch.stack([Y[..., 0, :] @ g[:, :3].mT + g[:, 3], Y[..., 1, :] @ g[:, :3].mT], -2)
+
+
+@pytest.mark.parametrize(
+    ("space", "act", "options"),
+    [(SE, moved_pose, {"cls": "Adam"}), (PO, moved_place, {"cls": "SGD", "momentum": 0.9, "lr": 0.02})],
+    ids=["poses", "places"],
+)
+def test_a_motion_of_the_world_moves_the_whole_way(space, act, options, gen):
+    Y, target = (space.random(*SHAPES[space], generator=gen, dtype=F64) for _ in range(2))
+    g = motion(gen)
+    way, other = fit(space, Y, target, 40, **options), fit(space, act(g, Y), act(g, target), 40, **options)
+    close(act(g, way), other, 1e-10)
+
+
+# -- hyperbolic space -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+def test_vectors_turn_with_the_boost(retraction, gen):
+    """Momentum in the implicit frame is momentum in the transported one: Wigner's rotation is exact."""
+    Y, target = (HYPERBOLIC.random(20, 6, generator=gen, dtype=F64) for _ in range(2))
+    options = {"cls": "SGD", "momentum": 0.9, "lr": 0.02, "retraction": retraction}
+    implicit = fit(HYPERBOLIC, Y, target, 50, **options)
+    close(implicit, fit(HYPERBOLIC, Y, target, 50, section="transported", **options), 1e-12)
+
+
+def test_going_over_from_one_section_to_the_other(gen):
+    Y, target = (HYPERBOLIC.random(5, 4, generator=gen, dtype=F64) for _ in range(2))
+    reference = fit(HYPERBOLIC, Y, target, 30, "SGD", momentum=0.9)
+    Y = torch.nn.Parameter(Y)
+    opt = ghor.optim.SGD([Y], space=HYPERBOLIC, lr=0.05, momentum=0.9)
+    for i in range(30):
+        opt.param_groups[0]["section"] = ("implicit", "transported")[i // 10 % 2]
+        opt.zero_grad()
+        HYPERBOLIC.dist(Y, target).square().sum().backward()
+        opt.step()
+    close(Y.detach(), reference[-1], 1e-12)
+
+
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+def test_second_moments_spread_with_the_frame(retraction, gen):
+    """T is a rotation, and squares become sum_j T_ij^2 s_j."""
+    x, b, s = HYPERBOLIC.random(5, generator=gen, dtype=F64), randn((4,), gen) / 4, randn((4,), gen).square()
+    step = lorentz.Step(x, b, by_name(retraction))
+    T = torch.stack([step.turned(e) for e in torch.eye(4, dtype=F64)], 1)
+    close(T.mT @ T, torch.eye(4, dtype=F64), 1e-14)
+    close(step.spread(s), T.square() @ s, 1e-14)
+
+
+def test_points_carry_no_matrices(gen):
+    """Adam's two moments, and one number for each of the weight's to see writes from outside."""
+    Y = torch.nn.Parameter(HYPERBOLIC.random(1000, 11, generator=gen))
+    opt = ghor.optim.Adam([Y], space=HYPERBOLIC)
+    Y.grad = torch.randn(Y.shape, generator=gen)
+    opt.step()
+    assert sum(v.numel() for v in opt.state[Y].values()) <= 2 * Y.numel() + 2
+    assert opt._stacking.stacks[0].seen.expected.numel() <= Y.numel()
+
+
+def test_it_says_when_digits_run_out(gen):
+    """A weight that is pulled outwards for ever is held at distance 15.2 in float32, finite and on the space."""
+    Y = torch.nn.Parameter(HYPERBOLIC.random(3, 4, generator=gen))
+    opt = ghor.optim.SGD([Y], space=HYPERBOLIC, lr=0.5)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(60):
+            y = Y.detach()
+            Y.grad = -y / (y[:, :1] * y[:, 1:].norm(dim=-1, keepdim=True))  # B is the unit vector to the origin
+            Y.grad[:, 0] = 0
+            opt.step()
+    r = HYPERBOLIC.dist(HYPERBOLIC.E(Y.shape), Y.detach())
+    assert torch.isfinite(Y).all()
+    assert 14 < r.max() < 15.5
+    assert any("no digits left" in str(w.message) for w in said)
+    with pytest.raises(ValueError, match="no digits left"):
+        HYPERBOLIC.project(1e9 * torch.ones(4))
+
+
+# -- SPD --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_affine_invariant_mean(gen):
+    """Of 50 matrices of size 20: gradient descent of the sum of squares, which is Karcher's iteration."""
+    P = SPD.random(50, 20, 20, generator=gen, dtype=F64)
+    Y = torch.nn.Parameter(P.mean(0))
+    opt = ghor.optim.SGD([Y], space=SPD, lr=1 / 8, retraction="geodesic")
+    for _ in range(60):
+        opt.zero_grad()
+        (SPD.dist(Y, P).square().mean()).backward()
+        opt.step()
+    y = Y.detach()
+    assert SPD.norm(y, SPD.log(y.expand_as(P), P).mean(0)) < 1e-10
+    assert torch.equal(y, y.mT)
+
+
+def test_the_mean_moves_with_the_data(gen):
+    """The frame is any: A P A^T has the way A Y A^T, under SGD."""
+    P, A = SPD.random(10, 4, 4, generator=gen, dtype=F64), randn((4, 4), gen)
+    way = fit(SPD, P[0], P, 30, "SGD", lr=0.01)
+    other = fit(SPD, A @ P[0] @ A.mT, A @ P @ A.mT, 30, "SGD", lr=0.01)
+    close(A @ way @ A.mT, other, 1e-10)

@@ -1,0 +1,182 @@
+"""Steps that are broken off, by an interrupt or an error anywhere: groups and state are whole, and it goes on."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from steps import STIEFEL, Net, build, classes, gradients, same, sections, take_steps, train, values, weight
+from torch import nn
+
+import ghor
+from ghor.lifting import guards as upkeep
+from ghor.lifting import views
+from ghor.lifting.stack import Stack
+
+
+def trained(section="transported", cls="Adam", steps=3, **options):
+    """Two weights of a kind and a Euclidean one, after some steps; `move(opt)` makes one more."""
+    gen = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(STIEFEL.random(8, 2, generator=gen)) for _ in range(2)]
+    weights.append(nn.Parameter(torch.zeros(3)))
+    groups = [{"params": weights[:2], "space": STIEFEL}, {"params": weights[2:]}]
+    opt = getattr(ghor.optim, cls)(groups, lr=0.1, section=section, **options)
+    for _ in range(steps):
+        move(opt)
+    return opt, weights
+
+
+def move(opt, seed=1):
+    gen = torch.Generator().manual_seed(seed)
+    for group in opt.param_groups:
+        for p in group["params"]:
+            p.grad = torch.randn(p.shape, generator=gen).to(p.dtype)
+    opt.step()
+
+
+def off(weights):
+    return max(float(STIEFEL.residual(p.detach().double())) for p in weights[:2])
+
+
+def interrupted_after(monkeypatch, owner, name):
+    """A KeyboardInterrupt once `owner.name` has done its work, one time."""
+    real = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        real(*args, **kwargs)
+        monkeypatch.setattr(owner, name, real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def test_interrupted_while_a_section_moves(monkeypatch):
+    """Between the two writes of it a section is off the group: it is rebuilt from the weights."""
+    opt, weights = trained()
+    before = [p.detach().clone() for p in weights[:2]]
+    interrupted_after(monkeypatch, torch.Tensor, "baddbmm_")
+    with pytest.raises(KeyboardInterrupt):
+        move(opt)
+    assert all(map(torch.equal, weights, before))
+    saved = copy.deepcopy(opt.state_dict())
+    with pytest.warns(UserWarning, match="the last step was interrupted; sections will be rebuilt, moments kept"):
+        move(opt)
+    assert off(weights) <= 2e-6
+    twin, others = trained(steps=0)
+    with torch.no_grad():
+        for p, q in zip(others, [*before, weights[2]], strict=True):
+            p.copy_(q)
+    twin.load_state_dict(saved)
+    move(twin)
+    assert all(map(torch.equal, others[:2], weights))
+
+
+WHERE = [(Stack, "reading"), (Stack, "global_grad"), (Stack, "update_section"), (Stack, "apply_section")]
+WHERE += [(upkeep, "before"), (upkeep, "after"), (views, "in_place"), (views, "publish")]
+
+
+@pytest.mark.parametrize("where", WHERE, ids=lambda where: where[1])
+@sections
+def test_interrupted_anywhere(where, section, monkeypatch):
+    """Groups and state are those of the weights afterwards, and the optimizer goes on."""
+    opt, weights = trained(section)
+    keys = set(opt.state)
+    with monkeypatch.context() as patch:
+        interrupted_after(patch, *where)
+        with pytest.raises(KeyboardInterrupt):
+            move(opt)
+    opt.state_dict()
+    assert [p for group in opt.param_groups for p in group["params"]] == weights
+    assert set(opt.state) == keys == set(weights)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the last step was interrupted")
+        for _ in range(3):
+            move(opt)
+    assert off(weights) <= 2e-6
+
+
+@classes
+def test_an_exception_inside_the_base_step_leaves_groups_and_weights(cls, monkeypatch):
+    """Also a keyboard interrupt: the groups hold the weights again, manifold weights have not moved, and a retry is
+    an ordinary step."""
+    net, twin = Net(), Net()
+    opt, other = build(cls, net), build(cls, twin)
+    steps = gradients(net, 4)
+    for n, o in ((net, opt), (twin, other)):
+        train(n, o, steps[:2])
+    groups, members = list(opt.param_groups), [list(group["params"]) for group in opt.param_groups]
+    params = [p for group in members for p in group]
+    keys = {p: set(opt.state[p]) for p in params}
+    before = values(net)
+    step = getattr(opt.Base.step, "__wrapped__", opt.Base.step)
+    for error in (RuntimeError, KeyboardInterrupt):
+
+        def broken(*args, error=error, **kwargs):
+            raise error("from the base")
+
+        monkeypatch.setattr(opt.Base, "step", broken)
+        with pytest.raises(error, match="from the base"):
+            train(net, opt, steps[2:3])
+        monkeypatch.undo()
+        assert all(a is b for a, b in zip(opt.param_groups, groups, strict=True))
+        for group, before_it in zip(groups, members, strict=True):
+            assert all(a is b for a, b in zip(group["params"], before_it, strict=True))
+        assert {p: set(opt.state[p]) for p in params} == keys
+        assert set(opt.state) == set(params)
+        same(values(net), before)
+    assert step is not broken
+    for n, o in ((net, opt), (twin, other)):
+        train(n, o, steps[2:])
+    same(values(net), values(twin))
+
+
+def test_an_error_in_the_base_leaves_no_velocity_behind(gen):
+    class Fails(torch.optim.SGD):
+        fail = False
+
+        def step(self, closure=None):
+            super().step()
+            if Fails.fail:
+                raise KeyError("base")
+
+    Y = weight(5, 3)
+    opt = ghor.lift(Fails)([Y], lr=0.1, space=STIEFEL)
+    take_steps(opt, gen)
+    before, params = Y.detach().clone(), opt.param_groups[0]["params"]
+    Fails.fail = True
+    with pytest.raises(KeyError, match="base"):
+        take_steps(opt, gen)
+    Fails.fail = False
+    assert opt.param_groups[0]["params"] is params
+    Y.grad = torch.zeros(5, 3)
+    opt.step()
+    assert torch.equal(Y, before)
+
+
+def test_a_stack_that_cannot_be_split_stays_whole(monkeypatch):
+    opt, weights = trained()
+    weights[1].grad = None
+
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stack, "part", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            opt.step()
+    before = [p.detach().clone() for p in weights]
+    move(opt)
+    assert not any(map(torch.equal, weights, before))
+
+
+@pytest.mark.parametrize("cls", ["SGD", "Adam"])
+def test_steps_in_inference_mode(cls):
+    """What is made there for a stack that is split serves later steps, too."""
+    opt, weights = trained(cls=cls, steps=0 if cls == "SGD" else 2)
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    weights[1].grad = None
+    with torch.inference_mode():
+        opt.step()
+    move(opt)
+    assert off(weights) <= 2e-6

@@ -1,0 +1,328 @@
+"""What was once accepted though wrong, or refused though right: each by the way a user met it."""
+
+import copy
+import inspect
+import io
+import pickle
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from table import randn
+from torch import nn
+
+import ghor
+
+ST = ghor.Stiefel()
+
+
+def weight(*shape, space=ST, dtype=torch.float32, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
+
+
+def step(opt, *params, seed=1, scale=1.0):
+    gen = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = scale * randn(tuple(p.shape), gen).to(p.dtype)
+    opt.step()
+
+
+# -- wrong results -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_precision_weight_that_was_loaded_is_kept(section, dtype):
+    """Also where it differs by less than a rounding error from what the optimizer had left there."""
+    torch.manual_seed(0)
+    layer = ghor.constrain(nn.Linear(8, 64, bias=False, dtype=dtype), "weight", ST)
+    opt = ghor.optim.Adam(layer, lr=1e-3, section=section)
+    step(opt, layer.weight)
+    saved = copy.deepcopy(layer.state_dict())
+    for seed in range(2, 5):
+        step(opt, layer.weight, seed=seed)
+    differ = (layer.weight != saved["weight"]).sum()
+    assert differ > 100
+    layer.load_state_dict(saved)
+    opt.param_groups[0]["lr"] = 1e-9
+    with pytest.warns(UserWarning, match="changed outside"):
+        step(opt, layer.weight)
+    # a weight of this precision is off its space: of the nearest point some entries round to the next number
+    before, now = saved["weight"].float(), layer.weight.float()
+    assert ((now - before).abs() <= torch.finfo(dtype).eps * before.abs().clamp_min(0.1)).all()
+    assert (now != before).sum() < 0.1 * now.numel()
+
+
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
+        (ghor.Sphere(flatten=2), (256, 1024)),
+        (ghor.Sphere(flatten=2), (1024, 4096)),
+        (ST, (200_000, 2)),
+        (ST, (2, 300_000)),
+        (ghor.Grassmann(), (1_000_000, 2)),
+    ],
+    ids=str,
+)
+def test_long_columns_in_float32(space, shape):
+    """Sums of 1e6 terms lose four digits of float32; constrain, step, copy and go on all the same."""
+    torch.manual_seed(0)
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.randn(shape))
+    ghor.constrain(layer, "weight", space)
+
+    def off():
+        return float(space.residual(layer.weight.detach().double()))
+
+    assert off() <= 1e-6
+    opt = ghor.optim.Adam(layer, lr=1e-3)
+    for seed in range(3):
+        step(opt, layer.weight, seed=seed)
+        assert off() <= 2e-6
+    twin, opt_2 = copy.deepcopy((layer, opt))
+    step(opt_2, twin.weight)
+
+
+def test_a_symplectic_weight_that_has_grown_is_copied_saved_and_projected():
+    space = ghor.SymplecticStiefel()
+    torch.manual_seed(0)
+    p = weight(8, 4, space=space)
+    opt = ghor.optim.Adam([p], space=space, lr=0.1)
+    for _ in range(60):
+        p.grad = -p.detach().clone()  # outwards
+        opt.step()
+        if p.detach().norm() > 60:
+            break
+    assert p.detach().norm() > 60
+    assert space.residual(p.detach()) <= space.tolerance(p.detach())
+    q, other = copy.deepcopy((p, opt))
+    q.grad = q.detach().clone()
+    other.step()
+    r = nn.Parameter(p.detach().clone())
+    third = ghor.optim.Adam([r], space=space, lr=0.1)
+    third.load_state_dict(opt.state_dict())
+    r.grad = r.detach().clone()
+    third.step()
+    assert torch.equal(q, r)
+    again = space.project(p.detach())
+    assert space.residual(again) <= space.tolerance(again)
+
+
+# -- silent surprises --------------------------------------------------------------------------------------------------
+
+
+def test_bare_parameters_find_the_records_of_an_unpickled_module():
+    layer = ghor.constrain(nn.Linear(7, 3), "weight", ST)
+    again = pickle.loads(pickle.dumps(layer))
+    fresh = ghor.constrain(nn.Linear(7, 3), "weight", ST)
+    opt = ghor.optim.SGD([*again.parameters(), *fresh.parameters()], lr=0.1)
+    assert opt.param_groups[0]["space"] == (ST, ghor.Euclidean(), ST, ghor.Euclidean())
+
+
+def test_bare_parameters_find_the_record_after_load_with_assign():
+    layer = ghor.constrain(nn.Linear(7, 3), "weight", ST)
+    other = ghor.constrain(nn.Linear(7, 3), "weight", ST)
+    layer.load_state_dict(other.state_dict(), assign=True)
+    assert ghor.optim.SGD(layer.parameters(), lr=0.1).param_groups[0]["space"] == (ST, ghor.Euclidean())
+
+
+@pytest.mark.parametrize("shape", [(600, 4), (4, 600)])
+def test_an_implicit_section_sees_every_write_through_data(shape):
+    p = weight(*shape)
+    opt = ghor.optim.Adam([p], space=ST, lr=1e-2, section="implicit")
+    for seed in range(4):
+        step(opt, p, seed=seed)
+    good = p.detach().clone()
+    p.data.mul_(1.5)
+    with pytest.raises(ValueError, match="off Stiefel"):
+        step(opt, p)
+    p.data.copy_(good)
+    step(opt, p)
+    other = weight(*shape, seed=7)
+    p.data.copy_(other.detach())
+    with pytest.warns(UserWarning, match="changed outside"):
+        step(opt, p)
+    p.data.copy_(p.data.flip(0))  # the same numbers in another order
+    opt._warn.said.clear()
+    with pytest.warns(UserWarning, match="changed outside"):
+        step(opt, p)
+    assert ST.residual(p.detach().double()) < 1e-6
+
+
+def saved_after_steps(section):
+    p = weight(9, 3)
+    opt = ghor.optim.Adam([p], space=ST, lr=1e-2, section=section)
+    for seed in range(3):
+        step(opt, p, seed=seed)
+    buffer = io.BytesIO()
+    torch.save(opt.state_dict(), buffer)
+    buffer.seek(0)
+    return p, opt, torch.load(buffer, weights_only=True)
+
+
+@pytest.mark.parametrize(("section", "key"), [("transported", "section"), ("implicit", "anchor")])
+def test_a_loaded_section_is_repaired_or_refused(section, key):
+    p, opt, saved = saved_after_steps(section)
+    exact = saved["state"][0][key].clone()
+    saved["state"][0][key] = exact.bfloat16()  # as a checkpoint in half precision has it
+    opt.load_state_dict(saved)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*changed outside")  # the rounded section holds a rounded point
+        step(opt, p)
+    L = opt.state[p][key]
+    assert (L.mT @ L - torch.eye(L.shape[-1])).abs().max() < 1e-6
+    assert ST.residual(p.detach().double()) < 1e-6
+    wrong = exact.clone()
+    wrong[:, -1] *= 1.1
+    saved["state"][0][key] = wrong
+    opt.load_state_dict(saved)
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match=rf"loaded {key} is .* off"):
+        step(opt, p)
+    assert torch.equal(p, before)
+
+
+def test_a_shared_step_count_written_in_place_is_said():
+    ws = [weight(9, 3, seed=i) for i in range(3)]
+    opt = ghor.optim.Adam(ws, space=ST)
+    step(opt, *ws)
+    opt.state[ws[0]]["step"].fill_(100)
+    with pytest.warns(UserWarning, match=r"3 weights share.*Bind a new tensor"):
+        step(opt, *ws)
+    opt.state[ws[1]]["step"] = torch.tensor(7.0)
+    step(opt, *ws)
+    assert float(opt.state[ws[1]]["step"]) == 8
+    assert float(opt.state[ws[0]]["step"]) == float(opt.state[ws[2]]["step"]) == 102
+
+
+def test_options_of_a_checkpoint_that_differ_are_said():
+    p, _, saved = saved_after_steps("implicit")
+    opt = ghor.optim.Adam([p], space=ST, retraction="geodesic", section="transported")
+    with pytest.warns(UserWarning, match="it is taken over") as caught:
+        opt.load_state_dict(saved)
+    said = " ".join(str(w.message) for w in caught)
+    assert "section='implicit'" in said
+    assert "retraction='cayley'" in said
+    assert (opt.param_groups[0]["section"], opt.param_groups[0]["retraction"]) == ("implicit", "cayley")
+
+
+# -- refused though valid ----------------------------------------------------------------------------------------------
+
+
+def test_distributed_checkpoints_of_momentum_free_sgd_in_a_mixed_network():
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    torch.manual_seed(0)
+
+    def build():
+        net = nn.Sequential(nn.Linear(7, 3))
+        ghor.constrain(net, "0.weight", ST)
+        return net, ghor.optim.SGD(net, lr=0.1)
+
+    net, opt = build()
+    step(opt, *net.parameters())
+    other, fresh = build()
+    other.load_state_dict(net.state_dict())
+    set_optimizer_state_dict(other, fresh, get_optimizer_state_dict(net, opt))
+    step(opt, *net.parameters(), seed=5)
+    step(fresh, *other.parameters(), seed=5)
+    assert all(map(torch.equal, net.parameters(), other.parameters()))
+
+
+def test_parameters_can_be_swapped():
+    """No weak reference to a declared weight is kept."""
+    layer = ghor.constrain(nn.Linear(7, 3), "weight", ST)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        layer.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    assert layer.weight.dtype == torch.float64
+    assert [s for *_, s in ghor.constraints.declared_spaces(layer)] == [ST, ghor.Euclidean()]
+
+
+def test_frozen_weights_wait():
+    net = nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 2))
+    ghor.constrain(net, "0.weight", ST)
+    net[0].weight.requires_grad_(False)
+    opt = ghor.optim.Adam(net, lr=0.1)
+    before = net[0].weight.detach().clone()
+    x = torch.ones(4, 7)
+    net(x).square().sum().backward()
+    opt.step()
+    assert torch.equal(net[0].weight, before)
+    net[0].weight.requires_grad_(True)
+    net(x).square().sum().backward()
+    opt.step()
+    assert not torch.equal(net[0].weight, before)
+    assert ST.residual(net[0].weight.detach()) < 1e-5
+
+
+def test_a_group_without_names_joins_those_of_a_module():
+    net = ghor.constrain(nn.Linear(7, 3), "weight", ST)
+    opt = ghor.optim.Adam(net, lr=0.1)
+    more = weight(5, 2, seed=3)
+    opt.add_param_group({"params": [more], "space": ST})
+    step(opt, *net.parameters(), more)
+    assert ST.residual(more.detach()) < 1e-5
+
+
+def test_a_change_of_dtype_is_an_occasion_to_project():
+    net = ghor.constrain(nn.Linear(16, 8), "weight", ST).double()  # as Lightning's "64-true" has it
+    with pytest.warns(UserWarning, match=r"float64 and was .* off Stiefel\(\).*projected"):
+        opt = ghor.optim.Adam(net, lr=0.1)
+    assert ST.residual(net.weight.detach()) < 1e-13
+    step(opt, *net.parameters())
+    net.weight.data.add_(1e-3)
+    with pytest.raises(ValueError, match="off Stiefel"):
+        step(opt, *net.parameters())
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+def test_an_interrupt_at_any_line_of_a_step_leaves_an_optimizer_that_goes_on(section):
+    """A KeyboardInterrupt at every line of our files and of torch's rule, one at a time."""
+    ours, theirs = str(Path(ghor.__file__).parent), inspect.getsourcefile(torch.optim.Adam)
+
+    def train(at, first):
+        ws = [weight(6, 2, seed=i) for i in range(2)] + [nn.Parameter(torch.ones(3))]
+        opt = ghor.optim.Adam([{"params": ws[:2], "space": ST}, {"params": ws[2:]}], lr=0.1, section=section)
+        if not first:
+            step(opt, *ws)
+        count = 0
+
+        def trace(frame, event, arg):
+            nonlocal count
+            if not frame.f_code.co_filename.startswith((ours, theirs)):
+                return None
+            if event == "line":
+                count += 1
+                if count == at:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            step(opt, *ws, seed=2)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        return opt, ws, count
+
+    for first in (True, False):
+        total = train(0, first)[2]
+        for at in range(1, total + 1, 7):
+            opt, ws, _ = train(at, first)
+            saved = opt.state_dict()
+            assert [len(g["params"]) for g in saved["param_groups"]] == [2, 1]
+            opt.zero_grad()
+            assert all(p.grad is None for p in ws)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "the last step was interrupted|.*changed outside")
+                step(opt, *ws, seed=3)
+            assert max(float(ST.residual(p.detach())) for p in ws[:2]) < 1e-5

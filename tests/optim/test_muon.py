@@ -1,0 +1,267 @@
+"""Muon in g^hor: no gauge, torch's own on Euclidean matrices, AdamW on what is no matrix; and rules that lift alike."""
+
+import math
+
+import pytest
+import torch
+from liftable import NO, points, refusal
+from rules import Plain
+from steps import STIEFEL, Net, gradients, same, through_a_file, train, values
+from table import MANIFOLDS, each_shape_and_section, name, on, point, randn, shapes
+from torch import nn
+
+import ghor
+from ghor.optim.muon import newton_schulz, ratio
+
+GRASSMANN = ghor.Grassmann()
+MATRICES = [(STIEFEL, (12, 4)), (GRASSMANN, (3, 10))]
+each_matrix = pytest.mark.parametrize(("space", "shape"), MATRICES, ids=name)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=name)
+ByBlocks = ghor.lift(torch.optim.Muon, blocks=True)
+
+
+def brockett(space, shape, dtype, section, steps=100, turn_at=None, cls=ghor.optim.Muon):
+    """Steps on tr(Y^H S Y D); before step `turn_at` the complement's basis is turned, and the momentum with it."""
+    gen = torch.Generator().manual_seed(0)
+    N, n = space.size(shape)
+    Y = nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
+    S, D = randn((N, N), gen, dtype), torch.arange(1.0, n + 1)
+    opt = cls([Y], space=space, section=section, lr=0.01)
+    for t in range(steps):
+        opt.zero_grad()
+        M = space.matrix(Y)
+        loss = ((M.mH @ (S + S.mH) @ M).diagonal().real * D).sum()
+        loss.backward()
+        if t == turn_at:
+            O = torch.linalg.qr(randn((N - n, N - n), gen, dtype))[0]
+            Q, M = opt.state[Y]["section"][..., n:], space.matrix(opt.state[Y]["momentum_buffer"])[..., n:, :]
+            Q.copy_(Q @ O)
+            M.copy_(O.mH @ M)
+        opt.step()
+    return Y.detach()
+
+
+@each_matrix
+@each_dtype
+def test_no_gauge(space, shape, dtype):
+    """Sections of both kinds, and one that is turned on the way, give the same weights.
+
+    On the way down: once there, constant steps swing around the optimum, and rounding grows.
+    """
+    Y = brockett(space, shape, dtype, "transported")
+    for other in (brockett(space, shape, dtype, "implicit"), brockett(space, shape, dtype, "transported", turn_at=3)):
+        assert (other - Y).norm() <= 1e-9 * Y.norm()
+
+
+def test_adam_has_one():
+    """The same with Adam shows what there is to see."""
+    Y, other = (
+        brockett(STIEFEL, (12, 4), torch.float64, s, 20, cls=ghor.optim.Adam) for s in ("transported", "implicit")
+    )
+    assert (other - Y).norm() > 1e-3 * Y.norm()
+
+
+@each_shape_and_section
+def test_every_space(space, shape, section, gen):
+    """Stays on the space, and decreases the distance to a point beside it."""
+    dtype = torch.float64
+    Y = nn.Parameter(point(space, shape, gen, dtype))
+    target = Y.detach() + 0.1 * randn(shape, gen, dtype)
+    opt = ghor.optim.Muon([Y], space=space, section=section, lr=1e-3, weight_decay=0)
+    losses = []
+    for _ in range(10):
+        opt.zero_grad()
+        loss = (Y - target).square().sum()
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    assert on(space, Y)
+
+
+def test_euclidean_matrices_are_torchs_to_the_bit(gen):
+    start = [randn(shape, gen, torch.float32) for shape in [(9, 4), (3, 7), (5, 5)]]
+    ours, theirs = ([nn.Parameter(x.clone()) for x in start] for _ in range(2))
+    Y = nn.Parameter(STIEFEL.random(6, 2, generator=gen))
+    options = {"lr": 0.02, "momentum": 0.9, "ns_steps": 4, "adjust_lr_fn": "match_rms_adamw"}
+    opt = ghor.optim.Muon([{"params": ours}, {"params": [Y], "space": STIEFEL}], **options)
+    ref = torch.optim.Muon(theirs, **options)
+    for _ in range(100):
+        for p, q in zip(ours, theirs, strict=True):
+            p.grad = randn(tuple(p.shape), gen, torch.float32)
+            q.grad = p.grad.clone()
+        Y.grad = randn((6, 2), gen, torch.float32)
+        opt.step()
+        ref.step()
+    for p, q in zip(ours, theirs, strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(opt.state[p]["momentum_buffer"], ref.state[q]["momentum_buffer"])
+
+
+class Words(nn.Module):
+    """An embedding, a Euclidean matrix, a constrained one, a bias."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.flat, self.turn = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 3, bias=False)
+        ghor.constrain(self.turn, "weight", STIEFEL)
+
+
+def test_what_is_no_matrix_is_adamws(gen):
+    """Embeddings and biases, in a group of their own with its own options; torch's to the bit."""
+    ours, theirs = Words(), Words()
+    opt = ghor.optim.Muon(ours, lr=0.02, adamw={"lr": 3e-3, "betas": (0.8, 0.9)})
+    assert [g["param_names"] for g in opt.param_groups] == [
+        ["flat.weight", "turn.weight"],
+        ["embedding.weight", "flat.bias"],
+    ]
+    assert [g["lr"] for g in opt.param_groups] == [0.02, 3e-3]
+    rest = [theirs.embedding.weight, theirs.flat.bias]
+    refs = torch.optim.Muon([theirs.flat.weight], lr=0.02), torch.optim.AdamW(rest, lr=3e-3, betas=(0.8, 0.9))
+    for _ in range(10):
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            p.grad = randn(tuple(p.shape), gen, torch.float32)
+            q.grad = p.grad.clone()
+        for o in (opt, *refs):
+            o.step()
+    for p, q in (
+        (ours.flat.weight, theirs.flat.weight),
+        *zip((ours.embedding.weight, ours.flat.bias), rest, strict=True),
+    ):
+        assert torch.equal(p, q)
+    assert on(STIEFEL, ours.turn.weight)
+
+
+def test_groups_say_which_they_are():
+    model = Words()
+    groups = [
+        {"params": [model.flat.weight, model.turn.weight], "adamw": True, "lr": 0.3},
+        {"params": [model.flat.bias], "lr": 0.4},
+        {"params": [model.embedding.weight]},
+    ]
+    opt = ghor.optim.Muon(groups, lr=0.1, adamw={"lr": 0.2})
+    assert [(g["adamw"], g["lr"], g.get("betas")) for g in opt.param_groups] == [
+        (True, 0.3, (0.9, 0.999)),
+        (True, 0.4, (0.9, 0.999)),
+        (False, 0.1, None),
+    ]
+    with pytest.raises(ValueError, match="Invalid beta"):
+        ghor.optim.Muon(model, adamw={"betas": (0.9, 2.0)})
+    with pytest.raises(ValueError, match="3 numbers"):
+        ghor.optim.Muon(model, ns_coefficients=(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "sides"),
+    [
+        (ghor.Stiefel(flatten=3), (12, 4, 3, 3), (12, 36)),
+        (ghor.Stiefel(blocks=2), (16, 4), (8, 4)),
+        (ghor.Sphere(flatten=2), (5, 4, 3), (12, 1)),
+    ],
+    ids=str,
+)
+def test_torchs_scalings_take_the_sides_of_the_points(space, shape, sides, gen):
+    Y, G, moved = space.random(*shape, generator=gen, dtype=torch.float64), randn(shape, gen), []
+    for how in (None, "match_rms_adamw"):
+        p = nn.Parameter(Y.clone())
+        p.grad = G.clone()
+        ghor.optim.Muon([p], space=space, lr=1e-6, adjust_lr_fn=how).step()
+        moved.append(p.detach() - Y)
+    same(moved[1], moved[0] * 0.2 * math.sqrt(max(sides)), rtol=1e-4, atol=1e-12)
+
+
+def test_options_of_groups_that_nobody_knows(gen):
+    p = nn.Parameter(STIEFEL.random(7, 3, generator=gen))
+    with pytest.raises(ValueError, match=r"unknown option 'lrr' of AdamW; there are \['amsgrad'"):
+        ghor.optim.Muon(
+            [{"params": [p], "space": STIEFEL}, {"params": [nn.Parameter(p[0].clone())], "adamw": {"lrr": 1}}]
+        )
+    with pytest.raises(ValueError, match="adjust_lr_fn is None, 'original' or 'match_rms_adamw', got 'foo'"):
+        ghor.optim.Muon([{"params": [p], "space": STIEFEL, "adjust_lr_fn": "foo"}])
+
+
+def test_newton_schulz(gen):
+    """Singular values near 1 and the singular vectors of X; a weight by itself, whatever its neighbours."""
+    X = randn((3, 8, 5), gen)
+    X[1] *= 1e-20
+    O = newton_schulz(X, (3.4445, -4.775, 2.0315), 5, 1e-30)
+    assert ((torch.linalg.svdvals(O) > 0.6) & (torch.linalg.svdvals(O) < 1.3)).all()
+    U, _, Vh = torch.linalg.svd(X, full_matrices=False)
+    T = U.mT @ O @ Vh.mT
+    assert (T - torch.diag_embed(T.diagonal(dim1=-2, dim2=-1))).abs().max() <= 1e-12
+    same(newton_schulz(X[:1].mT, (3.4445, -4.775, 2.0315), 5, 1e-30), O[:1].mT, atol=1e-14)
+
+
+def test_the_rate_is_an_angle():
+    """One step of full rank in B alone turns every principal angle by lr, with exact signs; A alone every plane."""
+    lr, exact = 0.1, {"ns_coefficients": (1.5, -0.5, 0.0), "ns_steps": 60}
+    Y = nn.Parameter(torch.eye(9, 4, dtype=torch.float64))
+    opt = ghor.optim.Muon([Y], space=STIEFEL, retraction="geodesic", lr=lr, **exact)
+    Y.grad = torch.cat([torch.zeros(4, 4), torch.eye(5, 4)]).double() * torch.tensor([1, 2, 3, 4])
+    opt.step()
+    same(torch.linalg.svdvals(Y.detach()[:4]).arccos(), torch.full((4,), lr, dtype=torch.float64), atol=1e-9)
+    rates = [ratio(how, (49, 7)) for how in (None, "original", "match_rms_adamw")]
+    assert rates == pytest.approx([1, 7**0.5, 1.4])
+
+
+# -- other rules of matrices -------------------------------------------------------------------------------------------
+
+
+class Sign(Plain):
+    """The matrix sign itself, without state; 0 where it is not defined, as on skew matrices with an odd side."""
+
+    def velocity(self, p, g):
+        U, s, Vh = torch.linalg.svd(g, full_matrices=False)
+        return U @ torch.diag((s > 1e-6 * s[0]).to(g)) @ Vh
+
+
+class Shampoo(Plain):
+    """Factors of both sides: state of other shapes than the matrix'."""
+
+    def velocity(self, p, g):
+        state = self.state[p]
+        for key, X in (("left", g @ g.mT), ("right", g.mT @ g)):
+            state[key] = state.get(key, 1e-3 * torch.eye(len(X), dtype=g.dtype)) + X
+        roots = [torch.linalg.eigh(state[key]) for key in ("left", "right")]
+        L, R = (V @ torch.diag(e**-0.25) @ V.mT for e, V in roots)
+        return L @ g @ R
+
+
+@pytest.mark.parametrize("Base", [torch.optim.Muon, Sign, Shampoo])
+def test_rules_of_matrices_lift_by_blocks(Base, gen):
+    """And through a file: the run goes on to the bit."""
+    Lifted = ghor.lift(Base, blocks=True)
+    nets = [Net(), Net()]
+    for net in nets:
+        del net.sphere, net.bias
+    opts = [Lifted(net.parameters(), lr=0.02) for net in nets]
+    steps = gradients(nets[0], 6)
+    train(nets[0], opts[0], steps)
+    train(nets[1], opts[1], steps[:3])
+    fresh = Lifted(nets[1].parameters(), lr=0.02)
+    fresh.load_state_dict(through_a_file(opts[1].state_dict()))
+    train(nets[1], fresh, steps[3:])
+    same(values(nets[0]), values(nets[1]))
+    assert all(on(STIEFEL, p) for p in nets[0].parameters())
+
+
+def test_blocks_have_no_gauge_either():
+    """Up to bfloat16, in which torch's class computes; a rule with state of other shapes has a transported section."""
+    Y, other = (brockett(STIEFEL, (12, 4), torch.float64, s, 3, cls=ByBlocks) for s in ("transported", "implicit"))
+    assert (other - Y).norm() <= 3e-2 * Y.norm()
+    (p,) = points(STIEFEL, (12, 4), 1)
+    with pytest.raises(ValueError, match="keeps 'left', which is no vector"):
+        ghor.lift(Shampoo, blocks=True)([p], space=STIEFEL, section="implicit")
+
+
+@pytest.mark.parametrize(("Base", "reason"), [(torch.optim.Adam, "does not turn"), (torch.optim.Adafactor, "row and")])
+def test_blocks_are_for_rules_that_turn(Base, reason):
+    with pytest.raises(ValueError, match=NO + f".*{reason}"):
+        ghor.lift(Base, blocks=True)
+    assert refusal(Sign) is not None  # and those that turn are no elementwise rules
+
+
+def test_lift_of_torchs_is_ours():
+    assert ghor.lift(torch.optim.Muon) is ghor.optim.Muon
+    assert all(len(space.ghor_blocks(torch.zeros(shapes(space)[0]))) in (1, 2) for space in MANIFOLDS)

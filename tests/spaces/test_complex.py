@@ -1,0 +1,198 @@
+"""Complex weights, beyond the laws: torch's gradients, its optimizers, the real case in it, long runs."""
+
+import pytest
+import torch
+from steps import through_a_file
+from table import close, name, randn
+from torch import nn
+
+import ghor
+from ghor._torch.values import as_on_an_accelerator
+
+CASES = [(ghor.Stiefel(), (6, 3)), (ghor.Grassmann(), (2, 8)), (ghor.Sphere(), (3, 4)), (ghor.Unitary(), (2, 4, 4))]
+DTYPES = [torch.complex128, torch.complex64]
+each_case = pytest.mark.parametrize(("space", "shape"), CASES, ids=name)
+
+
+def step(opt, gen, n=1, size=1.0):
+    for _ in range(n):
+        for p in opt.param_groups[0]["params"]:
+            p.grad = size * randn(tuple(p.shape), gen, p.dtype)
+        opt.step()
+
+
+def start(space, shape, gen, dtype=torch.complex128):
+    return nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
+
+
+@each_case
+@pytest.mark.parametrize("cls", ghor.optim.__all__)
+def test_every_optimizer_keeps_ghor(space, shape, cls, gen):
+    """Entries of A that are 0 by its structure stay 0, others each other's copies: exactly, in every moment."""
+    Y = start(space, shape, gen)
+    opt = getattr(ghor.optim, cls)([Y], space=space, lr=0.05)
+    seen = []
+    update = type(space).update_section
+
+    def watch(self, Lambda, W, *more, **options):
+        seen.append(W.clone())
+        return update(self, Lambda, W, *more, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(space), "update_section", watch)
+        step(opt, gen, 12)
+    assert len(seen) == 12
+    for W in seen:
+        assert torch.equal(space.hor(W), W)
+    assert space.residual(Y.detach()).max() <= 1e-14 * 4
+
+
+@each_case
+def test_a_real_weight_as_a_complex_one(space, shape, gen):
+    """Real points and gradients: the complex space takes the steps of the real one, to rounding."""
+    y = nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64))
+    Y = nn.Parameter(y.detach().to(torch.complex128))
+    both = [ghor.optim.Adam([p], space=space, lr=0.1, section="transported") for p in (y, Y)]
+    for _ in range(20):
+        y.grad = randn(shape, gen)
+        Y.grad = y.grad.to(torch.complex128)
+        for opt in both:
+            opt.step()
+    assert torch.equal(Y.detach().imag, torch.zeros_like(y))
+    close(Y.detach().real, y.detach(), 1e-13)
+
+
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+@pytest.mark.parametrize(("space", "shape"), CASES[:3], ids=name)
+def test_the_implicit_section_takes_the_same_steps(space, shape, retraction, gen):
+    """SGD with momentum does not depend on the frame; anchors are renewed on the way."""
+    Y = start(space, shape, gen)
+    Z = nn.Parameter(Y.detach().clone())
+    options = {"space": space, "lr": 0.3, "momentum": 0.9, "retraction": retraction}
+    a = ghor.optim.SGD([Y], section="transported", **options)
+    b = ghor.optim.SGD([Z], section="implicit", **options)
+    for _ in range(60):
+        Y.grad = 0.1 * randn(shape, gen, Y.dtype)
+        Z.grad = Y.grad.clone()
+        a.step()
+        b.step()
+    close(Y.detach(), Z.detach(), 1e-11)
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+def test_eigenvectors_of_a_hermitian_matrix(section, gen):
+    C = randn((12, 12), gen, torch.complex128)
+    C = C + C.mH
+    Y = start(ghor.Grassmann(), (12, 3), gen)
+    opt = ghor.optim.Adam([Y], space=ghor.Grassmann(), lr=0.05, section=section, maximize=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, 500)
+    for _ in range(500):
+        opt.zero_grad()
+        (Y.mH @ C @ Y).diagonal().real.sum().backward()
+        opt.step()
+        schedule.step()
+    close((Y.mH @ C @ Y).diagonal().real.sum(), torch.linalg.eigvalsh(C)[-3:].sum(), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name)
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@each_case
+def test_any_learning_rate(space, shape, section, dtype, gen):
+    """Steps beyond every limit and 0/0 in the moments; a resumed run goes on to the bit."""
+    Y = start(space, shape, gen, dtype)
+    opt = ghor.optim.Adam([Y], space=space, lr=1e3, section=section, eps=0)
+    step(opt, gen, 3)
+    assert space.residual(Y.detach()).max() <= 100 * torch.finfo(dtype).eps
+    Z = nn.Parameter(Y.detach().clone())
+    other = ghor.optim.Adam([Z], space=space, section=section)
+    other.load_state_dict(through_a_file(opt.state_dict()))
+    Y.grad = randn(shape, gen, dtype)
+    Z.grad = Y.grad.clone()
+    opt.step()
+    other.step()
+    assert torch.equal(Y, Z)
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@each_case
+def test_without_a_look_at_the_values(space, shape, section, gen):
+    Y = start(space, shape, gen, torch.complex64)
+    with as_on_an_accelerator():
+        step(ghor.optim.Adam([Y], space=space, lr=1.0, section=section), gen, 15)
+    assert space.residual(Y.detach()).max() <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_declared_on_a_module(capsys):
+    narrow, layer = (nn.Linear(7, 3, dtype=dtype) for dtype in (torch.complex64, torch.complex128))
+    for module in (narrow, layer):
+        ghor.constrain(module, "weight", ghor.Stiefel())
+    assert ghor.Stiefel().residual(narrow.weight.detach()) < 1e-6
+    assert "Stiefel()" in ghor.check(narrow)
+    assert ghor.project(narrow)["weight"] < 1e-6
+    with torch.no_grad():
+        layer.weight.copy_(narrow.weight)
+    with pytest.warns(UserWarning, match="is complex128 and was .* off .*, as a complex64 weight"):
+        ghor.optim.Adam(layer, lr=1e-3)
+    assert ghor.Stiefel().residual(layer.weight.detach()) < 1e-14
+
+
+@pytest.mark.parametrize("space", [ghor.SpecialOrthogonal(), ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()])
+def test_real_spaces_say_so(space):
+    with pytest.raises(TypeError, match=r"are real"):
+        space.random(6, 6 if space == ghor.SpecialOrthogonal() else 2, dtype=torch.complex64)
+    Y = nn.Parameter(torch.eye(6, dtype=torch.complex64)[:, : 6 if space == ghor.SpecialOrthogonal() else 2].clone())
+    with pytest.raises(TypeError, match=r"parameter 0 of group 0 of shape .*are real"):
+        ghor.optim.Adam([Y], space=space)
+    with pytest.raises(TypeError, match="are real"):
+        space.project(Y.detach())
+
+
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
+        (ghor.Hyperbolic(), (4,)),
+        (ghor.SPD(), (3, 3)),
+        (ghor.SpecialEuclidean(), (3, 4)),
+        (ghor.PositionsOrientations(), (2, 3)),
+    ],
+    ids=str,
+)
+def test_random_points_of_real_spaces_are_real(space, shape):
+    with pytest.raises(TypeError, match=r"real floating point tensors, not torch\.complex64"):
+        space.random(*shape, dtype=torch.complex64)
+    with pytest.raises(TypeError, match=r"real floating point tensors, not torch\.complex64"):
+        space.project(space.random(*shape).to(torch.complex64))
+
+
+def test_complex_half_is_refused():
+    with pytest.raises(TypeError, match="complex32"):
+        ghor.Unitary().check_dtype(torch.complex32)
+
+
+def test_random_unitary_matrices_are_uniform(gen):
+    """E tr(U) = 0, E |tr U|^2 = 1, E |tr U^2|^2 = 2, which QR alone misses; 20000 samples, 5 sigma."""
+    U = ghor.Unitary().random(20000, 3, 3, generator=gen, dtype=torch.complex128)
+    t, t2 = (X.diagonal(dim1=-2, dim2=-1).sum(-1) for X in (U, U @ U))
+    assert t.mean().abs() < 5 / 20000**0.5
+    assert (t.abs().square().mean() - 1).abs() < 5 / 20000**0.5
+    assert (t2.abs().square().mean() - 2).abs() < 5 * 2 / 20000**0.5
+
+
+LONG = [(ghor.Unitary(), (12, 12)), (ghor.Stiefel(), (20, 6))]
+
+
+@pytest.mark.parametrize("steps", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("dtype", "tol"), [(torch.complex128, 1e-13), (torch.complex64, 2e-6)], ids=name)
+@pytest.mark.parametrize(("space", "shape"), LONG, ids=name)
+def test_no_drift(space, shape, dtype, tol, steps, gen):
+    Y = start(space, shape, gen, dtype)
+    T = randn(shape, gen, dtype)
+    opt = ghor.optim.Adam([Y], space=space, lr=1e-2)
+    worst = 0.0
+    for i in range(steps):
+        Y.grad = Y.detach() - T + randn(shape, gen, dtype)
+        opt.step()
+        if i % 10 == 9:
+            worst = max(worst, float(space.residual(Y.detach().to(torch.complex128))))
+    assert worst <= tol

@@ -1,0 +1,113 @@
+"""Symplectic spaces in floating point: points that grow, and stay on their space."""
+
+import warnings
+
+import pytest
+import torch
+from table import name, randn
+from torch import nn
+
+import ghor
+from ghor._torch.values import as_on_an_accelerator
+
+SPACES = [ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()]
+SHAPE = (40, 20)
+each_space = pytest.mark.parametrize("space", SPACES, ids=name)
+each_dtype = pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=name)
+
+
+def model_reduction(space, U, X):
+    """How much of the data X is not in the symplectic subspace: |X - U U+ X|^2."""
+    return (X - U @ (space.star(U) @ X)).square().mean()
+
+
+def data(gen, dtype, N=40):
+    return (torch.linspace(1, 0.01, N, dtype=torch.float64)[:, None] * randn((N, 60), gen)).to(dtype)
+
+
+def run(space, U, loss, lr, steps, every=10, **options):
+    """The largest distance on the way, in units of the tolerance and as it is."""
+    opt = ghor.optim.Adam([U], space=space, lr=lr, **options)
+    off, relative = 0.0, 0.0
+    for i in range(steps):
+        opt.zero_grad()
+        loss(U).backward()
+        opt.step()
+        if i % every == every - 1:
+            d, allowed = space.residual(U.detach()), space.tolerance(U.detach())
+            assert torch.isfinite(U).all()
+            off, relative = max(off, float(d.max())), max(relative, float((d / allowed).max()))
+    return off, relative
+
+
+@each_space
+def test_points_are_drawn_to_rounding(space, gen):
+    for shape in (SHAPE, (50, 8, 4), (400, 200)):
+        U = space.random(*shape, generator=gen, dtype=torch.float64)
+        assert space.residual(U).max() <= 1e-13
+
+
+@pytest.mark.parametrize("steps", [150, pytest.param(10_000, marks=pytest.mark.slow)])
+@each_dtype
+@each_space
+def test_no_drift(space, dtype, tol, steps, gen):
+    U, X = nn.Parameter(space.random(*SHAPE, generator=gen, dtype=dtype)), data(gen, dtype)
+    off, relative = run(space, U, lambda U: model_reduction(space, U, X), 1e-2, steps)
+    assert off <= tol
+    assert relative < 1
+
+
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name)
+@each_space
+def test_every_learning_rate_stays_on_the_space(space, dtype, retraction, gen):
+    """A loss without a minimum, for which the weight would grow until no digit is left. It says so, once."""
+    U, T = nn.Parameter(space.random(12, 4, generator=gen, dtype=dtype)), randn((12, 4), gen, dtype)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        off, relative = run(space, U, lambda U: (U * T).sum(), 10.0, 120, retraction=retraction)
+    assert relative < 1
+    assert off < 1e-2
+    said = [str(w.message) for w in caught]
+    assert len([m for m in said if "has no more digits" in m]) == 1
+    assert U.detach().norm() > 40
+
+
+@each_space
+def test_growth_is_held_without_a_look_at_the_values(space, gen):
+    U, T = nn.Parameter(space.random(12, 4, generator=gen)), randn((12, 4), gen, torch.float32)
+    with as_on_an_accelerator(), pytest.warns(UserWarning, match="no more digits"):
+        _, relative = run(space, U, lambda U: (U * T).sum(), 0.3, 120)
+    assert relative < 1
+
+
+@each_space
+def test_bounded_shortens_what_grows_and_nothing_else(space, gen):
+    U = space.random(2, 12, 4, generator=gen)
+    Lambda, G = space.section(U), randn((2, 12, 4), gen, torch.float32)
+    for i in range(60):
+        W = space.global_grad(Lambda, G)
+        W = 0.5 * W / torch.linalg.vector_norm(W, dim=(-2, -1), keepdim=True)
+        if i == 0:
+            assert torch.equal(space.bounded(Lambda, W), W)
+        Lambda = space.update_section(Lambda, space.bounded(Lambda, W))
+        G = space.apply_section(Lambda, U).clone()  # the direction in which the point grows fastest
+    assert (torch.linalg.vector_norm(Lambda, dim=(-2, -1)) <= space.limit(Lambda) * 1.001).all()
+    assert space.outgrown(Lambda).all()
+    assert (torch.linalg.vector_norm(space.bounded(Lambda, W), dim=(-2, -1)) < 0.1).all()
+    assert (torch.linalg.vector_norm(space.bounded(Lambda, -W), dim=(-2, -1)) > 0.2).all()  # the way back is open
+    assert torch.equal(space.bounded(Lambda, 0 * W), 0 * W)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name)
+@each_space
+def test_nothing_is_lost_over_many_seeds(space, dtype):
+    """200 seeds of 200 steps, as one stack, at a learning rate that is too large."""
+    gen = torch.Generator().manual_seed(0)
+    U = nn.Parameter(space.random(200, *SHAPE, generator=gen, dtype=dtype))
+    X = torch.stack([data(gen, dtype) for _ in range(200)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, relative = run(space, U, lambda U: 200 * model_reduction(space, U, X), 0.1, 200)
+    assert relative < 1
