@@ -1,9 +1,13 @@
 """Small matrix functions where the libraries below them are not to be trusted."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from table import randn
 
+import ghor
 from ghor.linalg import inverse, product, solve
 
 
@@ -36,3 +40,12 @@ def test_long_sums_of_small_numbers_after_a_large_one():
     column = torch.full((100_001, 1), 1e-17**0.5, dtype=torch.float64)
     column[0] = 1
     assert abs(float(product(column.mT, column)) - 1 - 1e-12) < 1e-14  # 512 terms of a part at most
+
+
+def test_lu_is_called_in_linalg_alone():
+    """oneMKL's LU of batches is not safe with threads: `linalg.py` has the one way around that."""
+    calls = re.compile(
+        r"linalg\.(inv|inv_ex|solve|solve_ex|det|slogdet|lu\w*)\(|torch\.(det|logdet|slogdet|inverse|lu)\("
+    )
+    source = Path(ghor.__file__).parent
+    assert [str(p) for p in source.rglob("*.py") if p.name != "linalg.py" and calls.search(p.read_text())] == []

@@ -61,22 +61,38 @@ LONG, PART = 4096, 512  # terms of a sum that float32 can take, and of each part
 
 def inverse(X: Tensor) -> Tensor:
     """X^-1, not finite where X is singular."""
-    return torch.stack([torch.linalg.inv_ex(x)[0] for x in X]) if _one_by_one(X) else torch.linalg.inv_ex(X)[0]
+    if X.shape[-1] <= SMALL:  # the step calls this: no further call
+        return torch.linalg.inv_ex(X)[0]
+    return _each(lambda x: torch.linalg.inv_ex(x)[0], X)
 
 
-def solve(A: Tensor, B: Tensor) -> Tensor:
-    """A^-1 B, not finite where A is singular."""
-    if not _one_by_one(A):
-        return torch.linalg.solve_ex(A, B)[0]
-    return torch.stack([torch.linalg.solve_ex(a, b)[0] for a, b in zip(A, B, strict=True)])
+def solve(A: Tensor, B: Tensor, left: bool = True) -> Tensor:
+    """A^-1 B, or B A^-1 if not `left`; not finite where A is singular."""
+    return _each(lambda a, b: torch.linalg.solve_ex(a, b, left=left)[0], A, B)
 
 
-def _one_by_one(X: Tensor) -> bool:
-    """A batch of large matrices on the CPU: with several threads its LU factors are wrong (oneMKL, torch 2.13)."""
-    return X.dim() == 3 and X.shape[-1] > SMALL and X.device.type == "cpu"
+def det(X: Tensor) -> Tensor:
+    """The determinant, (..., n, n) -> (...)."""
+    return _each(torch.linalg.det, X)
 
 
-SMALL = 96  # sides of matrices whose batches LAPACK's LU takes in any case
+def _each(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
+    """A function of batches of matrices that rests on LU; large ones on the CPU are taken one by one.
+
+    torch runs a batch in parallel there, and oneMKL's LU is not safe for that: with two threads the factors of two
+    matrices larger than about 150 are garbage (pytorch#141358, #142815).
+    """
+    first = matrices[0]
+    if first.shape[-1] <= SMALL or first.dim() == 2 or first.device.type != "cpu":
+        return function(*matrices)
+    batch = torch.broadcast_shapes(*(X.shape[:-2] for X in matrices))
+    if batch.numel() < 2:
+        return function(*matrices)
+    rows = zip(*(X.expand(*batch, *X.shape[-2:]).reshape(-1, *X.shape[-2:]) for X in matrices), strict=True)
+    return torch.stack([function(*row) for row in rows]).unflatten(0, batch)
+
+
+SMALL = 96  # side up to which LAPACK's LU of a batch can be trusted with any number of threads
 
 
 def polar(X: Tensor) -> Tensor:
@@ -127,7 +143,7 @@ def log_rotation(R: Tensor) -> Tensor:
     while roots < 12 and float((R.detach() - I).abs().sum(-1).amax()) > 0.25:
         R = _polar_newton(I + R)
         roots += 1
-    K = torch.linalg.solve_ex(R + I, R - I)[0]
+    K = solve(R + I, R - I)
     K = (K - K.mH) / 2
     K2, term, out = K @ K, K, K
     for j in range(3, 25, 2):
@@ -139,7 +155,7 @@ def log_rotation(R: Tensor) -> Tensor:
 def _polar_newton(X: Tensor) -> Tensor:
     """The unitary polar factor by Newton's iteration X <- (X + X^-H)/2, quadratic once ||X|| is near 1."""
     for _ in range(60):
-        X, last = (X + torch.linalg.inv_ex(X)[0].mH) / 2, X
+        X, last = (X + inverse(X).mH) / 2, X
         if float((X - last).detach().abs().amax()) <= 8 * torch.finfo(X.dtype).eps:
             break
     return X

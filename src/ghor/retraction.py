@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ghor.linalg import SMALL, eye_like, frobenius, inverse, phi, solve
+from ghor.linalg import eye_like, frobenius, inverse, phi, solve
 
 Thin = tuple[Tensor, Tensor, Tensor, Tensor]  # F1, F2, T1, T2
 
@@ -57,7 +57,7 @@ def _cayley_factors(A: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     M = torch.sub(A, C, alpha=0.5)
     S = M / -2
     S.diagonal(dim1=-2, dim2=-1).add_(1)
-    return M, torch.linalg.inv_ex(S)[0] if S.shape[-1] <= SMALL else inverse(S)
+    return M, inverse(S)
 
 
 def _cayley_thin(A: Tensor, C: Tensor) -> Thin:

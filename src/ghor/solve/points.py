@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
-from ghor.linalg import dot, eye_like
+from ghor.linalg import dot, eye_like, solve
 from ghor.retraction import Retraction, by_name
 from ghor.spaces import Euclidean, Space
 from ghor.spaces.matrix import MatrixSpace
@@ -98,7 +98,7 @@ class Block:
         n = W.shape[-1]
         A, B, I = W[..., :n, :], W[..., n:, :], eye_like(W).expand(*W.shape[:-2], n, n)
         X = torch.cat([torch.cat([A, -space.pair(B, B)], -1), torch.cat([I, torch.zeros_like(I)], -1)], -2)
-        x = torch.linalg.solve_ex(eye_like(X) - (t * t / 4) * (X @ X), torch.cat([A, I], -2))[0]
+        x = solve(eye_like(X) - (t * t / 4) * (X @ X), torch.cat([A, I], -2))
         # <A, A'>/2 + <B, B'>; the coordinates of g are still scaled
         top = dot(G[..., :n, :], x[..., :n, :]) * math.sqrt(0.5)
         return (top + dot(B.mH @ G[..., n:, :], x[..., n:, :])).sum()

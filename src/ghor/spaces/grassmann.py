@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ghor.linalg import symmetric_function
+from ghor.linalg import solve, symmetric_function
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.orthogonal import Orthogonal
 
@@ -62,6 +62,6 @@ class Grassmann(Subspaces, Orthogonal):
         with torch.no_grad():
             if not bool((torch.linalg.svdvals(YZ)[..., -1] > 1e-6).all()):
                 raise ValueError(f"{self}.log: a principal angle is pi/2, the shortest geodesic is not unique")
-        L = torch.linalg.solve(YZ, ZM - M @ YZ, left=False)
+        L = solve(YZ, ZM - M @ YZ, left=False)
         Delta = L @ symmetric_function(L.mH @ L, _atan_ratio)
         return self.unmatrix(Delta, Y.shape)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
-from ghor.linalg import phi
+from ghor.linalg import phi, solve
 from ghor.retraction import Retraction
 from ghor.spaces.framed import Framed, orthonormalised
 from ghor.spaces.rotations import SpecialOrthogonal
@@ -92,7 +92,7 @@ class SpecialEuclidean(Framed):
         """Y log(Y^-1 Z): the screw motion from Y to Z, for turns by less than pi."""
         R = Y[..., :-1]
         turn = SO.log(R, Z[..., :-1])
-        v = torch.linalg.solve(phi(R.mT @ turn), R.mT @ (Z[..., -1:] - Y[..., -1:]))
+        v = solve(phi(R.mT @ turn), R.mT @ (Z[..., -1:] - Y[..., -1:]))
         return torch.cat([turn, R @ v], -1)
 
 
@@ -184,7 +184,7 @@ class PositionsOrientations(Framed):
         Lambda = self.section(Y)
         turn = torch.stack([Z[..., 0, :] - Y[..., 0, :], S2.log(Y[..., 1, :], Z[..., 1, :])], -2)
         way, w = self.global_rep(Lambda, turn).unbind(-2)
-        return self.push(Lambda, torch.stack([torch.linalg.solve(phi(_hat(w)), way), w], -2))
+        return self.push(Lambda, torch.stack([solve(phi(_hat(w)), way), w], -2))
 
 
 def _rotation(Lambda: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ghor.linalg import log_rotation
+from ghor.linalg import det, log_rotation
 from ghor.spaces.orthogonal import Orthogonal, require_geodesic
 
 
@@ -26,15 +26,15 @@ class SpecialOrthogonal(Orthogonal):
 
     def residual(self, Y: Tensor) -> Tensor:
         """||Y^T Y - I||_F; a reflection (det < 0) is 2 further away, the distance of the components."""
-        return super().residual(Y) + 2 * (torch.linalg.det(self.matrix(Y).detach()) < 0)
+        return super().residual(Y) + 2 * (det(self.matrix(Y).detach()) < 0)
 
     def _orient(self, U: Tensor, V: Tensor) -> Tensor:
         """det(U V) = 1: the column of the smallest singular value turns, so that the point stays the nearest."""
-        sign = torch.where(torch.linalg.det(U @ V) < 0, -1, 1).to(U.dtype)
+        sign = torch.where(det(U @ V) < 0, -1, 1).to(U.dtype)
         return torch.cat([U[..., :-1], U[..., -1:] * sign[..., None, None]], -1)
 
     def project(self, X: Tensor) -> Tensor:
-        if X.requires_grad and bool((torch.linalg.det(self.matrix(X).detach()) < 0).any()):
+        if X.requires_grad and bool((det(self.matrix(X).detach()) < 0).any()):
             raise ValueError(f"{self}.project of a matrix with det < 0 has no derivative here; detach it")
         return super().project(X)
 

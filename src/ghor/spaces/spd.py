@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
-from ghor.linalg import frobenius, log_positive, symmetric, symmetric_function
+from ghor.linalg import frobenius, log_positive, solve, symmetric, symmetric_function
 from ghor.retraction import Retraction
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed
@@ -78,7 +78,7 @@ class SPD(Framed):
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
         """L^-1 Delta L^-T/2."""
         L = Lambda[..., 1, :, :]
-        return symmetric(torch.linalg.solve(L, torch.linalg.solve(L, symmetric(Delta)).mT)) / 2
+        return symmetric(solve(L, solve(L, symmetric(Delta)).mT)) / 2
 
     def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
         """2 L W L^T."""

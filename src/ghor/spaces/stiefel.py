@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ghor.linalg import log_rotation
+from ghor.linalg import det, log_rotation
 from ghor.spaces.orthogonal import Orthogonal, require_geodesic
 
 
@@ -33,7 +33,7 @@ def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
     Lambda = space.section_matrix(M)
     V = space.section_matrix(Lambda.mH @ space.matrix(Z))
     if M.shape[-2] > n and not V.is_complex():
-        flip = torch.sign(torch.linalg.det(V.detach()))[..., None, None]
+        flip = torch.sign(det(V.detach()))[..., None, None]
         V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
     tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]
     for _ in range(200):

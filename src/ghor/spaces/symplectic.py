@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import dot, eye_like, frobenius
+from ghor.linalg import dot, eye_like, frobenius, inverse, solve
 from ghor.spaces.base import compute
 from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.matrix import MatrixSpace
@@ -108,7 +108,7 @@ class Symplectic(MatrixSpace):
         P = self.star(M) @ M
         Z = I.expand_as(P)
         for _ in range(40):  # Denman-Beavers: P -> the root of X+ X, Z -> its inverse
-            P, Z = (P + torch.linalg.inv_ex(Z)[0]) / 2, (Z + torch.linalg.inv_ex(P)[0]) / 2
+            P, Z = (P + inverse(Z)) / 2, (Z + inverse(P)) / 2
         U = M @ Z
         for _ in range(2):
             U = U @ (3 * I - self.star(U) @ U) / 2
@@ -150,9 +150,9 @@ class SymplecticStiefel(Symplectic):
         h = M.shape[-2] // 2
         P = M.mT @ M
         JY = torch.cat([-M[..., h:, :], M[..., :h, :]], -2)  # J^T Y
-        a, b = torch.linalg.solve(P, VM, left=False), JY.mT @ UM
+        a, b = solve(P, VM, left=False), JY.mT @ UM
         c = JY.mT @ a
-        return (UM * a).sum((-2, -1)) - (b * torch.linalg.solve(P, c)).sum((-2, -1)) / 2
+        return (UM * a).sum((-2, -1)) - (b * solve(P, c)).sum((-2, -1)) / 2
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
         """G Y^T Y + J Y G^T J Y, the gradient of the right-invariant metric.
@@ -175,7 +175,7 @@ class SymplecticGrassmann(Subspaces, Symplectic):
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
         """tr(U^T V (Y^T Y)^-1), the same for every basis Y K: that of symplectic Stiefel where Y+ U = 0."""
         M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
-        return dot(UM, torch.linalg.solve(M.mT @ M, VM, left=False))
+        return dot(UM, solve(M.mT @ M, VM, left=False))
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
         """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient of this metric; the optimizer uses `global_grad`."""
@@ -183,4 +183,4 @@ class SymplecticGrassmann(Subspaces, Symplectic):
         h = M.shape[-2] // 2
         P, JY = M.mT @ M, torch.cat([M[..., h:, :], -M[..., :h, :]], -2)
         X = GM @ P
-        return self.unmatrix(X - JY @ torch.linalg.solve(P, JY.mT @ X), Y.shape)
+        return self.unmatrix(X - JY @ solve(P, JY.mT @ X), Y.shape)
