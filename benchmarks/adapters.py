@@ -105,7 +105,9 @@ def off(R: Tensor) -> float:
 
 # ---------------------------------------------------------------------------------------------------- contenders
 
-Made = tuple[nn.Module, type[torch.optim.Optimizer], Callable[[], float | None], Callable[[], nn.Module] | None]
+Made = tuple[
+    nn.Module, type[torch.optim.Optimizer], Callable[[], float | None], Callable[[], nn.Module] | None
+]
 
 
 def only_the_head(model: nn.Module) -> Made:
@@ -216,7 +218,9 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--pretrain", type=int, default=1000)
     parser.add_argument("--rates", type=float, nargs="+", default=[2e-3, 6e-3, 2e-2])
@@ -232,7 +236,10 @@ def main() -> None:
         base = pretrained(seed, args.pretrain)
         for name, lr in product(names, args.rates):
             runs.append(run(name, base, lr, seed, args.steps))
-            print(f"  {name:18} lr {lr:<6g} {runs[-1]['test']:.2f} %  {runs[-1]['ms']:.1f} ms a step", flush=True)
+            print(
+                f"  {name:18} lr {lr:<6g} {runs[-1]['test']:.2f} %  {runs[-1]['ms']:.1f} ms a step",
+                flush=True,
+            )
     rows = summary(runs)
     for r in rows:
         off_, merged = ("-" if r[k] is None else f"{r[k]:.1e}" for k in ("off", "merged"))
@@ -241,7 +248,11 @@ def main() -> None:
         print(f"{r['name']:18} lr {r['lr']:<6g} {shown}")
     if args.out:
         versions = {"torch": torch.__version__, "peft": peft and peft.__version__}
-        found = {"benchmark": "adapters", "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
+        found = {
+            "benchmark": "adapters",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": commit(),
+        }
         found |= {"machine": machine(), "threads": torch.get_num_threads(), "versions": versions}
         write_json(found | {"options": vars(args) | {"out": None}, "rows": rows, "runs": runs}, args.out)
 

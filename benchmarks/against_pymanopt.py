@@ -48,12 +48,18 @@ def sparse(N: int, n: int) -> Loss:
     return lambda Y: (Y * torch.sparse.mm(S, Y) * k).sum()
 
 
-CASES = {"150 x 5": (150, 5, dense), "1000 x 10": (1000, 10, dense), "100000 x 10, sparse": (100_000, 10, sparse)}
+CASES = {
+    "150 x 5": (150, 5, dense),
+    "1000 x 10": (1000, 10, dense),
+    "100000 x 10, sparse": (100_000, 10, sparse),
+}
 
 
 def ours(method: str, f: Loss, start: Tensor) -> dict[str, Any]:
     memory = 30 if start.numel() < 1e6 else 10
-    r = ghor.minimize(f, start, ghor.Stiefel(), method, tol=0.0, rtol=RELATIVE, max_iterations=10_000, memory=memory)
+    r = ghor.minimize(
+        f, start, ghor.Stiefel(), method, tol=0.0, rtol=RELATIVE, max_iterations=10_000, memory=memory
+    )
     return {"iterations": r.iterations, "gradients": r.evaluations, "products": r.hessian_products, "x": r.x}
 
 
@@ -107,7 +113,9 @@ def measure(name: str, methods: list[str]) -> list[dict[str, Any]]:
             calls += 1
             return f(Y)
 
-        METHODS[method](dense(6, 2), space.random(6, 2, dtype=torch.float64))  # what torch imports at first use
+        METHODS[method](
+            dense(6, 2), space.random(6, 2, dtype=torch.float64)
+        )  # what torch imports at first use
         began = time.perf_counter(), time.process_time()
         try:
             found = METHODS[method](counted, start)
@@ -138,14 +146,20 @@ def table(rows: list[dict[str, Any]]) -> str:
             continue
         counts = " | ".join(str(r[k]) for k in ("iterations", "calls", "gradients", "products"))
         digits = " | ".join(f"{r.get(k, math.nan):.1e}" for k in ("relative", "gap", "distance"))
-        lines.append(f"| {r['problem']} | {r['method']} | {r['seconds']:.2f} | {r['cpu']:.2f} | {counts} | {digits} |")
+        lines.append(
+            f"| {r['problem']} | {r['method']} | {r['seconds']:.2f} | {r['cpu']:.2f} | {counts} | {digits} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("out/pymanopt"))
-    parser.add_argument("--only", default="", help="problems whose name contains this; records of others stay")
+    parser.add_argument(
+        "--only", default="", help="problems whose name contains this; records of others stay"
+    )
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -154,9 +168,17 @@ def main() -> None:
     rows = [row for name in CASES if args.only in name for row in measure(name, args.methods)]
     args.out.mkdir(parents=True, exist_ok=True)
     path, names = args.out / "pymanopt.json", {r["problem"] for r in rows}
-    stamp = {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__}
+    stamp = {
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+    }
     rows = [r | stamp for r in rows]
-    rows += [r for r in (json.loads(path.read_text())["runs"] if path.exists() else []) if r["problem"] not in names]
+    rows += [
+        r
+        for r in (json.loads(path.read_text())["runs"] if path.exists() else [])
+        if r["problem"] not in names
+    ]
     rows.sort(key=lambda r: list(CASES).index(r["problem"]))
     write_json({"benchmark": "against_pymanopt", "machine": machine(), "runs": rows}, path)
     (args.out / "pymanopt.md").write_text(table(rows))

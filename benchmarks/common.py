@@ -52,7 +52,9 @@ def parametrized_step(
     """
     params = [p for module in modules for p in module.parameters()]
     for p in params:
-        p.data = p.data.contiguous()  # geotorch leaves slices behind, and torch's fused CPU kernels ignore strides
+        p.data = (
+            p.data.contiguous()
+        )  # geotorch leaves slices behind, and torch's fused CPU kernels ignore strides
     opt = torch.optim.Adam(params, lr=lr, fused=True)
 
     def weights() -> list[Tensor]:
@@ -60,7 +62,9 @@ def parametrized_step(
 
     def step() -> None:
         opt.zero_grad()
-        torch.autograd.backward(weights(), grads)  # the gradient of sum(w * G) at w is G: the loss itself is free
+        torch.autograd.backward(
+            weights(), grads
+        )  # the gradient of sum(w * G) at w is G: the loss itself is free
         opt.step()
 
     return step, weights, opt
@@ -108,7 +112,11 @@ def machine_lines(record: dict[str, Any]) -> list[str]:
         f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
         f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
         f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB){small}",
-        *(["The machine was busy with something else when this began: not to be quoted."] if m["busy"] else []),
+        *(
+            ["The machine was busy with something else when this began: not to be quoted."]
+            if m["busy"]
+            else []
+        ),
     ]
 
 
@@ -116,7 +124,9 @@ def machine_lines(record: dict[str, Any]) -> list[str]:
 def commit() -> str:
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        return subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -18,20 +18,26 @@ from ghor_lab.data import DATASETS, load
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {}
     for name in DATASETS:
         data = load(name)
-        train, test = (torch.bincount(y, minlength=10) / len(y) for y in (data.train_labels, data.test_labels))
+        train, test = (
+            torch.bincount(y, minlength=10) / len(y) for y in (data.train_labels, data.test_labels)
+        )
         losses = (2 * (1 - train.double())).sqrt()
         found[name] = [
             {"class": c, "loss": float(loss), "accuracy": 100 * float(right)}
             for c, (loss, right) in enumerate(zip(losses, test, strict=True))
         ]
         for row in found[name]:
-            print(f"{name:14} always {row['class']:.0f}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2f} %")
+            print(
+                f"{name:14} always {row['class']:.0f}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2f} %"
+            )
     if args.json:
         write_json({"benchmark": "constant", **stamp(), "constant": found}, args.json)
 

@@ -26,7 +26,9 @@ import ghor
 
 DATABASE = next(info for info in optim_db if info.optim_cls is Adam)
 IMPLEMENTATIONS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
-CONFIGURATIONS = [i.kwargs | impl for i in DATABASE.optim_inputs_func(device="cpu") for impl in IMPLEMENTATIONS]
+CONFIGURATIONS = [
+    i.kwargs | impl for i in DATABASE.optim_inputs_func(device="cpu") for impl in IMPLEMENTATIONS
+]
 Make = Callable[..., Optimizer]
 
 
@@ -77,7 +79,9 @@ def implementations_agree(make: Make, net: Callable[[], Net], flat: bool, kwargs
     one, two = net(), net()
     opt = make(one.parameters(), **kwargs)
     loop = make(two.parameters(), **kwargs | {"fused": None, "foreach": False})
-    return all(opt.defaults[k] == v for k, v in kwargs.items()) and same(one.train_for(opt), two.train_for(loop), 1e-6)
+    return all(opt.defaults[k] == v for k, v in kwargs.items()) and same(
+        one.train_for(opt), two.train_for(loop), 1e-6
+    )
 
 
 def resumes_to_the_bit(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:

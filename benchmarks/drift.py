@@ -99,7 +99,9 @@ def run(move: Move | None, scalar: bool, steps: int, weights: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=14_500)
     parser.add_argument("--weights", type=int, default=4)
     parser.add_argument("--json", type=Path)
@@ -110,7 +112,9 @@ def main() -> None:
     for moment in ("coordinate", "scalar"):
         for name, move in MOVES.items():
             found = runs[f"{name}, {moment}"] = run(move, moment == "scalar", args.steps, args.weights)
-            drifts = "  ".join(f"{t}: {off:.1e}" for t, off in found["drift"].items() if t in (100, 1000, args.steps))
+            drifts = "  ".join(
+                f"{t}: {off:.1e}" for t, off in found["drift"].items() if t in (100, 1000, args.steps)
+            )
             step = "" if found["length"] is None else f"   mean step {found['length']:.1e}"
             print(f"{name:10} second moment by {moment:11} {drifts}{step}", flush=True)
     if args.json:

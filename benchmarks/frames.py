@@ -54,7 +54,9 @@ class Weights(nn.Module):
         ghor.constrain(self, "Y", ghor.Stiefel())
 
 
-def problem(key: str, gen: Generator) -> tuple[tuple[int, int], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+def problem(
+    key: str, gen: Generator
+) -> tuple[tuple[int, int], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """(N, n), and a function of Y (P, N, n) and samples: the exact loss of each, less the optimum, and a gradient."""
     N, n = (60, 6) if key == "b" else (60, 5)
     U = torch.linalg.qr(torch.randn(N, N, generator=gen, dtype=torch.float64)).Q
@@ -98,7 +100,9 @@ def compare(key: str, rule: str, count: int = COUNT) -> dict[str, float]:
     (N, n), _ = problem(key, Generator().manual_seed(1))
     steps = STEPS[key]
     gen = Generator().manual_seed(4)
-    starts = torch.stack([ghor.Stiefel().random(N, n, generator=gen, dtype=torch.float64) for _ in range(count)])
+    starts = torch.stack(
+        [ghor.Stiefel().random(N, n, generator=gen, dtype=torch.float64) for _ in range(count)]
+    )
     same = starts[:1].expand_as(starts)
     over = outcomes(key, rule, same, True, "transported", steps)
     among = outcomes(key, rule, starts, False, "transported", steps)
@@ -155,7 +159,11 @@ def draw(kept: dict[str, float], path: Path) -> None:
     """Adam on the transformer: each run a point, over frames and over starts."""
     from matplotlib.figure import Figure
 
-    runs = [(name, loss) for name, loss in kept.items() if name.startswith("Adam") and name.endswith("transported")]
+    runs = [
+        (name, loss)
+        for name, loss in kept.items()
+        if name.startswith("Adam") and name.endswith("transported")
+    ]
     closed = {name for name, _ in runs if "closed form" in name}
     rows = {
         "random frames, one start": [loss for name, loss in runs if name not in closed],
@@ -165,14 +173,21 @@ def draw(kept: dict[str, float], path: Path) -> None:
     axes = figure.subplots()
     for y, losses in enumerate(rows.values()):
         axes.plot(losses, [y] * len(losses), "|", color=f"C{y}", markersize=22)
-    axes.set(yticks=range(len(rows)), yticklabels=rows, ylim=(1.6, -0.6), xlabel="loss at the end of the first epoch")
+    axes.set(
+        yticks=range(len(rows)),
+        yticklabels=rows,
+        ylim=(1.6, -0.6),
+        xlabel="loss at the end of the first epoch",
+    )
     figure.savefig(path, dpi=90)
 
 
 def report(record: dict[str, Any]) -> str:
     """The table."""
     lines = [*machine_lines(record), ""]
-    lines.append(f"{'problem':<56}{'rule':<10}{'loss':>10}{'frames':>10}{'starts':>10}{'closed':>8}{'implicit':>10}")
+    lines.append(
+        f"{'problem':<56}{'rule':<10}{'loss':>10}{'frames':>10}{'starts':>10}{'closed':>8}{'implicit':>10}"
+    )
     for row in record["rows"]:
         lines.append(
             f"{TITLES[row['problem']]:<56}{row['rule']:<10}{row['loss']:>10.2e}{100 * row['frames_sd']:>9.2g}%"

@@ -81,12 +81,18 @@ class Matrices:
         draw = [ghor.Stiefel().random(N, n, generator=g, dtype=torch.float64) for g in setup]
         self.Y = torch.stack(draw).requires_grad_()
         self.root = torch.arange(1, N + 1, dtype=torch.float64).rsqrt()
-        U = torch.stack([torch.linalg.qr(torch.randn(N, N, generator=g, dtype=torch.float64)).Q for g in setup])
+        U = torch.stack(
+            [torch.linalg.qr(torch.randn(N, N, generator=g, dtype=torch.float64)).Q for g in setup]
+        )
         self.factor = (U * self.root).mT.contiguous()  # x = z factor with z normal, C = factor^T factor
-        self.target = torch.stack([ghor.Stiefel().random(N, n, generator=g, dtype=torch.float64) for g in setup])
+        self.target = torch.stack(
+            [ghor.Stiefel().random(N, n, generator=g, dtype=torch.float64) for g in setup]
+        )
         self.samples = [generator(2, s) for s in seeds]
         if section == CONTROL:
-            turn = torch.stack([torch.linalg.qr(torch.randn(N, N, generator=g, dtype=torch.float64)).Q for g in setup])
+            turn = torch.stack(
+                [torch.linalg.qr(torch.randn(N, N, generator=g, dtype=torch.float64)).Q for g in setup]
+            )
             self.Y = (turn @ self.Y.detach()).requires_grad_()
             self.factor, self.target, section = self.factor @ turn.mT, turn @ self.target, "transported"
         groups = [{"params": [self.Y], "space": ghor.Stiefel()}]
@@ -98,7 +104,9 @@ class Matrices:
         if self.problem == "a":
             captured = (self.factor @ self.Y).square().sum((-2, -1))
             return (1 - captured / self.root[: self.Y.shape[-1]].square().sum()).tolist()
-        return ((self.factor @ (self.Y - self.target)).square().sum((-2, -1)) / self.root.square().sum()).tolist()
+        return (
+            (self.factor @ (self.Y - self.target)).square().sum((-2, -1)) / self.root.square().sum()
+        ).tolist()
 
     @torch.no_grad()
     def gradient(self) -> Tensor:
@@ -176,7 +184,11 @@ class Transformer:
         return {"loss": [curve], "accuracy": accuracy, "drift": off, "seconds_a_step": times}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "opt": self.opt.state_dict(), "order": self.order.get_state()}
+        return {
+            "model": self.model.state_dict(),
+            "opt": self.opt.state_dict(),
+            "order": self.order.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -214,7 +226,13 @@ def append(path: Path, record: dict[str, Any]) -> None:
 
 
 def train(
-    problem: str, section: str, seeds: list[int], epochs: int, out: Path, images: data.Images | None, threads: int
+    problem: str,
+    section: str,
+    seeds: list[int],
+    epochs: int,
+    out: Path,
+    images: data.Images | None,
+    threads: int,
 ) -> None:
     """Up to `epochs`, from the last checkpoint. A record is written before its checkpoint: at worst it stands twice."""
     name = run_name(problem, section, seeds)
@@ -254,9 +272,14 @@ def train(
         unfinished.replace(checkpoint)
         if problem == "c" or epoch % 10 == 0:
             losses = [sum(row) / len(row) for row in record["loss"]]
-            extra = f", accuracy {record['accuracy']:.4f}, {record['seconds_a_step']}" if problem == "c" else ""
+            extra = (
+                f", accuracy {record['accuracy']:.4f}, {record['seconds_a_step']}" if problem == "c" else ""
+            )
             mean = sum(losses) / len(losses)
-            print(f"{name}: epoch {epoch}/{epochs}, loss {mean:.5g}, {record['seconds']:.1f} s{extra}", flush=True)
+            print(
+                f"{name}: epoch {epoch}/{epochs}, loss {mean:.5g}, {record['seconds']:.1f} s{extra}",
+                flush=True,
+            )
 
 
 # ---------------------------------------------------------------------------------------------------- the summary
@@ -374,7 +397,9 @@ def summarise(out: Path, plan: dict[str, tuple[list[int], int]]) -> dict[str, An
             entry[outcome] = compare(*values)
             turned = curves(records, problem, CONTROL, both, epochs)
             if len(turned) == len(both):
-                entry[f"{outcome} {CONTROL}"] = compare(values[0], [outcomes(turned[s])[outcome] for s in both])
+                entry[f"{outcome} {CONTROL}"] = compare(
+                    values[0], [outcomes(turned[s])[outcome] for s in both]
+                )
             for test in ("wilcoxon_p", "ks_p"):
                 if test in entry[outcome]:
                     tests[f"{problem} {outcome} {test}"] = entry[outcome][test]
@@ -402,7 +427,9 @@ def report(summary: dict[str, Any]) -> str:
             lines.append(f"  {entry['missing']}")
             continue
         if entry["distance_of_pairs"] is not None:
-            lines.append(f"  at the end the pairs are {entry['distance_of_pairs']:.2g} apart (1: unrelated points)")
+            lines.append(
+                f"  at the end the pairs are {entry['distance_of_pairs']:.2g} apart (1: unrelated points)"
+            )
         for outcome in OUTCOMES:
             c = entry[outcome]
             values = ", ".join(f"{s} {c[s]['mean']:.4g} +- {c[s]['sd']:.2g}" for s in SECTIONS)
@@ -452,7 +479,9 @@ def plot(out: Path, plan: dict[str, tuple[list[int], int]]) -> None:
         left = axes[0, 0]
         for color, section in zip(("C0", "C3"), SECTIONS, strict=True):
             found = pairs[section]
-            steps = np.arange(1, len(next(iter(found.values()))) + 1) * (1 if problem == "c" else Matrices.EVERY)
+            steps = np.arange(1, len(next(iter(found.values()))) + 1) * (
+                1 if problem == "c" else Matrices.EVERY
+            )
             if problem == "c":
                 for s, style in zip(sorted(found), ("-", "--", "-.", ":"), strict=False):
                     left.plot(steps, found[s], style, color=color, linewidth=1, label=f"{section}, seed {s}")
@@ -468,7 +497,9 @@ def plot(out: Path, plan: dict[str, tuple[list[int], int]]) -> None:
             t, i = ([outcomes(pairs[section][s])[outcome] for s in both] for section in SECTIONS)
             ends = [0.95 * min(t + i), 1.05 * max(t + i)]
             axis.plot(ends, ends, color="0.6", linewidth=1)
-            axis.fill_between(ends, np.array(ends) / MARGIN, np.array(ends) * MARGIN, color="0.9", label="5 %")
+            axis.fill_between(
+                ends, np.array(ends) / MARGIN, np.array(ends) * MARGIN, color="0.9", label="5 %"
+            )
             axis.plot(t, i, "k.", label="a seed")
             axis.set(xlabel="transported", ylabel="implicit", xlim=ends, ylim=ends)
             axis.set_title(f"{outcome} loss", fontsize=10)
@@ -478,9 +509,13 @@ def plot(out: Path, plan: dict[str, tuple[list[int], int]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="a,b,c", help="problems, separated by commas (default: a,b,c)")
-    parser.add_argument("--out", type=Path, default=Path("gauge"), help="folder of records, summary and plots")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gauge"), help="folder of records, summary and plots"
+    )
     parser.add_argument(
         "--epochs", type=int, help=f"for every problem chosen (default: {EPOCHS}; 100 steps in a and b)"
     )
@@ -488,7 +523,9 @@ def main() -> None:
     parser.add_argument(
         "--lr", type=float, help=f"for every problem chosen (default: {LR}); give it an --out of its own"
     )
-    parser.add_argument("--data", type=Path, help="folder of the MNIST files (default: GHOR_DATA, the cache, mirrors)")
+    parser.add_argument(
+        "--data", type=Path, help="folder of the MNIST files (default: GHOR_DATA, the cache, mirrors)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--frames", action="store_true", help="the spread over frames instead, see frames.py")
     parser.add_argument("--report", action="store_true", help="only summarise what is recorded")

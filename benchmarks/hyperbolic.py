@@ -58,7 +58,12 @@ def distortion(dist: Callable[[Tensor, Tensor], Tensor], x: Tensor, D: Tensor) -
 
 
 def fit(
-    opt: Any, Y: nn.Parameter, dist: Callable[[Tensor, Tensor], Tensor], D: Tensor, args: argparse.Namespace, seed: int
+    opt: Any,
+    Y: nn.Parameter,
+    dist: Callable[[Tensor, Tensor], Tensor],
+    D: Tensor,
+    args: argparse.Namespace,
+    seed: int,
 ) -> float:
     gen = torch.Generator().manual_seed(seed + 1)
     lr = opt.param_groups[0]["lr"]
@@ -77,7 +82,9 @@ def start(n: int, dim: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return HYPERBOLIC.project(torch.cat([torch.zeros(n, 1), x], -1)).to(dtype)
 
 
-def contestants(geoopt: Any) -> dict[str, Callable[[Tensor, float], tuple[Any, nn.Parameter, Callable[..., Tensor]]]]:
+def contestants(
+    geoopt: Any,
+) -> dict[str, Callable[[Tensor, float], tuple[Any, nn.Parameter, Callable[..., Tensor]]]]:
     def ours(x: Tensor, lr: float) -> tuple[Any, nn.Parameter, Callable[..., Tensor]]:
         Y = nn.Parameter(x.clone())
         return ghor.optim.Adam([Y], space=HYPERBOLIC, lr=lr), Y, HYPERBOLIC.dist
@@ -98,7 +105,8 @@ def contestants(geoopt: Any) -> dict[str, Callable[[Tensor, float], tuple[Any, n
 def trees(args: argparse.Namespace, geoopt: Any) -> None:
     D = tree(args.depth, args.branching).to(args.dtype)
     print(
-        f"\ntree of {len(D)} nodes, {args.steps} steps of {args.batch} pairs, {args.dtype}, {args.seeds} seeds", end=""
+        f"\ntree of {len(D)} nodes, {args.steps} steps of {args.batch} pairs, {args.dtype}, {args.seeds} seeds",
+        end="",
     )
     print(f"{', cosine schedule' * args.cosine}; mean distortion by lr")
     print("dim  " + "optimizer".ljust(16) + "".join(f"{lr:>9g}" for lr in args.rates) + "     best  by seed")
@@ -112,13 +120,17 @@ def trees(args: argparse.Namespace, geoopt: Any) -> None:
                 found.append([fit(opt, Y, dist, D, args, seed) for opt, Y, dist, seed in runs])
             means = [sum(f) / len(f) for f in found]
             best = min((i for i, m in enumerate(means) if m == m), key=means.__getitem__)
-            print(f"{dim:<5}{name:<16}" + "".join(f"{m:9.4f}" for m in means) + f"{means[best]:9.4f}  ", end="")
+            print(
+                f"{dim:<5}{name:<16}" + "".join(f"{m:9.4f}" for m in means) + f"{means[best]:9.4f}  ", end=""
+            )
             print(" ".join(f"{f:.4f}" for f in found[best]), flush=True)
 
 
 def times(args: argparse.Namespace, geoopt: Any) -> None:
     n, dim = args.points, 10
-    print(f"\n{n} points in dimension {dim}, float32: one step of the optimizer, {torch.get_num_threads()} threads")
+    print(
+        f"\n{n} points in dimension {dim}, float32: one step of the optimizer, {torch.get_num_threads()} threads"
+    )
     x = start(n, dim, torch.float32)
     G = torch.randn(n, dim + 1, generator=torch.Generator().manual_seed(2)) / 100
     made = {name: make(x, 1e-3) for name, make in contestants(geoopt).items()}
@@ -132,7 +144,9 @@ def times(args: argparse.Namespace, geoopt: Any) -> None:
     for name, (opt, Y, _) in made.items():
         best, median = min(taken[name]), sorted(taken[name])[args.repeats // 2]
         held = sum(v.numel() for v in opt.state[Y].values() if torch.is_tensor(v)) / Y.numel()
-        print(f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a number")
+        print(
+            f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a number"
+        )
 
 
 def main() -> None:
@@ -141,9 +155,13 @@ def main() -> None:
     parser.add_argument("--branching", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--cosine", action="store_true", help="the learning rate falls to 0 along a cosine, for all")
+    parser.add_argument(
+        "--cosine", action="store_true", help="the learning rate falls to 0 along a cosine, for all"
+    )
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 5])
-    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of those that embed trees")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="parts of the names of those that embed trees"
+    )
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--repeats", type=int, default=20, help="steps that are timed, in turn; 0: none")
     parser.add_argument("--batch", type=int, default=20_000)

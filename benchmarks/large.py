@@ -42,7 +42,9 @@ def leaf(Y: Tensor, G: Tensor) -> nn.Parameter:
     return p
 
 
-def ghor_adam(Y: Tensor, G: Tensor, section: str, **options: Any) -> tuple[nn.Parameter, torch.optim.Optimizer]:
+def ghor_adam(
+    Y: Tensor, G: Tensor, section: str, **options: Any
+) -> tuple[nn.Parameter, torch.optim.Optimizer]:
     p = leaf(Y, G)
     return p, ghor.optim.Adam([p], space=ghor.Stiefel(), section=section, lr=LR, **options)
 
@@ -52,7 +54,9 @@ def problem(*shape: int) -> tuple[Tensor, Tensor]:
     return ghor.Stiefel().random(*shape, generator=generator), torch.randn(shape, generator=generator)
 
 
-def common_record(name: str, before: dict[str, Any], after: dict[str, Any], **settings: Any) -> dict[str, Any]:
+def common_record(
+    name: str, before: dict[str, Any], after: dict[str, Any], **settings: Any
+) -> dict[str, Any]:
     rates = ("matmul_gflops", "copy_gbs")
     return {
         "benchmark": name,
@@ -89,7 +93,12 @@ def contenders(N: int, n: int) -> Iterator[tuple[Contender, torch.optim.Optimize
     size = f"{N} x {n}"
     for section, options in (*((s, {}) for s in SECTIONS), ("auto", {"fused": True})):
         p, opt = ghor_adam(Y, G, section, **options)
-        yield Contender(f"ghor Adam, {section}{', fused' if options else ''}", size, opt.step, partial(list, [p])), opt
+        yield (
+            Contender(
+                f"ghor Adam, {section}{', fused' if options else ''}", size, opt.step, partial(list, [p])
+            ),
+            opt,
+        )
     out = torch.empty(n, n)
     yield Contender(PRODUCT, size, lambda: torch.mm(Y.mT, G, out=out), list), None
     p = leaf(Y, G)
@@ -123,7 +132,9 @@ def measure_size(N: int, n: int, repeats: int, warmup: int) -> list[dict[str, An
             "over_product": over(c.name, PRODUCT),
             "over_muon": over(c.name, MUON),
             "over_torch_fused": over(c.name, TORCH),
-            "distance": None if opt is None else float(ghor.Stiefel().residual(c.weights()[0].detach().double())),
+            "distance": None
+            if opt is None
+            else float(ghor.Stiefel().residual(c.weights()[0].detach().double())),
             "rounds_ms": times[c.label],
         }
         for c, opt in entries
@@ -158,7 +169,8 @@ def large_report(record: dict[str, Any]) -> str:
         lines.append(
             f"{'' if same else size:13}{name:38}{q[1]:10.2f}{f'{q[0]:.2f} - {q[2]:.2f}':>20}"
             f"{min(row['rounds_ms']['again']):10.2f}{row['mean_ms']:10.2f}{row['over_product'][1]:11.1f}{row['over_muon'][1]:9.2f}"
-            f"{row['over_torch_fused'][1]:9.1f}" + ("" if row["distance"] is None else f"{row['distance']:10.1e}")
+            f"{row['over_torch_fused'][1]:9.1f}"
+            + ("" if row["distance"] is None else f"{row['distance']:10.1e}")
         )
     return "\n".join(lines)
 
@@ -207,7 +219,8 @@ def crossover_report(record: dict[str, Any]) -> str:
     for batch in GRID_BATCH:
         lines += [
             f"transported / implicit, {'one matrix' if batch == 1 else f'a stack of {batch}'} (best; implicit ms)",
-            f"{'N':>6}" + "".join(f"{f'n = N/{1 / s}' if s.numerator == 1 else f'n = {s} N':>17}" for s in GRID_SHARE),
+            f"{'N':>6}"
+            + "".join(f"{f'n = N/{1 / s}' if s.numerator == 1 else f'n = {s} N':>17}" for s in GRID_SHARE),
         ]
         for N in sorted({N for b, N, _ in by if b == batch}):
             row = f"{N:6}"

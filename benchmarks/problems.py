@@ -100,7 +100,9 @@ def cases() -> list[Case]:
             St,
             lambda: -float(torch.linalg.svdvals(P).sum()),
         ),
-        Case("Procrustes, unbalanced", lambda x: (A @ x[0] - B).square().sum(), [point(St, 20, 5, seed=23)], St),
+        Case(
+            "Procrustes, unbalanced", lambda x: (A @ x[0] - B).square().sum(), [point(St, 20, 5, seed=23)], St
+        ),
         Case("joint diagonalisation 8", off_diagonal, [point(SO, 8, 8, seed=24)], SO, 0.0),
         Case(
             "SVD 20 x 5",
@@ -279,7 +281,16 @@ def table(rows: list[dict[str, Any]]) -> str:
         count = "-" if r["evaluations"] is None else r["evaluations"]
         seconds = "-" if r["seconds"] is None else f"{r['seconds']:.3f}"
         gradient = "" if r["gradient"] is None else f"{r['gradient']:.1e}"
-        cells = (r["problem"], r["method"], count, r["products"] or "", seconds, f"{r['gap']:.1e}", gradient, r["end"])
+        cells = (
+            r["problem"],
+            r["method"],
+            count,
+            r["products"] or "",
+            seconds,
+            f"{r['gap']:.1e}",
+            gradient,
+            r["end"],
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
 
@@ -294,14 +305,20 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     problems, rows = {r["problem"] for r in rows}, [r for r in rows if r["method"] in METHODS]
     rows = [r | {"passes": r["evaluations"] + r["products"]} for r in rows if r["evaluations"] is not None]
-    for ax, key, word in zip(axes, ("passes", "seconds"), ("evaluations, products", "CPU seconds"), strict=True):
+    for ax, key, word in zip(
+        axes, ("passes", "seconds"), ("evaluations, products", "CPU seconds"), strict=True
+    ):
         least = {p: min((r[key] for r in rows if r["problem"] == p), default=1) for p in problems}
         for method in METHODS:
             ratios = sorted(r[key] / least[r["problem"]] for r in rows if r["method"] == method)
             share = [(i + 1) / len(problems) for i in range(len(ratios))]
             ax.step([1, *ratios, 1e4], [0, *share, len(ratios) / len(problems)], where="post", label=method)
         ax.set(
-            xscale="log", xlim=(1, 1e4), ylim=(0, 1.02), xlabel=f"{word}, over the least", ylabel="share of problems"
+            xscale="log",
+            xlim=(1, 1e4),
+            ylim=(0, 1.02),
+            xlabel=f"{word}, over the least",
+            ylabel="share of problems",
         )
     axes[1].legend(fontsize=8)
     figure.savefig(out, dpi=90)

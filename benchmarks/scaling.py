@@ -160,7 +160,9 @@ def resident() -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "not enough memory" in str(error)
+    return (
+        isinstance(error, MemoryError) or "allocate memory" in str(error) or "not enough memory" in str(error)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- in the child
@@ -170,14 +172,20 @@ def out_of_memory(error: BaseException) -> bool:
 def phase(name: str, limit: float) -> Iterator[None]:
     """Says what is going on, and ends the process where that takes longer than `limit` seconds."""
     print(json.dumps({"phase": name}), flush=True)
-    signal.setitimer(signal.ITIMER_REAL, limit)  # no handler: SIGALRM also ends a process that is deep inside LAPACK
+    signal.setitimer(
+        signal.ITIMER_REAL, limit
+    )  # no handler: SIGALRM also ends a process that is deep inside LAPACK
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def measure(contender: str, n: int, N: int, batch: int, budget: Budget, rounds: int, time_cap: float) -> dict[str, Any]:
+def measure(
+    contender: str, n: int, N: int, batch: int, budget: Budget, rounds: int, time_cap: float
+) -> dict[str, Any]:
     """One contender at one size: set-up, steps, memory."""
-    small = CONTENDERS[contender](*points(4 * n, n, batch))  # imports, threads, buffers of libraries: not counted
+    small = CONTENDERS[contender](
+        *points(4 * n, n, batch)
+    )  # imports, threads, buffers of libraries: not counted
     for _ in range(TEN + 1):
         small.step()
     resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + int(budget.memory * 2**30), -1))
@@ -236,7 +244,18 @@ def _call(func: Callable[..., object], *args: Any, **kwargs: Any) -> object:
 class Recorder(TorchDispatchMode):
     """Writes down every matrix product and inverse, with the memory it works on."""
 
-    NAMES = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmm_", "baddbmm_", "linalg_inv_ex", "linalg_solve_ex")
+    NAMES = (
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "mv",
+        "dot",
+        "addmm_",
+        "baddbmm_",
+        "linalg_inv_ex",
+        "linalg_solve_ex",
+    )
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -244,7 +263,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in self.NAMES:
-            self.calls.append((func, args, dict(kwargs or {})))  # holds the tensors: no memory is used for another
+            self.calls.append(
+                (func, args, dict(kwargs or {}))
+            )  # holds the tensors: no memory is used for another
         return func(*args, **(kwargs or {}))
 
     def replay(self) -> tuple[list[partial[Any]], list[partial[Any]]]:
@@ -293,7 +314,9 @@ def products(contender: str, n: int, N: int, rounds: int) -> dict[str, Any]:
         gc.disable()
         for round_ in range(5 * (rounds + 1)):
             for name, part in parts:
-                both = [1e3 * seconds(part) for _ in range(2)]  # the second finds the caches as itself has left them
+                both = [
+                    1e3 * seconds(part) for _ in range(2)
+                ]  # the second finds the caches as itself has left them
                 if round_ >= 5:
                     times[name].append(both[1])
                     everything[name] += sum(both)
@@ -458,7 +481,16 @@ def make_record(args: argparse.Namespace) -> dict[str, Any]:
             tell(f"{name}, n = {n}, N = {N}, batch {b}")
             if (n, b, name) in stopped:
                 continue
-            row = go("measure", contender=name, n=n, N=N, batch=b, budget=asdict(budget), rounds=rounds, time_cap=cap)
+            row = go(
+                "measure",
+                contender=name,
+                n=n,
+                N=N,
+                batch=b,
+                budget=asdict(budget),
+                rounds=rounds,
+                time_cap=cap,
+            )
             if row.get("stopped"):
                 row["stopped"] = why(row["stopped"], budget)
                 stopped.add((n, b, name))
@@ -471,7 +503,9 @@ def make_record(args: argparse.Namespace) -> dict[str, Any]:
             record["large"] = go("large", N=LARGE[0], n=LARGE[1])
         for n, b in crossings:
             tell(f"crossover, n = {n}, batch {b}")
-            record["crossover"].append(go("crossover", n=n, batch=b, rounds=rounds, largest=budget.memory * 2**30 / 6))
+            record["crossover"].append(
+                go("crossover", n=n, batch=b, rounds=rounds, largest=budget.memory * 2**30 / 6)
+            )
     record["slopes"] = slopes(record)
     record["targets"] = targets(record)
     return record
@@ -490,7 +524,9 @@ def panels(record: dict[str, Any]) -> dict[Panel, dict[str, list[dict[str, Any]]
 
 def slope(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float | None:
     """Of log value over log N, fitted over N >= 2048; None from fewer than three N, which would fit the noise."""
-    found = [(math.log(row["N"]), math.log(value(row))) for row in rows if row["N"] >= FIT_FROM and row.get("ms")]
+    found = [
+        (math.log(row["N"]), math.log(value(row))) for row in rows if row["N"] >= FIT_FROM and row.get("ms")
+    ]
     return linear_regression(*zip(*found, strict=True)).slope if len(found) > 2 else None
 
 
@@ -505,7 +541,13 @@ def memory_of(row: dict[str, Any]) -> float:
 
 def slopes(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"n": n, "batch": b, "contender": name, "time": slope(rows, time_of), "memory": slope(rows, memory_of)}
+        {
+            "n": n,
+            "batch": b,
+            "contender": name,
+            "time": slope(rows, time_of),
+            "memory": slope(rows, memory_of),
+        }
         for (n, b), contenders in panels(record).items()
         for name, rows in contenders.items()
     ]
@@ -522,7 +564,12 @@ def targets(record: dict[str, Any]) -> list[dict[str, Any]]:
         if s["contender"] in GHOR and s["n"] == 16:
             value = s["time"]
             text = "not measured" if value is None else f"{value:.2f}"
-            target(f"{s['contender']}, batch {s['batch']}: slope of time, N >= {FIT_FROM}, n = 16", value, 1.2, text)
+            target(
+                f"{s['contender']}, batch {s['batch']}: slope of time, N >= {FIT_FROM}, n = 16",
+                value,
+                1.2,
+                text,
+            )
     for (n, b), contenders in panels(record).items():
         for name in GHOR:
             rows = [row for row in contenders.get(name, []) if row.get("ms")]
@@ -532,7 +579,12 @@ def targets(record: dict[str, Any]) -> list[dict[str, Any]]:
             N, entries = row["N"], b * row["N"] * n
             rest = (row["state_entries"] - 2 * entries) / (b * n * n)
             where = f"{name}, batch {b}, n = {n}, N = {N}"
-            target(f"{where}: state less 2 N n, in n^2", rest, 1.1, f"{row['state_entries']} = 2 N n + {rest:.2f} n^2")
+            target(
+                f"{where}: state less 2 N n, in n^2",
+                rest,
+                1.1,
+                f"{row['state_entries']} = 2 N n + {rest:.2f} n^2",
+            )
             extra = in_entries(row, "extra_bytes")
             target(f"{where}: peak of a step, in N n", extra, 8, number(extra))
     for name, row in record["products"].items():
@@ -559,7 +611,11 @@ def report(record: dict[str, Any]) -> str:
             ("ms a step", "time", time_of),
             ("peak MiB beyond weight and gradient, set-up included", "memory", memory_of),
             ("kept between steps, in N n entries", None, partial(in_entries, key="held_bytes")),
-            ("more than that at the peak of a step, in N n entries", None, partial(in_entries, key="extra_bytes")),
+            (
+                "more than that at the peak of a step, in N n entries",
+                None,
+                partial(in_entries, key="extra_bytes"),
+            ),
         )
         for title, which, value in tables:
             head = f"{'N':26}" + "".join(f"{N:>9}" for N in sizes) + ("    slope" if which else "")
@@ -603,7 +659,10 @@ def report(record: dict[str, Any]) -> str:
         ]
     for row in record["crossover"]:
         at = f"from N = {row['crossover']} on" if row["crossover"] else "nowhere here"
-        lines += ["", f"n = {row['n']}, batch {row['batch']}: implicit is faster {at}; time transported / implicit:"]
+        lines += [
+            "",
+            f"n = {row['n']}, batch {row['batch']}: implicit is faster {at}; time transported / implicit:",
+        ]
         lines.append("  " + "  ".join(f"{r['N']}: {r['ratio'][1]:.2f}" for r in row["rows"]))
     lines += ["", "Targets"] if record["targets"] else []
     for line in record["targets"]:
@@ -655,7 +714,14 @@ def plot(record: dict[str, Any], path: Path) -> None:
                     linewidth=2.2 if name.startswith("ghor") else 1,
                 )
                 if points_[-1].get("stopped"):
-                    axes.plot(done[-1]["N"], value(done[-1]), marker="s", markersize=11, color=color, fillstyle="none")
+                    axes.plot(
+                        done[-1]["N"],
+                        value(done[-1]),
+                        marker="s",
+                        markersize=11,
+                        color=color,
+                        fillstyle="none",
+                    )
             axes.set(xscale="log", yscale="log", xlabel="N", ylabel=label, title=f"n = {n}, batch {b}")
             axes.set_xscale("log", base=2)
             axes.grid(alpha=0.3)
@@ -671,7 +737,9 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of ten steps (default: 7)")
     parser.add_argument(
@@ -681,11 +749,19 @@ def main() -> None:
     parser.add_argument(
         "--crossover", action="store_true", help="only this: the N from which implicit beats transported"
     )
-    parser.add_argument("--step-budget", type=float, default=2, metavar="S", help="seconds for a step (default: 2)")
-    parser.add_argument("--setup-budget", type=float, default=60, metavar="S", help="seconds for set-up (default: 60)")
+    parser.add_argument(
+        "--step-budget", type=float, default=2, metavar="S", help="seconds for a step (default: 2)"
+    )
+    parser.add_argument(
+        "--setup-budget", type=float, default=60, metavar="S", help="seconds for set-up (default: 60)"
+    )
     parser.add_argument("--memory-budget", type=float, default=6, metavar="GIB", help="GiB (default: 6)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the whole record, raw times included")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw PATH-time and PATH-memory (matplotlib)")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the whole record, raw times included"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="PATH", help="draw PATH-time and PATH-memory (matplotlib)"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:

@@ -44,7 +44,9 @@ def descend(space: Space, Y: Tensor, grad: Callable[[Tensor], Tensor], steps: in
         opt.step()
         if i % 10 == 9 or i == steps - 1:
             now = weight.detach()
-            worst = max(worst, float(space.residual(now).max()) if bool(torch.isfinite(now).all()) else float("inf"))
+            worst = max(
+                worst, float(space.residual(now).max()) if bool(torch.isfinite(now).all()) else float("inf")
+            )
     return worst
 
 
@@ -64,7 +66,10 @@ def symplectic(args: argparse.Namespace, gen: torch.Generator) -> Iterator[Row]:
         U = space.random(1000, 40, 20, generator=gen, dtype=F64)
         yield "1,000 points drawn, 40 x 20", space, "float64", float(space.residual(U).max()), 1e-13
         for dtype, bound in ((F64, 1e-10), (F32, 1e-4)):
-            U, X = space.random(40, 20, generator=gen, dtype=dtype), (sizes * randn(40, 60, gen=gen)).to(dtype)
+            U, X = (
+                space.random(40, 20, generator=gen, dtype=dtype),
+                (sizes * randn(40, 60, gen=gen)).to(dtype),
+            )
             off = descend(space, U, reduction(space, X), args.steps, 1e-2)
             yield f"Adam, {args.steps:,} steps, 40 x 20", space, kind(dtype), off, bound
             U = space.random(args.seeds, 40, 20, generator=gen, dtype=dtype)
@@ -106,7 +111,9 @@ def moved(g: Tensor, Y: Tensor) -> Tensor:
     return torch.stack([Y[..., 0, :] @ R.mT + t[:, 0], Y[..., 1, :] @ R.mT], -2)
 
 
-def trajectory(opt: Callable[[list[nn.Parameter]], torch.optim.Optimizer], Y: Tensor, target: Tensor) -> Tensor:
+def trajectory(
+    opt: Callable[[list[nn.Parameter]], torch.optim.Optimizer], Y: Tensor, target: Tensor
+) -> Tensor:
     weight, way = nn.Parameter(Y.clone()), []
     rule = opt([weight])
     for _ in range(100):
@@ -146,7 +153,13 @@ def means(args: argparse.Namespace, gen: torch.Generator) -> Iterator[Row]:
             points = space.random(50, *shape, generator=gen, dtype=F64)
         M = space.mean(points)
         off = space.norm(M, space.log(M.expand_as(points), points).mean(0))
-        yield f"mean of 50 points, {' x '.join(map(str, shape))}: |mean log|", space, "float64", float(off), 1e-10
+        yield (
+            f"mean of 50 points, {' x '.join(map(str, shape))}: |mean log|",
+            space,
+            "float64",
+            float(off),
+            1e-10,
+        )
 
 
 def main() -> None:
@@ -172,7 +185,9 @@ def main() -> None:
             good = figure <= bound
             missed += not good
             seconds = time.perf_counter() - begun
-            say(f"{what:<54}{space!r:<24}{dtype:<12}{figure:9.1e}{bound:9.0e}{'' if good else ' NO':>5}{seconds:9.0f}")
+            say(
+                f"{what:<54}{space!r:<24}{dtype:<12}{figure:9.1e}{bound:9.0e}{'' if good else ' NO':>5}{seconds:9.0f}"
+            )
             begun = time.perf_counter()
     sys.exit(1 if missed else 0)
 

@@ -31,7 +31,20 @@ from torch.nn.utils import parametrizations
 
 from ghor import Stiefel, optim
 from ghor_lab import bench
-from ghor_lab.bench import COUNT, LAYOUTS, LR, SEPARATE, STACKED, Contender, N, distance, measure, n, points, split
+from ghor_lab.bench import (
+    COUNT,
+    LAYOUTS,
+    LR,
+    SEPARATE,
+    STACKED,
+    Contender,
+    N,
+    distance,
+    measure,
+    n,
+    points,
+    split,
+)
 
 GHOR, GHOR_FUSED = "ghor Adam, Cayley", "ghor Adam, Cayley, fused"
 TORCH, TORCH_FUSED = "torch Adam, foreach", "torch Adam, fused"
@@ -118,7 +131,9 @@ def contenders(only: str) -> tuple[list[Contender], list[str]]:
         try:
             found += [c for c in peer(Y, G) if re.search(only, c.label)]
         except ImportError as error:
-            skipped.append(f"{peer.__name__} was skipped: {error}. Peers come with `pip install ghor[bench]`.")
+            skipped.append(
+                f"{peer.__name__} was skipped: {error}. Peers come with `pip install ghor[bench]`."
+            )
     return found, skipped
 
 
@@ -216,7 +231,10 @@ def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
             for c in entries
         ],
         "like_for_like": [
-            {"what": f"{ours} / {TORCH_FUSED}, {layout}", "ratio": versus((ours, layout), (TORCH_FUSED, layout))}
+            {
+                "what": f"{ours} / {TORCH_FUSED}, {layout}",
+                "ratio": versus((ours, layout), (TORCH_FUSED, layout)),
+            }
             for ours in (GHOR, GHOR_FUSED)
             for layout in (STACKED, SEPARATE)
         ],
@@ -224,10 +242,30 @@ def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
             line
             for ours in (GHOR, GHOR_FUSED)
             for line in (
-                target(f"{ours}, {STACKED} / {TORCH}, {SEPARATE}", (ours, STACKED), (TORCH, SEPARATE), at_most=0.6),
-                target(f"{ours}, {SEPARATE} / {TORCH}, {SEPARATE}", (ours, SEPARATE), (TORCH, SEPARATE), at_most=1.0),
-                target(f"{GEOOPT}, {SEPARATE} / {ours}, {STACKED}", (GEOOPT, SEPARATE), (ours, STACKED), at_least=20),
-                target(f"{GEOOPT}, {SEPARATE} / {ours}, {SEPARATE}", (GEOOPT, SEPARATE), (ours, SEPARATE), at_least=10),
+                target(
+                    f"{ours}, {STACKED} / {TORCH}, {SEPARATE}",
+                    (ours, STACKED),
+                    (TORCH, SEPARATE),
+                    at_most=0.6,
+                ),
+                target(
+                    f"{ours}, {SEPARATE} / {TORCH}, {SEPARATE}",
+                    (ours, SEPARATE),
+                    (TORCH, SEPARATE),
+                    at_most=1.0,
+                ),
+                target(
+                    f"{GEOOPT}, {SEPARATE} / {ours}, {STACKED}",
+                    (GEOOPT, SEPARATE),
+                    (ours, STACKED),
+                    at_least=20,
+                ),
+                target(
+                    f"{GEOOPT}, {SEPARATE} / {ours}, {SEPARATE}",
+                    (GEOOPT, SEPARATE),
+                    (ours, SEPARATE),
+                    at_least=10,
+                ),
             )
         ],
         "floor": floor(rates),
@@ -292,12 +330,17 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
     rows = sorted(record["contenders"], key=lambda row: float(row["ms"][1]), reverse=True)
     q25, q50, q75 = zip(*(row["ms"] for row in rows), strict=True)
-    whiskers = [[b - a for a, b in zip(q25, q50, strict=True)], [c - b for b, c in zip(q50, q75, strict=True)]]
+    whiskers = [
+        [b - a for a, b in zip(q25, q50, strict=True)],
+        [c - b for b, c in zip(q50, q75, strict=True)],
+    ]
     figure, axes = plt.subplots(figsize=(9, 0.3 * len(rows) + 1.4), layout="constrained")
     colors = ["C3" if row["name"].startswith("ghor") else "0.7" for row in rows]
     labels = [f"{row['name']}, {row['layout']}" for row in rows]
     axes.barh(labels, q50, xerr=whiskers, color=colors, error_kw={"elinewidth": 0.8})
-    axes.axvline(record["floor"]["ms"], color="k", linestyle=":", linewidth=1, label="floor of the Cayley step")
+    axes.axvline(
+        record["floor"]["ms"], color="k", linestyle=":", linewidth=1, label="floor of the Cayley step"
+    )
     for y, ms in enumerate(q75):
         axes.annotate(
             f"{q50[y]:.0f}" if q50[y] >= 100 else f"{q50[y]:.2g}",
@@ -310,20 +353,27 @@ def plot(record: dict[str, Any], path: Path) -> None:
     axes.set(xscale="log", xlabel="ms a step (median, quartiles)", xlim=(None, 3 * max(q75)))
     s, m = record["settings"], record["machine"]
     axes.set_title(
-        f"{s['count']} weights of St({s['n']},{s['N']}), float32, {m['threads']} threads, {m['cpu']}", fontsize=10
+        f"{s['count']} weights of St({s['n']},{s['N']}), float32, {m['threads']} threads, {m['cpu']}",
+        fontsize=10,
     )
     axes.legend(loc="upper right")
     figure.savefig(path, dpi=150)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--repeats", type=int, help="timed rounds (default: 50; with --large 20)")
     parser.add_argument("--warmup", type=int, help="rounds before those (default: 5; with --large 2)")
     parser.add_argument("--quick", action="store_true", help="few rounds: to see it run, not to quote")
-    parser.add_argument("--only", default="", metavar="REGEX", help="only contenders whose 'name | layout' matches")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the whole record, raw times included")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="only contenders whose 'name | layout' matches"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the whole record, raw times included"
+    )
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the record (matplotlib)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--large", action="store_true", help="one large matrix instead, see large.py")

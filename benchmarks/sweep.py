@@ -60,7 +60,10 @@ def run(
     on, off = [], []
     for _, p, space in ghor.constraints.declared_spaces(task.model):
         (off if isinstance(space, ghor.Euclidean) else on).append(p)
-    opts = method.make(on, lr=lr, **OPTIONS.get(method.key, ADAM)), torch.optim.Adam(off, lr=1e-3, fused=True, **ADAM)
+    opts = (
+        method.make(on, lr=lr, **OPTIONS.get(method.key, ADAM)),
+        torch.optim.Adam(off, lr=1e-3, fused=True, **ADAM),
+    )
     losses, ms, began = [], [], time.perf_counter()
     for epoch in range(1, epochs + 1):
         values = []
@@ -104,7 +107,11 @@ def sweep(folder: Path, options: argparse.Namespace, console: Console) -> None:
                 continue
             found: dict[str, Any] = {"benchmark": "sweep", "method": method.key, "lr": lr, **setting}
             found |= run(method, lr, **setting, threads=options.threads)
-            found |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "machine": machine()}
+            found |= {
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "commit": commit(),
+                "machine": machine(),
+            }
             write_json(found, path)
             console.print(f"{method.key:8} lr {lr:<8.2g} losses {found['losses']}, {found['seconds']:.0f} s")
 
@@ -139,7 +146,9 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> Table:
         drift = best["drift"][0] if best.get("drift") else None
         accuracy = best["test_accuracy"][0] if "test_accuracy" in best else None
         time_ = median(r["step_ms"] for r in rs)
-        rows.append(Row((titles[key], final(best), best["lr"], f"{good} of {len(rs)}", accuracy, drift, time_)))
+        rows.append(
+            Row((titles[key], final(best), best["lr"], f"{good} of {len(rs)}", accuracy, drift, time_))
+        )
     columns = (
         Column("method", "method"),
         Column("loss", "best loss", "number", ".4f"),
@@ -160,7 +169,9 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     for i, (key, rs) in enumerate(runs.items()):
         style = ("-", "--", ":")[i // 8]
         shown = [(r["lr"], final(r)) for r in rs if math.isfinite(final(r))]
-        axes.plot(*zip(*shown, strict=True), style, color=f"C{i % 8}", marker="o", markersize=3, label=titles[key])
+        axes.plot(
+            *zip(*shown, strict=True), style, color=f"C{i % 8}", marker="o", markersize=3, label=titles[key]
+        )
     axes.set(xscale="log", xlabel="learning rate", ylabel="loss of the last epoch")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -168,7 +179,9 @@ def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="regular expression on the keys of methods")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
@@ -189,7 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = table(runs)
     console.print(made.rich(console.width))
     keys = [column.key for column in made.columns]
-    write_json([dict(zip(keys, row.cells, strict=True)) for row in made.rows], options.folder / "summary.json")
+    write_json(
+        [dict(zip(keys, row.cells, strict=True)) for row in made.rows], options.folder / "summary.json"
+    )
     draw(runs, options.folder / "sweep.svg")
 
 

@@ -101,7 +101,9 @@ def arguments(Base: type[Optimizer], library: str) -> dict[str, Any]:
     """What has to be given."""
     given = {}
     for p in list(inspect.signature(Base.__init__).parameters.values())[2:]:
-        required = p.default is p.empty or not isinstance(p.default, (bool, int, float, str, tuple, type(None)))
+        required = p.default is p.empty or not isinstance(
+            p.default, (bool, int, float, str, tuple, type(None))
+        )
         needed = library == "bitsandbytes.optim" and p.name == "momentum"  # 0 by default, and refused
         if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and (required or needed) and p.name in ARGUMENTS:
             given[p.name] = ARGUMENTS[p.name]
@@ -137,7 +139,9 @@ def whole(W: Tensor) -> Tensor:
 class Reference:
     """One weight: Base on its full matrix, or on its first columns, and Lambda as a dense matrix."""
 
-    def __init__(self, Base: type[Optimizer], options: dict[str, Any], Lambda: Tensor, n: int, columns: bool) -> None:
+    def __init__(
+        self, Base: type[Optimizer], options: dict[str, Any], Lambda: Tensor, n: int, columns: bool
+    ) -> None:
         N = len(Lambda)
         self.Lambda, self.n, self.columns = Lambda, n, columns
         self.H = nn.Parameter(torch.zeros(N, n if columns else N, dtype=options["dtype"]))
@@ -154,7 +158,12 @@ class Reference:
 
 
 def difference(
-    Base: type[Optimizer], given: dict[str, Any], stack: bool, shape: tuple[int, int], dtype: torch.dtype, steps: int
+    Base: type[Optimizer],
+    given: dict[str, Any],
+    stack: bool,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    steps: int,
 ) -> float:
     """The largest |Y - Lambda E| along the way. Raises ValueError where the lift refuses."""
     N, n = shape
@@ -162,13 +171,17 @@ def difference(
     Lambdas = torch.linalg.qr(torch.randn(3, N, N, generator=generator, dtype=torch.float64))[0]
     params = [nn.Parameter(Lambda[:, :n].to(dtype, copy=True)) for Lambda in Lambdas]
     optimizer = ghor.lift(Base, stack=stack)(params, space=ghor.Stiefel(), section="transported", **given)
-    start = [ghor.Stiefel().section(p.detach().double()) for p in params]  # ours begins with this frame above Y
+    start = [
+        ghor.Stiefel().section(p.detach().double()) for p in params
+    ]  # ours begins with this frame above Y
     refs = [Reference(Base, {"given": given, "dtype": dtype}, Lambda, n, not stack) for Lambda in start]
     worst = 0.0
     for B in gradients(N, n, steps, dtype):
         for p, Lambda, b in zip(params, start, B.double(), strict=True):
             half = torch.cat([b[:n] / 2, b[n:]])  # Y^T G - (Y^T G)^T = A, Q^T G = B
-            own = optimizer.state[p].get("section", Lambda) if optimizer.state[p] else Lambda  # so B is the same to us
+            own = (
+                optimizer.state[p].get("section", Lambda) if optimizer.state[p] else Lambda
+            )  # so B is the same to us
             p.grad = (own.double() @ half).to(dtype)
         optimizer.step()
         for p, ref, b in zip(params, refs, B, strict=True):
@@ -178,7 +191,12 @@ def difference(
 
 
 def own_rounding(
-    Base: type[Optimizer], given: dict[str, Any], stack: bool, shape: tuple[int, int], dtype: torch.dtype, steps: int
+    Base: type[Optimizer],
+    given: dict[str, Any],
+    stack: bool,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    steps: int,
 ) -> float:
     """How far the reference is from itself when its gradients differ by one rounding."""
     N, n = shape
@@ -199,7 +217,9 @@ def own_rounding(
 # ---------------------------------------------------------------------------------------------------- the table
 
 
-def judge(Base: type[Optimizer], library: str, shapes: tuple[tuple[int, int], ...], steps: int) -> dict[str, Any]:
+def judge(
+    Base: type[Optimizer], library: str, shapes: tuple[tuple[int, int], ...], steps: int
+) -> dict[str, Any]:
     """A row: how it lifts, the differences, the reason where it does not."""
     given = arguments(Base, library)
     row: dict[str, Any] = {"how": "no", "cells": [], "reason": ""}
@@ -240,10 +260,15 @@ def cell(dtype: torch.dtype, value: float | None, own: float) -> str:
 
 def table(rows: list[tuple[str, str, dict[str, Any]]], shapes: tuple[tuple[int, int], ...]) -> str:
     heads = [f"{N} x {n}, {str(dtype).split('.')[1]}" for N, n in shapes for dtype in DTYPES]
-    lines = [f"| library | optimizer | lifts | {' | '.join(heads)} | reason |", "|" + "---|" * (4 + len(heads))]
+    lines = [
+        f"| library | optimizer | lifts | {' | '.join(heads)} | reason |",
+        "|" + "---|" * (4 + len(heads)),
+    ]
     for library, name, row in rows:
         cells = [cell(*c) for c in row["cells"]] or [""] * len(heads)
-        lines.append(f"| {library} | {name} | {row['how']} | {' | '.join(cells)} | {row['reason'].replace('|', '/')} |")
+        lines.append(
+            f"| {library} | {name} | {row['how']} | {' | '.join(cells)} | {row['reason'].replace('|', '/')} |"
+        )
     return "\n".join(lines)
 
 
@@ -270,7 +295,9 @@ def summary(rows: list[tuple[str, str, dict[str, Any]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", help="classes with this in their name, or library.name")
     parser.add_argument("--quick", action="store_true", help="20 steps at 12 x 4")
     parser.add_argument("--steps", type=int, default=200)
@@ -298,7 +325,9 @@ def main() -> None:
         began = time.perf_counter()
         if f"{short}.{name}" in known:
             row = known[f"{short}.{name}"]
-            rows.append((short, name, {**row, "cells": [(getattr(torch, d), v, own) for d, v, own in row["cells"]]}))
+            rows.append(
+                (short, name, {**row, "cells": [(getattr(torch, d), v, own) for d, v, own in row["cells"]]})
+            )
             continue
         row = judge(Base, library, shapes, steps)
         rows.append((short, name, row))
@@ -307,7 +336,11 @@ def main() -> None:
             args.json.write_text(json.dumps(known | done))
         what = ", ".join(cell(*c) for c in row["cells"]) or row["reason"][:80]
         spent = time.perf_counter() - began
-        print(f"[{i:3d}/{len(todo)}] {short}.{name}: {row['how']}; {what} ({spent:.1f} s)", file=sys.stderr, flush=True)
+        print(
+            f"[{i:3d}/{len(todo)}] {short}.{name}: {row['how']}; {what} ({spent:.1f} s)",
+            file=sys.stderr,
+            flush=True,
+        )
     about = f"Largest |Y - Lambda E| over {steps} steps. {', '.join(versions)}."
     text = f"{summary(rows)}\n\n{about}\n\n{table(rows, shapes)}\n"
     if args.out:

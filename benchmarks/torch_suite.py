@@ -29,13 +29,17 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="torch's own classes")
     args = parser.parse_args()
     if not (args.folder / "test_optim.py").is_file():
-        sys.exit(f"there is no test_optim.py in {args.folder}: give the folder `test` of a checkout of PyTorch")
+        sys.exit(
+            f"there is no test_optim.py in {args.folder}: give the folder `test` of a checkout of PyTorch"
+        )
     for info in [] if args.plain else optim_db:
         info.optim_cls = getattr(ghor.optim, info.optim_cls.__name__, info.optim_cls)
     names = " or ".join(f"_{name}_" for name in args.optimizer or ghor.optim.__all__)
     os.chdir(args.folder)
     sys.path.insert(0, ".")
-    sys.exit(pytest.main(["-p", "no:cacheprovider", "-W", "ignore", "--tb=short", "test_optim.py", "-k", names]))
+    sys.exit(
+        pytest.main(["-p", "no:cacheprovider", "-W", "ignore", "--tb=short", "test_optim.py", "-k", names])
+    )
 
 
 if __name__ == "__main__":

@@ -267,7 +267,9 @@ def report(record: dict[str, Any]) -> list[str]:
             f"{verdict[low['met']['max']]}; times their mean: {low['bar_seconds']['mean']:.3f} s, "
             f"{verdict[low['met']['mean']]}."
         )
-    lines.append(f"Pendulum in the paper: {theirs:.1f} ms a step of geometric Adam, one network, everything included.")
+    lines.append(
+        f"Pendulum in the paper: {theirs:.1f} ms a step of geometric Adam, one network, everything included."
+    )
     for what in ("transformer", "pendulum"):
         missing = [row["name"] for row in record[what] if not row["compiled"] and row["name"] != PLAIN]
         if missing:
@@ -282,11 +284,15 @@ def report(record: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=2, help="of torch, for the transformer (default: 2)")
     parser.add_argument("--rounds", type=int, default=12, help="timed rounds (default: 12)")
     parser.add_argument("--warmup", type=int, default=2, help="rounds before those (default: 2)")
-    parser.add_argument("--json", "--out", type=Path, metavar="PATH", help="write the whole record, raw times included")
+    parser.add_argument(
+        "--json", "--out", type=Path, metavar="PATH", help="write the whole record, raw times included"
+    )
     args = parser.parse_args()
     if min(args.threads, args.rounds, args.warmup) < 1:
         parser.error("--threads, --rounds and --warmup must be at least 1")

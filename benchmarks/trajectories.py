@@ -68,7 +68,10 @@ SECTIONS = ("transported", "implicit")
 RETRACTIONS = ("cayley", "geodesic")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 EUCLIDEAN = (3, 2)
-RESUMED = (("cayley", "float64"), ("geodesic", "float32"))  # half of the cases are enough for loading, and save time
+RESUMED = (
+    ("cayley", "float64"),
+    ("geodesic", "float32"),
+)  # half of the cases are enough for loading, and save time
 
 # Steps at which a gradient is missing, of: the first weight, the second, the Euclidean one. Up to step 100 the two
 # weights miss equally many with "geodesic", so that they are of one kind again when loaded; with "cayley" they do not.
@@ -105,7 +108,10 @@ class Case:
             options = {**options, "lr": options["lr"] / 10}
             if "step_sizes" in options:
                 options["step_sizes"] = (1e-6, 0.003)
-        groups: Any = [{"params": weights[:2], "space": space}, {"params": weights[2:], "space": ghor.Euclidean()}]
+        groups: Any = [
+            {"params": weights[:2], "space": space},
+            {"params": weights[2:], "space": ghor.Euclidean()},
+        ]
         return cls(groups, section=self.section, retraction=self.retraction, **options)
 
 
@@ -116,13 +122,16 @@ def cases(only: str = "") -> Iterator[Case]:
     for part in filter(None, only.split(",")):
         found = [{name for name in axis if name == part or name.startswith(part + "-")} for axis in axes]
         if not any(found):
-            raise SystemExit(f"{part!r} names nothing; there are {', '.join(name for axis in axes for name in axis)}")
+            raise SystemExit(
+                f"{part!r} names nothing; there are {', '.join(name for axis in axes for name in axis)}"
+            )
         wanted = [w | f for w, f in zip(wanted, found, strict=True)]
     for optimizer in OPTIMIZERS:
         for space in SPACES:
             for section in SECTIONS:
                 if section == "implicit" and (
-                    optimizer == "RMSprop-centered" or space.startswith(("SymplecticStiefel", "SpecialOrthogonal"))
+                    optimizer == "RMSprop-centered"
+                    or space.startswith(("SymplecticStiefel", "SpecialOrthogonal"))
                 ):
                     continue  # refused, no such section, no complement
                 for retraction in RETRACTIONS:
@@ -165,7 +174,9 @@ def fingerprint() -> str:
 # ---------------------------------------------------------------------------------------------------- running
 
 
-def run(case: Case, weights: list[nn.Parameter], opt: torch.optim.Optimizer, first: int, last: int) -> Iterator[int]:
+def run(
+    case: Case, weights: list[nn.Parameter], opt: torch.optim.Optimizer, first: int, last: int
+) -> Iterator[int]:
     """Steps first..last, each number after its step."""
     grads = gradients(SPACES[case.space][1], DTYPES[case.dtype])
     missing = MISSING[case.retraction]
@@ -202,7 +213,11 @@ def trajectory(case: Case, start: list[Tensor]) -> dict[str, Any]:
         if t == HALF:
             torch.save(opt.state_dict(), saved)
     state = plain(opt.state_dict()["state"])
-    return {"weights": kept, "state": state, "saved": torch.frombuffer(saved.getbuffer(), dtype=torch.uint8).clone()}
+    return {
+        "weights": kept,
+        "state": state,
+        "saved": torch.frombuffer(saved.getbuffer(), dtype=torch.uint8).clone(),
+    }
 
 
 def resumed(case: Case, half: list[Tensor], saved: Tensor) -> dict[str, Any]:
@@ -233,7 +248,9 @@ def whole(case: Case, start: list[Tensor], recorded: dict[str, Any] | None = Non
 def progress(done: int, total: int, begun: float, name: str) -> None:
     seconds = time.perf_counter() - begun
     end = "\n" if done == total else ""
-    sys.stderr.write(f"\r{done}/{total}  {seconds:.0f} s of about {seconds / done * total:.0f}  {name:70}{end}")
+    sys.stderr.write(
+        f"\r{done}/{total}  {seconds:.0f} s of about {seconds / done * total:.0f}  {name:70}{end}"
+    )
     sys.stderr.flush()
 
 
@@ -257,7 +274,9 @@ def record(path: Path, only: str) -> None:
     digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
     unfinished.replace(path)
     path.with_name(path.name + ".sha256").write_text(f"{digest}  {path.name}\n")
-    print(f"{len(entries)} cases in {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e6:.1f} MB: {path}")
+    print(
+        f"{len(entries)} cases in {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e6:.1f} MB: {path}"
+    )
     for name, entry in entries.items():
         if "raised" in entry:
             print(f"raised: {name}: {entry['raised']}")
@@ -268,7 +287,9 @@ def record(path: Path, only: str) -> None:
 
 def flat(value: Any, where: str = "") -> dict[str, Any]:
     """Nested dicts and lists as one dict of leaves."""
-    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    items: Any = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    )
     if items is None:
         return {where: value}
     return {k: leaf for key, part in items for k, leaf in flat(part, f"{where}/{key}").items()}
@@ -337,7 +358,9 @@ def compare(path: Path, only: str, limit: float) -> int:
     if beside.exists() and beside.read_text().split()[0] != hashlib.sha256(path.read_bytes()).hexdigest():
         raise SystemExit(f"{path} is not what {beside.name} is of")
     if recorded["gradients"] != fingerprint():
-        raise SystemExit(f"torch {torch.__version__} draws other gradients than torch {recorded['torch']} did")
+        raise SystemExit(
+            f"torch {torch.__version__} draws other gradients than torch {recorded['torch']} did"
+        )
     chosen = [c for c in cases(only) if c.name in recorded["cases"]]
     if not chosen:
         raise SystemExit(f"nothing in {path} matches {only!r}")
@@ -356,8 +379,12 @@ def compare(path: Path, only: str, limit: float) -> int:
             failed[case.name] = failures
         progress(i + 1, len(chosen), begun, case.name)
     print(f"recorded: {recorded['commit']}, {recorded['date']}, torch {recorded['torch']}")
-    print(f"now:      {commit()}, torch {torch.__version__}; largest differences in eps; resumed: from the saved state")
-    print(f"{'optimizer':18}{'space':24}{'section':13}{'bit-equal':>10}{'weights':>10}{'resumed':>10}{'state':>10}")
+    print(
+        f"now:      {commit()}, torch {torch.__version__}; largest differences in eps; resumed: from the saved state"
+    )
+    print(
+        f"{'optimizer':18}{'space':24}{'section':13}{'bit-equal':>10}{'weights':>10}{'resumed':>10}{'state':>10}"
+    )
     for (optimizer, space, section), row in rows.items():
         print(
             f"{optimizer:18}{space:24}{section:13}{f'{row.equal}/{row.cases}':>10}"
@@ -376,10 +403,14 @@ def compare(path: Path, only: str, limit: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("--eps", type=float, default=16, help="largest difference that passes, in eps (default: 16)")
+    parser.add_argument(
+        "--eps", type=float, default=16, help="largest difference that passes, in eps (default: 16)"
+    )
     parser.add_argument("--only", default="", help="names of optimizers, spaces, ..., with commas between")
     args = parser.parse_args()
     torch.set_num_threads(1)  # sums in one order

@@ -25,7 +25,12 @@ import ghor
 from ghor.baselines import ScalarMomentAdam
 
 ROOT = Path(ghor.__file__).parent
-INLINE = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # frames of their own or not, by version of Python
+INLINE = {
+    "<listcomp>",
+    "<setcomp>",
+    "<dictcomp>",
+    "<genexpr>",
+}  # frames of their own or not, by version of Python
 
 
 @dataclass
@@ -114,7 +119,9 @@ def report(found: Walk, top: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--optimizer", default="Adam", choices=[*ghor.optim.__all__, "ScalarMomentAdam"])
     parser.add_argument("--weights", type=int, default=336, help="on St(7,49) (default: 336)")
     parser.add_argument("--euclidean", type=int, default=16, help="Euclidean weights (default: 16)")
@@ -124,7 +131,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     optimizer = problem(args.optimizer, args.weights, args.euclidean, section=args.section)
-    print(f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} Euclidean")
+    print(
+        f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} Euclidean"
+    )
     print(report(walk(optimizer, args.step), args.top))
 
 

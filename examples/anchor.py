@@ -75,7 +75,12 @@ def main() -> None:
         for k, title in ((1, "new task"), (2, "old task")):
             axes[1].errorbar(places, mean[:, k], sd[:, k], capsize=3, label=title)
         for ax, title in zip(axes, ("distance from the start", "accuracy"), strict=True):
-            ax.set(xlabel="weight decay", ylabel=title, xticks=list(places), xticklabels=[f"{d:g}" for d in DECAYS])
+            ax.set(
+                xlabel="weight decay",
+                ylabel=title,
+                xticks=list(places),
+                xticklabels=[f"{d:g}" for d in DECAYS],
+            )
         axes[1].legend()
         plt.savefig(args.out, dpi=120)
 

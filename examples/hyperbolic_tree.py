@@ -60,7 +60,9 @@ def run(steps: int = 400, depth: int = 5, branching: int = 2) -> Figure:
     W = H2.global_rep(H2.frame(root), H2.log(root, Y.detach()))
     points = H2.exp(H2.E(Y.shape, dtype=Y.dtype), W)  # moved so that the root is at the origin
     figure = Figure(figsize=(5, 5))
-    axes = figure.add_axes((0, 0, 1, 1), aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02), frameon=False)
+    axes = figure.add_axes(
+        (0, 0, 1, 1), aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02), frameon=False
+    )
     axes.add_patch(Circle((0, 0), 1, fill=False, color="0.7"))
     for child in range(1, len(parents)):
         axes.plot(*arc(points[parents[child]], points[child]).T, color="0.6", linewidth=1, zorder=1)

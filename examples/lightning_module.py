@@ -28,7 +28,9 @@ data = DataLoader(TensorDataset(x, x[:, :7].argmax(dim=1)), batch_size=128)
 
 if __name__ == "__main__":
     model = Classifier()
-    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    quiet = dict.fromkeys(
+        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
+    )
     trainer = pl.Trainer(max_epochs=40, accelerator="cpu", **quiet)
     trainer.fit(model, data)
     print(f"loss {trainer.callback_metrics['loss']:.3f}")

@@ -61,12 +61,17 @@ def run(steps=2000):
     drawn = left.barh(names, times, color=["#3f51b5" if name == "ghor" else "#bbbbbb" for name in names])
     left.bar_label(drawn, [f" {t:.1f} ms" for t in times])
     left.set(
-        xscale="log", xlim=(1, 400), title="One Adam step, 336 weights on St(7, 49)", xlabel="milliseconds, 2 threads"
+        xscale="log",
+        xlim=(1, 400),
+        title="One Adam step, 336 weights on St(7, 49)",
+        xlabel="milliseconds, 2 threads",
     )
     print(", ".join(f"{name} {t:.1f} ms" for name, t in bars.items()))
     for name, curve in distances(steps).items():
         right.plot(curve, label=name, color=COLORS[name])
-    right.set(yscale="log", title="Distance from the manifold, float32", xlabel="step", ylabel=r"$\|Y^T Y - I\|$")
+    right.set(
+        yscale="log", title="Distance from the manifold, float32", xlabel="step", ylabel=r"$\|Y^T Y - I\|$"
+    )
     right.legend(loc="center right")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)

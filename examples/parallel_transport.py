@@ -18,7 +18,9 @@ except ImportError as error:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("out/parallel_transport.svg"), help="default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/parallel_transport.svg"), help="default: %(default)s"
+    )
     args = parser.parse_args()
     store(transport().svg.encode(), args.out)
     print(f"picture: {args.out.resolve()}")

@@ -67,7 +67,10 @@ def problems(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def train(
-    make: Callable[[Tensor], torch.optim.Optimizer], data: tuple[Tensor, ...], steps: int, tick: Callable[[], None]
+    make: Callable[[Tensor], torch.optim.Optimizer],
+    data: tuple[Tensor, ...],
+    steps: int,
+    tick: Callable[[], None],
 ) -> Run:
     """All problems of `data` at once, the learning rate on a cosine down to 0."""
     X, Z, start = data
@@ -128,8 +131,12 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("out/procrustes.png"), help="the picture (default: %(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=1500, help="steps of each optimizer (default: %(default)s)")
-    parser.add_argument("--problems", type=int, default=8, help="problems in the batch (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=1500, help="steps of each optimizer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--problems", type=int, default=8, help="problems in the batch (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default: %(default)s)")
     args = parser.parse_args()
     if args.steps < 1 or args.problems < 1:

@@ -64,8 +64,15 @@ def llama():
     """Hugging Face Llama with grouped queries: 4 heads of queries, 2 of keys and values, 8 rows each."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 16}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_attention_heads=4, num_key_value_heads=2, **small))
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 16,
+    }
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=50, num_attention_heads=4, num_key_value_heads=2, **small)
+    )
     ghor.constrain(model, "*.self_attn.[qkv]_proj.weight", lambda name, p: ghor.Stiefel(blocks=len(p) // 8))
     ids = torch.randint(50, (16, 12))
     yield train(model, lambda m: m(input_ids=ids, labels=ids).loss)
@@ -119,6 +126,8 @@ if __name__ == "__main__":
             print(f"{make.__name__:12} skipped: {error}")
             continue
         worst = off(blocks)
-        print(f"{make.__name__:12} loss {first:.3f} -> {last:.3f}, {len(blocks):2} blocks, at most {worst:.1e} off")
+        print(
+            f"{make.__name__:12} loss {first:.3f} -> {last:.3f}, {len(blocks):2} blocks, at most {worst:.1e} off"
+        )
         assert worst <= BOUND
         assert last < first

@@ -35,7 +35,10 @@ def run(steps: int = 200) -> Figure:
         points = torch.where((torch.arange(50) < share / 2).view(50, 1, 1, 1), wrong, seen)
         for name, Y in (("mean (chordal)", SO.project(points.mean(0))), ("median", median(points, steps))):
             errors[name].append(float(SO.dist(true, Y).rad2deg().mean()))
-        print(f"{share} % outliers: " + ", ".join(f"{name} {e[-1]:.1f} degrees off" for name, e in errors.items()))
+        print(
+            f"{share} % outliers: "
+            + ", ".join(f"{name} {e[-1]:.1f} degrees off" for name, e in errors.items())
+        )
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.add_subplot(xlabel="outliers, %", ylabel="error, degrees")
     for name, values in errors.items():

@@ -26,7 +26,9 @@ def run(steps: int = 300) -> Figure:
     M0, V0 = torch.tensor([[[1.0, 0.2], [0.2, 0.3]], [[-1.2, 0.6], [0.6, 0.5]]], dtype=F64)
     t = torch.linspace(-1, 1, 25, dtype=F64)
     true = geodesic(M0, V0, t)
-    seen = SPD.exp(true, SPD.push(SPD.section(true), SPD.hor(0.15 * torch.randn(25, 2, 2, generator=gen, dtype=F64))))
+    seen = SPD.exp(
+        true, SPD.push(SPD.section(true), SPD.hor(0.15 * torch.randn(25, 2, 2, generator=gen, dtype=F64)))
+    )
 
     M, V = torch.nn.Parameter(torch.eye(2, dtype=F64)), torch.nn.Parameter(torch.zeros(2, 2, dtype=F64))
     opt = ghor.optim.Adam([{"params": [M], "space": SPD}, {"params": [V]}], lr=0.05)
@@ -42,11 +44,17 @@ def run(steps: int = 300) -> Figure:
     there = SPD.dist(line[definite], true[definite]).mean()
     print(f"line: {float(there):.3f} where it is positive definite, {int(definite.sum())} of 25")
     figure = Figure(figsize=(8, 2.4), layout="constrained")
-    axes = figure.add_subplot(aspect="equal", xlabel="t", yticks=[], xticks=[-6, 0, 6], xticklabels=["-1", "0", "1"])
+    axes = figure.add_subplot(
+        aspect="equal", xlabel="t", yticks=[], xticks=[-6, 0, 6], xticklabels=["-1", "0", "1"]
+    )
     for k in range(0, 25, 3):
         for P, colour, width in ((seen, "0.75", 3), (fit, "C0", 1.2), (line, "C1", 1)):
             if P is not line or definite[k]:
-                axes.plot(*(ellipse(P[k]) * 0.6 + torch.tensor([6 * float(t[k]), 0])).T, color=colour, linewidth=width)
+                axes.plot(
+                    *(ellipse(P[k]) * 0.6 + torch.tensor([6 * float(t[k]), 0])).T,
+                    color=colour,
+                    linewidth=width,
+                )
     for name, colour in (("observed", "0.75"), ("geodesic of SPD", "C0"), ("straight line", "C1")):
         axes.plot([], [], color=colour, label=name)
     figure.legend(ncols=3, loc="outside upper center", fontsize="small")

@@ -58,7 +58,9 @@ def run(steps: int = 300, n: int = 64) -> Figure:
             losses.append(loss.item())
         print(f"{name}: loss {losses[-1]:.4f} after {steps} steps")
         axes.plot(losses, label=name)
-    axes.axhline(LENGTH * math.log(SYMBOLS) / (DELAY + 2 * LENGTH), color="0.6", linestyle="--", label="without memory")
+    axes.axhline(
+        LENGTH * math.log(SYMBOLS) / (DELAY + 2 * LENGTH), color="0.6", linestyle="--", label="without memory"
+    )
     axes.legend()
     return figure
 

@@ -65,14 +65,21 @@ def run(steps: int = 600) -> Figure:
     z = solve(A, z0)
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     titles = ("relative error", "energy, relative change")
-    error, power = (figure.add_subplot(1, 2, k + 1, xlabel="t", yscale="log", title=titles[k]) for k in (0, 1))
+    error, power = (
+        figure.add_subplot(1, 2, k + 1, xlabel="t", yscale="log", title=titles[k]) for k in (0, 1)
+    )
     for name, U in bases.items():
         inverse = U.mT if name == "POD" else SPACE.star(U)
         V, Vi = scale[:, None] * U, inverse / scale
         y = V @ solve(Vi @ A @ V, Vi @ z0)
-        off, drift = (y - z).norm(dim=0) / z.norm(dim=0), (energy(A, y) / energy(A, y[:, :1]) - 1).abs() + 1e-16
+        off, drift = (
+            (y - z).norm(dim=0) / z.norm(dim=0),
+            (energy(A, y) / energy(A, y[:, :1]) - 1).abs() + 1e-16,
+        )
         lost = float((X - U @ (inverse @ X)).norm() / X.norm())
-        print(f"{name}: {lost:.1e} of the data lost, error {off.mean():.1e}, energy off by {drift.max():.1e} at most")
+        print(
+            f"{name}: {lost:.1e} of the data lost, error {off.mean():.1e}, energy off by {drift.max():.1e} at most"
+        )
         for axes, line in ((error, off), (power, drift)):
             axes.plot(torch.arange(len(line)) * 0.01, line, label=name)
     power.legend()

@@ -41,7 +41,10 @@ def refused(group, error, *words, Optimizer=ghor.optim.Adam, **options):
         Optimizer([dict(group)], **options)
     gen = torch.Generator().manual_seed(1)
     Y, b = nn.Parameter(ghor.Stiefel().random(5, 2, generator=gen)), nn.Parameter(torch.zeros(3))
-    good = [{"params": [("Y", Y)], "space": ghor.Stiefel()}, {"params": [("b", b)], "space": ghor.Euclidean()}]
+    good = [
+        {"params": [("Y", Y)], "space": ghor.Stiefel()},
+        {"params": [("b", b)], "space": ghor.Euclidean()},
+    ]
     opt = Optimizer(
         good if isinstance(group["params"][0], tuple) else [g | {"params": [g["params"][0][1]]} for g in good]
     )

@@ -57,7 +57,14 @@ RETRACTIONS = ["cayley", "geodesic"]
 
 def is_helper(cls: type[Space]) -> bool:
     """Whether a class is there for others to inherit from, and is no space itself."""
-    return inspect.isabstract(cls) or cls in (MatrixSpace, Anchored, Orthogonal, Subspaces, Symplectic, Framed)
+    return inspect.isabstract(cls) or cls in (
+        MatrixSpace,
+        Anchored,
+        Orthogonal,
+        Subspaces,
+        Symplectic,
+        Framed,
+    )
 
 
 def has(space: Space, what: str) -> bool:
@@ -148,7 +155,9 @@ def ghor_product(space: Space, W: torch.Tensor, V: torch.Tensor) -> torch.Tensor
 def all_spaces() -> list[Space]:
     found = {}
     for module in pkgutil.iter_modules(ghor.spaces.__path__):
-        for _, cls in inspect.getmembers(importlib.import_module(f"ghor.spaces.{module.name}"), inspect.isclass):
+        for _, cls in inspect.getmembers(
+            importlib.import_module(f"ghor.spaces.{module.name}"), inspect.isclass
+        ):
             if issubclass(cls, Space) and not is_helper(cls) and cls.__module__.endswith(f".{module.name}"):
                 found[cls.__name__] = cls()
     return [space for _, space in sorted(found.items())]
@@ -181,7 +190,9 @@ def sections(space: Space) -> list[str]:
 
 def name(value: object) -> str:
     return (
-        "x".join(map(str, value)) if isinstance(value, tuple) else str(value).removeprefix("torch.").removesuffix("()")
+        "x".join(map(str, value))
+        if isinstance(value, tuple)
+        else str(value).removeprefix("torch.").removesuffix("()")
     )
 
 
@@ -264,7 +275,9 @@ def point(
     space: Space, shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
     """A generic point: a random one, moved a little (random symplectic points are orthogonal too, which is special)."""
-    return _point(space, shape, int(torch.randint(2**31, (), generator=gen)), wide(dtype)).to(dtype, copy=True)
+    return _point(space, shape, int(torch.randint(2**31, (), generator=gen)), wide(dtype)).to(
+        dtype, copy=True
+    )
 
 
 @cache

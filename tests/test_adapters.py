@@ -79,7 +79,9 @@ def test_an_adapter_starts_as_nothing_and_learns_on_its_space(kind, net, x):
     assert adapt(net, ["q_proj", "*.v_proj", "v_proj"][::2], kind, train=["head.*"]) == ["q_proj", "v_proj"]
     torch.testing.assert_close(net(x), before, rtol=0, atol=0)
     trained = {n for n, p in net.named_parameters() if p.requires_grad}
-    assert {n.rpartition(".")[2] for n in trained if "parts" in n} == ({"R"} if kind == KINDS[0] else {"U", "V", "s"})
+    assert {n.rpartition(".")[2] for n in trained if "parts" in n} == (
+        {"R"} if kind == KINDS[0] else {"U", "V", "s"}
+    )
     assert {n for n in trained if "parts" not in n} == {"head.weight", "head.bias"}
     first = train(net, x, 1)
     assert train(net, x, 30) < first
@@ -99,7 +101,9 @@ def test_rotations_keep_the_angles_between_neurons(kind, net, x):
         torch.testing.assert_close(M @ M.T, W @ W.T, rtol=0, atol=1e-6)
     else:
         values = torch.linalg.svdvals(M - W)[:2]
-        torch.testing.assert_close(values, net.q_proj.parts["default"].s.detach().abs().sort(descending=True)[0])
+        torch.testing.assert_close(
+            values, net.q_proj.parts["default"].s.detach().abs().sort(descending=True)[0]
+        )
 
 
 def test_merge_and_unmerge_several(net, x):
@@ -152,8 +156,14 @@ def test_save_the_adapter_alone(kind, net, x, tmp_path):
         ({"V": torch.eye(16)[:, :2], "R": torch.eye(4).repeat(4, 1, 1)}, "this model needs"),
         ({"U": None, "R": None, "other": torch.ones(1)}, r"0\.(R|U|other): the file has"),
         ({"other": torch.ones(1)}, r"0\.other: the file has \(1,\), this model needs nothing"),
-        ({"U": torch.ones(12, 2), "R": torch.ones(2, 4, 4)}, r"0\.[UR] of the file .* off (Stiefel|SpecialOrth)"),
-        ({"V": torch.eye(8)[:, :2] * torch.nan, "R": torch.eye(4).repeat(2, 1, 1) * torch.nan}, "of the file .* off"),
+        (
+            {"U": torch.ones(12, 2), "R": torch.ones(2, 4, 4)},
+            r"0\.[UR] of the file .* off (Stiefel|SpecialOrth)",
+        ),
+        (
+            {"V": torch.eye(8)[:, :2] * torch.nan, "R": torch.eye(4).repeat(2, 1, 1) * torch.nan},
+            "of the file .* off",
+        ),
     ],
     ids=["sizes", "missing", "more", "off", "nan"],
 )
@@ -180,7 +190,9 @@ def test_one_block_is_not_copied_into_four():
     save(model, file)
     file.seek(0)
     before = state(wider)
-    with pytest.raises(ValueError, match=r"0\.R: the file has \(1, 4, 4\), this model needs \(4, 4, 4\); load it on"):
+    with pytest.raises(
+        ValueError, match=r"0\.R: the file has \(1, 4, 4\), this model needs \(4, 4, 4\); load it on"
+    ):
         load(wider, file)
     assert state(wider) == before
 
@@ -193,7 +205,9 @@ def test_a_file_in_another_precision(kind, dtypes, gen, tmp_path):
     adapt(model, ["0"], kind)
     save(turned(model, gen).to(dtypes[0]), tmp_path / "a.pt")
     load(other.to(dtypes[1]), tmp_path / "a.pt")
-    assert max(off(p) for n, p in other.named_parameters() if n[-1] in "RUV") <= 8 * torch.finfo(dtypes[1]).eps
+    assert (
+        max(off(p) for n, p in other.named_parameters() if n[-1] in "RUV") <= 8 * torch.finfo(dtypes[1]).eps
+    )
     pairs = zip(other[0].parts.parameters(), model[0].parts.parameters(), strict=True)
     assert all(torch.dist(p, q.to(p)) <= 20 * torch.finfo(dtypes[0]).eps for p, q in pairs)
 
@@ -214,7 +228,11 @@ def test_what_cannot_be(net):
     before = str(net)
     for targets, kind, message in (
         (["q_prj"], Rotation(4), "there is no 'q_prj'; there are: q_proj"),
-        (["v_proj", "head"], Rotation(8), r"head: 12 inputs do not come in blocks of 8; try one of \[4, 6, 12\]"),
+        (
+            ["v_proj", "head"],
+            Rotation(8),
+            r"head: 12 inputs do not come in blocks of 8; try one of \[4, 6, 12\]",
+        ),
         (["head"], LowRank(4), "head: a layer 3 x 12 has no part of rank 4"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -233,7 +251,9 @@ def test_what_cannot_be(net):
 def test_beside_an_adapter_of_peft(kind, net, x):
     """On the layer that peft wraps, W + B A becomes (W adapted) + B A; both are trained, merged and taken off."""
     peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head"]))
+    model = peft.get_peft_model(
+        net, peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head"])
+    )
     before, trained = model(x), {n for n, p in model.named_parameters() if p.requires_grad}
     assert adapt(model, ["*.base_layer"], kind, freeze=False) == ["base_model.model.q_proj.base_layer"]
     assert trained < {n for n, p in model.named_parameters() if p.requires_grad}
@@ -243,7 +263,9 @@ def test_beside_an_adapter_of_peft(kind, net, x):
     layer = net.q_proj
     A, B = (getattr(layer, f"lora_{k}")["default"].weight for k in "AB")
     assert B.detach().norm() > 1e-2
-    expected = x @ layer.base_layer.weight.T + layer.base_layer.bias + layer.scaling["default"] * x @ A.T @ B.T
+    expected = (
+        x @ layer.base_layer.weight.T + layer.base_layer.bias + layer.scaling["default"] * x @ A.T @ B.T
+    )
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-5)
     out = model(x)
     merge(model)

@@ -80,7 +80,9 @@ def bag(geoopt, gen):
 @pytest.mark.filterwarnings("ignore")  # geoopt compiles with torch.jit.script
 def test_from_geoopt(geoopt, gen):
     model = bag(geoopt, gen)
-    before = {name: value.detach().as_subclass(torch.Tensor).clone() for name, value in model.values().items()}
+    before = {
+        name: value.detach().as_subclass(torch.Tensor).clone() for name, value in model.values().items()
+    }
     assert from_geoopt(model) is model
     assert declared(model) == {
         "a": ghor.Stiefel(),
@@ -104,7 +106,9 @@ def test_from_geoopt(geoopt, gen):
 @pytest.mark.filterwarnings("ignore")
 def test_products_become_their_parts(geoopt, gen):
     ball, stiefel = geoopt.PoincareBall(), geoopt.Stiefel()
-    manifold = geoopt.ProductManifold((geoopt.Sphere(), 3), (stiefel, (4, 2)), (ball, 2), (geoopt.Euclidean(), 1))
+    manifold = geoopt.ProductManifold(
+        (geoopt.Sphere(), 3), (stiefel, (4, 2)), (ball, 2), (geoopt.Euclidean(), 1)
+    )
     X = torch.cat(
         [
             ghor.Sphere().random(7, 3, generator=gen, dtype=F64),
@@ -136,12 +140,21 @@ def test_tied_weights_stay_tied(geoopt):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda g: (g.PoincareBall(c=0.5), torch.zeros(2)), "1.w is on geoopt's PoincareBall of curvature -0.5;"),
+        (
+            lambda g: (g.PoincareBall(c=0.5), torch.zeros(2)),
+            "1.w is on geoopt's PoincareBall of curvature -0.5;",
+        ),
         (lambda g: (g.Lorentz(learnable=True), torch.eye(2)[0]), "curvature -1, learnable"),
-        (lambda g: (g.Scaled(g.Sphere(), 2.0), torch.eye(2)[0]), "1.w is on geoopt's Scaled, which has no equivalent"),
+        (
+            lambda g: (g.Scaled(g.Sphere(), 2.0), torch.eye(2)[0]),
+            "1.w is on geoopt's Scaled, which has no equivalent",
+        ),
         (lambda g: (g.BirkhoffPolytope(), torch.full((2, 2), 0.5)), "BirkhoffPolytope"),
         (lambda g: (g.Sphere(complement=torch.eye(3)[:, :1]), torch.eye(3)[1]), "sphere of a subspace"),
-        (lambda g: (g.ProductManifold((g.Stereographic(), 2)), torch.zeros(2)), "part 0 of 1.w is on .* Stereographic"),
+        (
+            lambda g: (g.ProductManifold((g.Stereographic(), 2)), torch.zeros(2)),
+            "part 0 of 1.w is on .* Stereographic",
+        ),
     ],
 )
 def test_what_has_no_equivalent_is_named_and_nothing_changes(geoopt, make, said):
@@ -161,7 +174,9 @@ def test_what_has_no_equivalent_is_named_and_nothing_changes(geoopt, make, said)
 @pytest.mark.parametrize("how", ["matrix_exp", "cayley", "householder"])
 @pytest.mark.parametrize("sides", [(5, 5), (3, 6), (6, 3)])
 def test_from_torch_orthogonal(how, sides):
-    model = nn.Sequential(parametrizations.orthogonal(nn.Linear(*sides), orthogonal_map=how), nn.Linear(sides[1], 2))
+    model = nn.Sequential(
+        parametrizations.orthogonal(nn.Linear(*sides), orthogonal_map=how), nn.Linear(sides[1], 2)
+    )
     before = model[0].weight.detach().clone()
     from_parametrized(model)
     assert declared(model) == {"0.weight": ghor.Stiefel()}
@@ -183,7 +198,9 @@ def test_a_weight_of_geoopt_without_a_nearest_point_is_named(geoopt):
 
 def test_what_cannot_be_declared_leaves_all_as_it_was():
     orthogonal = parametrizations.orthogonal
-    model = nn.Sequential(orthogonal(nn.Linear(6, 3)), orthogonal(nn.MultiheadAttention(8, 2), "in_proj_weight"))
+    model = nn.Sequential(
+        orthogonal(nn.Linear(6, 3)), orthogonal(nn.MultiheadAttention(8, 2), "in_proj_weight")
+    )
     with pytest.raises(ValueError, match=r"1\.in_proj_weight .* holds queries, keys and values"):
         from_parametrized(model)
     assert all(parametrize.is_parametrized(layer) for layer in model)
@@ -200,7 +217,9 @@ def test_other_parametrizations_stay():
 
 def test_from_geotorch():
     geotorch = pytest.importorskip("geotorch", exc_type=ImportError)
-    model = nn.ModuleList([nn.Linear(4, 6), nn.Linear(5, 5), nn.Linear(4, 7), nn.Linear(3, 2), nn.Linear(3, 3)])
+    model = nn.ModuleList(
+        [nn.Linear(4, 6), nn.Linear(5, 5), nn.Linear(4, 7), nn.Linear(3, 2), nn.Linear(3, 3)]
+    )
     geotorch.orthogonal(model[0], "weight")
     nn.init.eye_(model[1].weight)
     parametrize.register_parametrization(model[1], "weight", geotorch.SO((5, 5)))

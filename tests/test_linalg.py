@@ -48,4 +48,6 @@ def test_lu_is_called_in_linalg_alone():
         r"linalg\.(inv|inv_ex|solve|solve_ex|det|slogdet|lu\w*)\(|torch\.(det|logdet|slogdet|inverse|lu)\("
     )
     source = Path(ghor.__file__).parent
-    assert [str(p) for p in source.rglob("*.py") if p.name != "linalg.py" and calls.search(p.read_text())] == []
+    assert [
+        str(p) for p in source.rglob("*.py") if p.name != "linalg.py" and calls.search(p.read_text())
+    ] == []

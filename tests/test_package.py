@@ -65,7 +65,9 @@ def test_imports_in_the_source_are_torch_and_the_standard_library():
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             for name in names:
-                lazy = module in ("ghor.baselines", "ghor.nn") and name.startswith("ghor_lab")  # names of version 0.1.0
+                lazy = module in ("ghor.baselines", "ghor.nn") and name.startswith(
+                    "ghor_lab"
+                )  # names of version 0.1.0
                 assert lazy or name.partition(".")[0] in allowed, f"{module} imports {name}"
 
 
@@ -130,7 +132,9 @@ def test_files_the_readme_names_exist():
 def test_files_the_documentation_is_built_from_exist():
     """In a fresh clone: what .gitignore hides is not there."""
     config = (ROOT / "mkdocs.yml").read_text()
-    paths = re.findall(r"docs/[\w./-]+", config) + [f"docs/{page}" for page in re.findall(r": ([\w/]+\.md)", config)]
+    paths = re.findall(r"docs/[\w./-]+", config) + [
+        f"docs/{page}" for page in re.findall(r": ([\w/]+\.md)", config)
+    ]
     assert len(paths) > 25
     for path in paths:
         assert (ROOT / path).exists(), f"mkdocs.yml: {path}"

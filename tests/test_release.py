@@ -21,8 +21,12 @@ def built(tmp_path_factory):
     """Wheel and sdist, by the build backend itself: no environment is made and nothing is fetched."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
-    script = f"from hatchling.build import *; print(build_wheel({str(folder)!r}), build_sdist({str(folder)!r}))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    script = (
+        f"from hatchling.build import *; print(build_wheel({str(folder)!r}), build_sdist({str(folder)!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return [folder / name for name in done.stdout.split()]
 

@@ -103,7 +103,9 @@ def test_any_shape_and_size_stays_on_the_manifold(N, n, log_size, seed, retracti
     if not bool(torch.isfinite(H).all()):
         return  # N = n = 1 has no size
     space = ghor.Stiefel()
-    Lambda = space.section(space.random(N, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    Lambda = space.section(
+        space.random(N, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    )
     moved = space.update_section(Lambda, H, retraction)
     bound = 100 * EPS * max(1.0, float(torch.linalg.matrix_norm(skew_from_columns(H), 2))) * N
     assert (moved.mT @ moved - torch.eye(N, dtype=torch.float64)).abs().max() <= bound

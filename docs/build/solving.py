@@ -45,7 +45,9 @@ def main() -> None:
     figure, (left, right) = picture(2, 7)
     left.scatter(*(e.X @ e.pca.x).mT, c=e.kind, cmap="viridis", s=8)
     left.set(xlabel="first direction of the plane", ylabel="second", aspect="equal")
-    right.semilogy([h["evaluations"] for h in e.pca.history], [h["gradient_norm"] for h in e.pca.history], ".-")
+    right.semilogy(
+        [h["evaluations"] for h in e.pca.history], [h["gradient_norm"] for h in e.pca.history], ".-"
+    )
     right.set(xlabel="evaluations", ylabel="gradient norm")
     save(figure, "pca")
 
@@ -57,7 +59,9 @@ def main() -> None:
     save(figure, "procrustes")
 
     figure, (ax,) = picture(1, 6)
-    for k, (R, label) in enumerate(((e.chained, "relative to the first alone"), (e.found.x, "all measurements"))):
+    for k, (R, label) in enumerate(
+        ((e.chained, "relative to the first alone"), (e.found.x, "all measurements"))
+    ):
         ax.bar(torch.arange(2, 13) + 0.4 * k - 0.2, degrees(R, e.truth)[1:], 0.4, label=label)
     ax.set(xlabel="orientation", ylabel="error (degrees)", ylim=(0, 19))
     ax.legend()
@@ -67,7 +71,12 @@ def main() -> None:
     side = e.sides[:, e.edges.argmax()]
     for i, j in e.W.triu().nonzero().tolist():
         ends = e.place[[i, j]].mT
-        ax.plot(*ends, color="C7", linewidth=1.2 if side[i] != side[j] else 0.8, ls="-" if side[i] != side[j] else ":")
+        ax.plot(
+            *ends,
+            color="C7",
+            linewidth=1.2 if side[i] != side[j] else 0.8,
+            ls="-" if side[i] != side[j] else ":",
+        )
     ax.scatter(*e.place.mT, c=side, cmap="coolwarm", s=25, zorder=2)
     ax.set(title=f"{int(e.edges.max())} edges cut, at most {float(e.bound):.1f}", xticks=[], yticks=[])
     save(figure, "maxcut")

@@ -250,7 +250,9 @@ def _freeze(model: nn.Module) -> None:
 def _part(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, name: str) -> Part:
     """In full precision also where the weight is not."""
     if not n and not isinstance(layer, Adapted):
-        raise ValueError("the model is a Linear itself: adapt the model that holds it, or nn.Sequential(layer)")
+        raise ValueError(
+            "the model is a Linear itself: adapt the model that holds it, or nn.Sequential(layer)"
+        )
     if isinstance(layer, Adapted) and (name in layer.parts or layer.before_merge is not None):
         raise ValueError(f"{n} has an adapter {name!r} already, or is merged; give another name, or unmerge")
     W: Tensor = layer.base.weight if isinstance(layer, Adapted) else layer.weight
@@ -298,7 +300,9 @@ def unmerge(model: nn.Module) -> None:
 def remove(model: nn.Module) -> None:
     """Put the layers themselves back in place: with `merge` before it, a plain model that has learned."""
     if isinstance(model, Adapted):
-        raise ValueError("the model is an adapted layer itself: take its base, or remove from the model that holds it")
+        raise ValueError(
+            "the model is an adapted layer itself: take its base, or remove from the model that holds it"
+        )
     _exchange(model, {m: m.base for m in _adapted(model).values()})
 
 
@@ -315,7 +319,9 @@ def save(model: nn.Module, path: Any, name: str = "default") -> None:
     if not tensors:
         raise ValueError(f"the model has no adapter {name!r}")
     adapter: Any = next(m.parts[name].adapter for m in _adapted(model).values() if name in m.parts)
-    torch.save({"kind": type(adapter).__name__, "options": asdict(adapter), "name": name, "tensors": tensors}, path)
+    torch.save(
+        {"kind": type(adapter).__name__, "options": asdict(adapter), "name": name, "tensors": tensors}, path
+    )
 
 
 def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = True) -> str:
@@ -327,7 +333,9 @@ def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = Tr
     if missing:
         raise ValueError(f"the adapter is for {min(missing)}, which this model does not have")
     if len({layers[n] for n in names}) < len(names):
-        raise ValueError(f"some of {', '.join(names)} are one layer in this model; the file has an adapter for each")
+        raise ValueError(
+            f"some of {', '.join(names)} are one layer in this model; the file has an adapter for each"
+        )
     adapter = KINDS[saved["kind"]](**saved["options"])
     parts = {n: _part(n, layers[n], adapter, name) for n in names}
     _fill(parts, tensors)
@@ -339,12 +347,19 @@ def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = Tr
 
 def _fill(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -> None:
     """Saved tensors into the parts of the layers; other names or shapes, and points off their spaces, are refused."""
-    wanted = {f"{n}.{leaf}": (p, space) for n, part in parts.items() for leaf, p, space in declared_spaces(part)}
-    has, needs = {n: tuple(t.shape) for n, t in tensors.items()}, {n: tuple(p.shape) for n, (p, _) in wanted.items()}
+    wanted = {
+        f"{n}.{leaf}": (p, space) for n, part in parts.items() for leaf, p, space in declared_spaces(part)
+    }
+    has, needs = (
+        {n: tuple(t.shape) for n, t in tensors.items()},
+        {n: tuple(p.shape) for n, (p, _) in wanted.items()},
+    )
     wrong = [n for n in has | needs if has.get(n) != needs.get(n)]
     if wrong:
         got, need = has.get(wrong[0], "nothing"), needs.get(wrong[0], "nothing")
-        raise ValueError(f"{wrong[0]}: the file has {got}, this model needs {need}; load it on layers of its own sizes")
+        raise ValueError(
+            f"{wrong[0]}: the file has {got}, this model needs {need}; load it on layers of its own sizes"
+        )
     for n, (p, space) in wanted.items():
         check_on_space([tensors[n]], space, [f"{n} of the file"])
         with torch.no_grad():  # in another precision it is on its space to the digits of the file alone

@@ -72,7 +72,9 @@ def from_geoopt(model: Model) -> Model:
             parametrize.register_parametrization(module, leaf, Joined(parts))
             owner = module.parametrizations[leaf]
             leaves = [f"original{i}" for i in range(len(parts))]
-        for own, twin in zip(leaves, new.setdefault(id(p), [getattr(owner, own) for own in leaves]), strict=True):
+        for own, twin in zip(
+            leaves, new.setdefault(id(p), [getattr(owner, own) for own in leaves]), strict=True
+        ):
             setattr(owner, own, twin)
         for own, part in zip(leaves, parts, strict=True):
             if not isinstance(part.space, Euclidean):
@@ -96,9 +98,15 @@ class Joined(nn.Module):
 
     def forward(self, *points: Tensor) -> Tensor:
         """Points, those of balls as such, side by side along the last dimension."""
-        old = (Hyperbolic().to_ball(Y) if part.ball else Y for part, Y in zip(self.parts, points, strict=True))
+        old = (
+            Hyperbolic().to_ball(Y) if part.ball else Y for part, Y in zip(self.parts, points, strict=True)
+        )
         return torch.cat(
-            [u.reshape(*u.shape[: u.dim() - len(part.shape)], -1) for part, u in zip(self.parts, old, strict=True)], -1
+            [
+                u.reshape(*u.shape[: u.dim() - len(part.shape)], -1)
+                for part, u in zip(self.parts, old, strict=True)
+            ],
+            -1,
         )
 
     def right_inverse(self, X: Tensor) -> tuple[Tensor, ...]:
@@ -106,7 +114,8 @@ class Joined(nn.Module):
         pieces = X.split([math.prod(part.shape) for part in self.parts], -1)
         shaped = [u.unflatten(-1, part.shape) for part, u in zip(self.parts, pieces, strict=True)]
         return tuple(
-            Hyperbolic().from_ball(u) if part.ball else u.clone() for part, u in zip(self.parts, shaped, strict=True)
+            Hyperbolic().from_ball(u) if part.ball else u.clone()
+            for part, u in zip(self.parts, shaped, strict=True)
         )
 
 

@@ -258,4 +258,6 @@ def _second(t: Tensor, f: Any, zero: float) -> Tensor:
     with torch.enable_grad():
         mean = ((a + b + c) / 3).requires_grad_()
         (bend,) = torch.autograd.grad(f(mean)[1].sum(), mean)
-    return torch.where(near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a))
+    return torch.where(
+        near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a)
+    )

@@ -56,7 +56,11 @@ class Contender:
 def problem() -> tuple[Tensor, Tensor]:
     """Weights and gradients, (336, 49, 7) each: the same for every contender."""
     generator = torch.Generator().manual_seed(0)
-    Y = torch.linalg.qr(torch.randn(COUNT, N, n, dtype=torch.float64, generator=generator)).Q.float().contiguous()
+    Y = (
+        torch.linalg.qr(torch.randn(COUNT, N, n, dtype=torch.float64, generator=generator))
+        .Q.float()
+        .contiguous()
+    )
     return Y, torch.randn(COUNT, N, n, generator=generator)
 
 
@@ -65,7 +69,9 @@ def split(X: Tensor, layout: str) -> list[Tensor]:
     return [x.clone() for x in (X.unbind() if layout == SEPARATE else [X])]
 
 
-def leaves(Y: Tensor, G: Tensor, layout: str, make: Callable[[Tensor], Tensor] = nn.Parameter) -> list[Tensor]:
+def leaves(
+    Y: Tensor, G: Tensor, layout: str, make: Callable[[Tensor], Tensor] = nn.Parameter
+) -> list[Tensor]:
     """Parameters with their gradients already in place."""
     params = [make(y) for y in split(Y, layout)]
     for p, g in zip(params, split(G, layout), strict=True):
@@ -73,7 +79,9 @@ def leaves(Y: Tensor, G: Tensor, layout: str, make: Callable[[Tensor], Tensor] =
     return params
 
 
-def ghor_adam(Y: Tensor, G: Tensor, layout: str, retraction: str = "cayley", fused: bool = False) -> Contender:
+def ghor_adam(
+    Y: Tensor, G: Tensor, layout: str, retraction: str = "cayley", fused: bool = False
+) -> Contender:
     """The subject: no special arguments but the retraction and torch's own `fused`."""
     params = leaves(Y, G, layout)
     options: dict[str, Any] = {"fused": True} if fused else {}
@@ -115,7 +123,9 @@ def measure(
     try:
         for round_ in range(warmup + repeats):
             shuffled = order.sample(entries, len(entries))
-            for c in sorted(shuffled, key=lambda c: c.parametrized):  # the slow ones last: the others stay neighbours
+            for c in sorted(
+                shuffled, key=lambda c: c.parametrized
+            ):  # the slow ones last: the others stay neighbours
                 for which in ("first", "again"):
                     begun = time.perf_counter()
                     c.step()
@@ -167,7 +177,11 @@ def bench(console: Console, rounds: int = 20, threads: int = 1) -> dict[str, Any
         f"{where['processor']}, {where['cores']} cores, threads: {threads}, torch {record['torch']}; medians of "
         f"{rounds} interleaved rounds.",
         *record["missing"],
-        *(["The machine was busy with something else when this began: times may be far off."] if others else []),
+        *(
+            ["The machine was busy with something else when this began: times may be far off."]
+            if others
+            else []
+        ),
     ]
     for line in lines:
         console.print(line, markup=False, highlight=False)
@@ -189,7 +203,10 @@ def _record(console: Console, rounds: int) -> dict[str, Any]:
         missing.append("geoopt is not installed: pip install geoopt")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("rounds", total=WARMUP + rounds)
-        times = {label: t["again"] for label, t in measure(entries, rounds, WARMUP, partial(bar.advance, task)).items()}
+        times = {
+            label: t["again"]
+            for label, t in measure(entries, rounds, WARMUP, partial(bar.advance, task)).items()
+        }
     rows = [
         {
             "name": c.name,

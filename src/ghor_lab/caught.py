@@ -24,7 +24,12 @@ Z = 1.959963984540054  # 95 % of a normal distribution are within this many devi
 
 
 def configurations(
-    experiments: Iterable[str], optimizer: str, seeds: Iterable[int], warmup: int, lr: float = 1e-3, **common: Any
+    experiments: Iterable[str],
+    optimizer: str,
+    seeds: Iterable[int],
+    warmup: int,
+    lr: float = 1e-3,
+    **common: Any,
 ) -> list[Config]:
     """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there is one.
 
@@ -33,7 +38,9 @@ def configurations(
     """
     frames = FRAMES if optimizer in ("geometric-adam", "adamw-anchor") else FRAMES[:1]
     manifold = optimizer != "standard-adam"
-    cells: list[dict[str, Any]] = [{"start": s, "frame": f} for s, f in product(STARTS, frames)] if manifold else [{}]
+    cells: list[dict[str, Any]] = (
+        [{"start": s, "frame": f} for s, f in product(STARTS, frames)] if manifold else [{}]
+    )
     cells += [{"warmup": warmup}] if warmup else []
     return [
         Config(experiment, optimizer, (seed,), 1, lr, **cell, **common)
@@ -58,7 +65,9 @@ def table(file: str, pools: Sequence[Pool]) -> Table | None:
     cells: dict[str, tuple[Pool, dict[int, bool]]] = {}
     for p in sorted(pools, key=lambda p: p.epochs):
         _, seeds = cells.setdefault(json.dumps(p.config, sort_keys=True), (p, {}))
-        seeds.update({run.header["config"]["seeds"][0]: found for run in p.runs if (found := caught(run)) is not None})
+        seeds.update(
+            {run.header["config"]["seeds"][0]: found for run in p.runs if (found := caught(run)) is not None}
+        )
     rows: list[Row] = []
     sums: dict[str, list[tuple[Pool, dict[int, bool]]]] = {}
     for p, seeds in cells.values():

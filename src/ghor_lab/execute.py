@@ -55,7 +55,9 @@ def ranks() -> Iterator[tuple[int, int]]:
         # end without.
         atexit.register(lambda kept: os._exit(1), error)
         reason = str(error).partition(". ")[0]
-        raise OSError(f"the {world} processes cannot work together, one has ended or failed: {reason}") from None
+        raise OSError(
+            f"the {world} processes cannot work together, one has ended or failed: {reason}"
+        ) from None
     torch.distributed.destroy_process_group()
 
 
@@ -75,7 +77,12 @@ def one_by_one(
 
 
 def attempt(
-    config: Config, folder: Path, data: Path | None, report: Report | None = None, rank: int = 0, world: int = 1
+    config: Config,
+    folder: Path,
+    data: Path | None,
+    report: Report | None = None,
+    rank: int = 0,
+    world: int = 1,
 ) -> Busy | Damaged | None:
     """One run; why it was left, if it was."""
     try:
@@ -117,10 +124,14 @@ def begun(path: Path) -> Run | None:
 # -- in other processes ------------------------------------------------------------------------------------------------
 
 
-def in_processes(configs: Sequence[Config], folder: Path, data: Path | None, show: Show, jobs: int) -> list[str]:
+def in_processes(
+    configs: Sequence[Config], folder: Path, data: Path | None, show: Show, jobs: int
+) -> list[str]:
     """In `jobs` processes of this machine, each with the configuration's threads."""
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=follow_parent) as pool:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes inherit it: Ctrl-C is for this one
+        before = signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # the processes inherit it: Ctrl-C is for this one
         futures = [pool.submit(work, config.to_dict(), folder, data) for config in configs]
         signal.signal(signal.SIGINT, before)
         try:
@@ -130,7 +141,9 @@ def in_processes(configs: Sequence[Config], folder: Path, data: Path | None, sho
                 process.terminate()
             pool.shutdown(cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
-                raise OSError("a process that trained was killed: for want of memory, or by somebody") from None
+                raise OSError(
+                    "a process that trained was killed: for want of memory, or by somebody"
+                ) from None
             raise
 
 

@@ -25,7 +25,10 @@ from numpy.typing import NDArray
 from . import paper
 from .pool import FEW, OPTIMIZERS, Array, Pool, counted, name
 
-INK, PAPER = "#1b1d22", "#fffffe"  # stand for the page's text and background: no other colour may be one of them
+INK, PAPER = (
+    "#1b1d22",
+    "#fffffe",
+)  # stand for the page's text and background: no other colour may be one of them
 GREY = "#808080"
 WIDTH = 5.2  # inches: on a phone it is shown at 3/4 of this, and the letters are still legible
 POINTS = 200  # drawn of a line at most: more than can be told apart at this width
@@ -94,17 +97,26 @@ class Figure:
 
 
 def figure(
-    file: str, caption: str, alt: str, draw: Callable[[Canvas], None], height: float = 3.9, width: float = WIDTH
+    file: str,
+    caption: str,
+    alt: str,
+    draw: Callable[[Canvas], None],
+    height: float = 3.9,
+    width: float = WIDTH,
 ) -> Figure:
     """What `draw` draws on a canvas of the report's style."""
 
     def drawn() -> str:
         with matplotlib.rc_context(RC), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")  # a label in letters that the font has not: boxes do
+            warnings.filterwarnings(
+                "ignore", message="Glyph"
+            )  # a label in letters that the font has not: boxes do
             canvas = Canvas(figsize=(width, height), layout="constrained")
             draw(canvas)
             out = io.StringIO()
-            canvas.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+            canvas.savefig(
+                out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+            )
         return out.getvalue()
 
     return Figure(file, drawn, caption, alt)
@@ -122,7 +134,9 @@ class Quantity:
     keys: tuple[str, ...]
     words: str
     log: bool = False
-    worst: bool = False  # of many seeds the largest value is drawn, not each; the paper's are smallest and largest
+    worst: bool = (
+        False  # of many seeds the largest value is drawn, not each; the paper's are smallest and largest
+    )
     reported: Reported = lambda experiment, optimizer: None
 
 
@@ -218,7 +232,9 @@ def panels(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
     columns = min(2, len(optimizers))
 
     def draw(canvas: Canvas) -> None:
-        grid = canvas.subplots(-(-len(optimizers) // columns), columns, squeeze=False, sharex=True, sharey=True)
+        grid = canvas.subplots(
+            -(-len(optimizers) // columns), columns, squeeze=False, sharex=True, sharey=True
+        )
         for axes in grid.flat[len(optimizers) :]:
             axes.set_visible(False)
         for axes, optimizer in zip(grid.flat, optimizers, strict=False):
@@ -227,7 +243,9 @@ def panels(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
                     _lines(axes, p, values, quantity)
                 else:
                     epochs = drawn_epochs(len(values))
-                    axes.plot(epochs, values[epochs - 1].mean(1), color=GREY, alpha=0.5, linewidth=1, zorder=1)
+                    axes.plot(
+                        epochs, values[epochs - 1].mean(1), color=GREY, alpha=0.5, linewidth=1, zorder=1
+                    )
             if optimizer in theirs:
                 _bar(axes, end * 1.15, theirs[optimizer], INK)
             axes.set_title(name(OPTIMIZERS, optimizer), color=STYLES.get(optimizer, OTHER)[0], loc="left")
@@ -309,7 +327,11 @@ def _epochs(axes: Axes, quantity: Quantity, end: int, bars: int, alone: bool = T
         axes.set(xlabel="epoch", ylabel=quantity.words)
         if bars:
             axes.annotate(
-                "paper", (end * (1.07 + 0.05 * bars), 1), xycoords=("data", "axes fraction"), ha="center", fontsize=10
+                "paper",
+                (end * (1.07 + 0.05 * bars), 1),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                fontsize=10,
             )
     if quantity is ERROR:  # less than two decades: numbers, not powers of ten
         axes.yaxis.set_major_formatter("{x:g}")
@@ -357,7 +379,9 @@ def drawn_epochs(count: int) -> NDArray[np.int64]:
 
 def _points(axes: Axes, authors: paper.Curve, optimizer: str, last: int) -> None:
     """The authors' published run as far as the axis goes."""
-    points = [(e, v) for e, v in zip(authors.epochs, authors.values.get(optimizer, ()), strict=False) if e <= last]
+    points = [
+        (e, v) for e, v in zip(authors.epochs, authors.values.get(optimizer, ()), strict=False) if e <= last
+    ]
     if points:
         style: dict[str, Any] = {"color": STYLES.get(optimizer, OTHER)[0], "linestyle": ""}
         axes.plot(*zip(*points, strict=True), **style, marker="o", markersize=5, markerfacecolor="none")
@@ -366,7 +390,11 @@ def _points(axes: Axes, authors: paper.Curve, optimizer: str, last: int) -> None
 def _what(drawn: Drawn, quantity: Quantity) -> str:
     if not any(values.shape[1] > FEW for _, values in drawn):
         return "Each line is a run."
-    return "Line: the largest of all seeds so far." if quantity.worst else "Thin lines: seeds; thick: their mean."
+    return (
+        "Line: the largest of all seeds so far."
+        if quantity.worst
+        else "Thin lines: seeds; thick: their mean."
+    )
 
 
 def _in_words(drawn: Drawn, quantity: Quantity) -> str:
@@ -418,7 +446,9 @@ def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
 
     def draw(canvas: Canvas) -> None:
         panels = canvas.subplots(2, 2, sharex=True)
-        for k, (axes, title) in enumerate(zip(panels.T.flat, ("q₁ = sin θ", "q₂ = cos θ", "p₁", "p₂"), strict=True)):
+        for k, (axes, title) in enumerate(
+            zip(panels.T.flat, ("q₁ = sin θ", "q₂ = cos θ", "p₁", "p₂"), strict=True)
+        ):
             axes.plot(t, original[i, :, k], color=INK, linewidth=1.4, label=None if k else "data")
             style = {"color": RECONSTRUCTION, "linestyle": "--", "linewidth": 1.6}
             axes.plot(t, rebuilt[i, :, k], label=None if k else "reconstruction", **style)

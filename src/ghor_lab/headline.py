@@ -80,10 +80,14 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
     """
 
     def rank(p: Pool) -> tuple[tuple[int, str], int]:
-        unusual = [key for key in UNUSUAL if key in p.config] + [k for k, v in USUAL.items() if p.config.get(k, v) != v]
+        unusual = [key for key in UNUSUAL if key in p.config] + [
+            k for k, v in USUAL.items() if p.config.get(k, v) != v
+        ]
         return place(READINGS, p.label), len(unusual)
 
-    pools = [p for p in pools if p.epochs > 1] or list(pools)  # one epoch is for the count of runs that are caught
+    pools = [p for p in pools if p.epochs > 1] or list(
+        pools
+    )  # one epoch is for the count of runs that are caught
     first = min(map(rank, pools))
     found: dict[tuple[str, ...], Pool] = {}
     for p in sorted(pools, key=lambda p: (-p.epochs, len(p.seeds))):
@@ -99,7 +103,9 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
 
 def verdict(pools: Sequence[Pool]) -> list[str]:
     """What came out: first all in one sentence, then a sentence or two for each experiment."""
-    usual = {e: plain([p for p in pools if p.experiment == e]) for e in dict.fromkeys(p.experiment for p in pools)}
+    usual = {
+        e: plain([p for p in pools if p.experiment == e]) for e in dict.fromkeys(p.experiment for p in pools)
+    }
     if not usual:
         return ["There is no whole epoch yet."]
     distances = {e: list(_distances(e, same)) for e, same in usual.items()}
@@ -111,8 +117,13 @@ def verdict(pools: Sequence[Pool]) -> list[str]:
     on += f" (in the paper up to {short(f'{max(theirs):.1e}')})" if drifts and theirs else ""
     if not found:
         return [*lines, *([f"{on[0].upper()}{on[1:]}."] if on else [])]
-    near, which = sum(abs(d) <= WITHIN for d in found), [name(EXPERIMENTS, e) for e, d in distances.items() if d]
-    count = f"{near} of {len(found)} results are" if len(found) > 1 else f"the result is{'' if near else ' not'}"
+    near, which = (
+        sum(abs(d) <= WITHIN for d in found),
+        [name(EXPERIMENTS, e) for e, d in distances.items() if d],
+    )
+    count = (
+        f"{near} of {len(found)} results are" if len(found) > 1 else f"the result is{'' if near else ' not'}"
+    )
     count = f"all {near} results are" if near == len(found) > 1 else count
     first = f"At the paper's number of epochs ({listed(which)}) {count} within {WITHIN} of its standard deviations"
     return [f"{first}; {on}." if on else f"{first}.", *lines]
@@ -153,7 +164,11 @@ def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, s
     for epochs in sorted({p.epochs for _, p in ends}, reverse=True):
         same = sorted(((end, p) for end, p in ends if p.epochs == epochs), key=lambda each: each[0])
         rates: set[Any] = {p.config.get("lr") for _, p in same}
-        equal = f", all at the learning rate {max(rates):g}" if len(rates) == 1 and experiment == "pendulum" else ""
+        equal = (
+            f", all at the learning rate {max(rates):g}"
+            if len(rates) == 1 and experiment == "pendulum"
+            else ""
+        )
         yield (
             f"{title}, {what} after {epochs} of the paper's {asked} epochs{_seeds([p for _, p in same])}{equal}: "
             f"{', '.join(f'{name(OPTIMIZERS, p.optimizer)} {end:.3f}' for end, p in same)}."
@@ -176,7 +191,13 @@ def _seeds(pools: Sequence[Pool]) -> str:
     if len(counts) > 1:
         return f" (means of {min(counts)} to {max(counts)} runs)"
     n = counts.pop()
-    return " (one run each)" if n == 1 and len(pools) > 1 else " (one run)" if n == 1 else f" (means of {n} seeds)"
+    return (
+        " (one run each)"
+        if n == 1 and len(pools) > 1
+        else " (one run)"
+        if n == 1
+        else f" (means of {n} seeds)"
+    )
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -193,7 +214,9 @@ def key(pools: Sequence[Pool]) -> str:
     if not pools:
         return ""
     experiment = pools[0].experiment
-    return KEY.format(paper.EPOCHS.get(experiment), "" if experiment == "pendulum" else ", of the drift its range")
+    return KEY.format(
+        paper.EPOCHS.get(experiment), "" if experiment == "pendulum" else ", of the drift its range"
+    )
 
 
 def figures(pools: Sequence[Pool]) -> list[Figure]:
@@ -242,9 +265,15 @@ def _dots(experiment: str, measure: Measure, pools: Sequence[Pool]) -> Figure | 
         axes.margins(x=0.06)
 
     title = f"{name(EXPERIMENTS, experiment)}: {measure.words}"
-    parts = [(o, ", ".join(f"{v:.3g}" for _, values in found for v in values)) for o, found in rows.items() if found]
+    parts = [
+        (o, ", ".join(f"{v:.3g}" for _, values in found for v in values))
+        for o, found in rows.items()
+        if found
+    ]
     alt = f"{title}: {'; '.join(f'{name(OPTIMIZERS, o)} {numbers}' for o, numbers in parts)}."
-    return figure(f"headline-{measure.key}", f"{title}.", alt, draw, height=0.75 + 0.52 * len(rows), width=4.1)
+    return figure(
+        f"headline-{measure.key}", f"{title}.", alt, draw, height=0.75 + 0.52 * len(rows), width=4.1
+    )
 
 
 def _lengths(found: Sequence[tuple[Pool, Array]]) -> str:

@@ -31,7 +31,10 @@ class Method:
     def cells(self) -> tuple[str, ...]:
         """For people, in the order of COLUMNS."""
         words = {True: "yes", False: "no", None: "not applicable"}
-        return (self.title, *(words[x] for x in (self.so, self.stiefel, self.vector, self.unprojected, self.paper)))
+        return (
+            self.title,
+            *(words[x] for x in (self.so, self.stiefel, self.vector, self.unprojected, self.paper)),
+        )
 
 
 # On Stiefel() with n = N weights move as on SO(N).

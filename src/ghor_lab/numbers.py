@@ -109,19 +109,27 @@ class Book:
         self.runs = cache(self._runs)
 
     def _runs(self, folder: str) -> list[Run]:
-        paths = sorted([*(self.results / folder).glob(f"*{SUFFIX}"), *(self.results / folder).glob("*.jsonl")])
+        paths = sorted(
+            [*(self.results / folder).glob(f"*{SUFFIX}"), *(self.results / folder).glob("*.jsonl")]
+        )
         return [run for path in paths if (run := load(path)) is not None]
 
-    def run(self, folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0) -> Found:
+    def run(
+        self, folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0
+    ) -> Found:
         """Of a folder, optimizer, seed and label the shortest record that has so many epochs."""
         found = []
         for run in self.runs(folder):
             config = run.header["config"]
-            same = (config["optimizer"], config.get("label")) == (optimizer, label) and seed in config["seeds"]
+            same = (config["optimizer"], config.get("label")) == (optimizer, label) and seed in config[
+                "seeds"
+            ]
             if same and len(run.epochs) >= epochs:
                 found.append(run)
         if not found:
-            raise ValueError(f"{self.results / folder} has no record of {optimizer}, seed {seed}, label {label}")
+            raise ValueError(
+                f"{self.results / folder} has no record of {optimizer}, seed {seed}, label {label}"
+            )
         return Found(min(found, key=lambda run: len(run.epochs)))
 
     def all(self, folder: str) -> list[Found]:
@@ -170,7 +178,9 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str
     environment = Environment(
         loader=FileSystemLoader(templates), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    environment.globals |= {key: getattr(book, key) for key in ("run", "all", "paper", "authors", "caught", "json")}
+    environment.globals |= {
+        key: getattr(book, key) for key in ("run", "all", "paper", "authors", "caught", "json")
+    }
     environment.globals["names"] = NAMES
     environment.filters["f"] = lambda value, spec: short(format(value, spec))
     changed = []

@@ -11,7 +11,9 @@ from .config import AUTOENCODER, TRANSFORMER
 
 FLAG = ""  # what stands beside an option that takes no value
 WHAT, HOW, WHERE = "What to train", "How", "Where, and how many at a time"
-DATA = "Folder in which data files are looked for first, and kept if they have to be fetched; it is made then."
+DATA = (
+    "Folder in which data files are looked for first, and kept if they have to be fetched; it is made then."
+)
 DATA_ELSE = "the variable GHOR_DATA, else the cache, on Linux ~/.cache/ghor"
 RATE = "Learning rate of all weights."
 THREADS = (
@@ -30,11 +32,19 @@ NETWORKS = (
 
 
 def option(
-    text: str, metavar: str | None, panel: str | None = None, default: str | None = None, names: tuple[str, ...] = ()
+    text: str,
+    metavar: str | None,
+    panel: str | None = None,
+    default: str | None = None,
+    names: tuple[str, ...] = (),
 ) -> Any:
     """An option and what the help says of it; `default` is in words, where the value does not speak for itself."""
     return typer.Option(
-        *names, help=text, metavar=metavar, show_default=True if default is None else default, rich_help_panel=panel
+        *names,
+        help=text,
+        metavar=metavar,
+        show_default=True if default is None else default,
+        rich_help_panel=panel,
     )
 
 

@@ -95,7 +95,9 @@ def pack_all(folders: Iterable[Path], out: Path | None) -> list[Path]:
         if not found:
             raise ValueError(f"{folder} has no records (*.jsonl); `ghor run` makes them")
         for path in found:
-            target = (path.parent if out is None else out / path.parent.relative_to(folder)) / f"{path.stem}{SUFFIX}"
+            target = (
+                path.parent if out is None else out / path.parent.relative_to(folder)
+            ) / f"{path.stem}{SUFFIX}"
             if target in made:
                 raise ValueError(f"two records would be packed as {target}; pack their folders one by one")
             pack(path, target)

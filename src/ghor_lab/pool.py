@@ -30,7 +30,12 @@ OPTIMIZERS = {
     "adamw-anchor": "AdamW with an anchor",
 }
 # settings that are not the usual ones if a configuration names them at all
-SPECIAL = {"start": "{}' start", "frame": "{} frame", "warmup": "{} steps of warm-up", "loss": "loss {} the step"}
+SPECIAL = {
+    "start": "{}' start",
+    "frame": "{} frame",
+    "warmup": "{} steps of warm-up",
+    "loss": "loss {} the step",
+}
 EXPERIMENTS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "pendulum": "Pendulum"}
 
 
@@ -163,14 +168,23 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
         for epoch in run.epochs:
             if len(epoch["loss"]) != len(config["seeds"]):
                 counts = f"{len(epoch['loss'])} losses for {len(config['seeds'])} seeds"
-                raise ValueError(f"{run.path}: epoch {epoch['epoch']} has {counts}; the file is no record of ghor run")
+                raise ValueError(
+                    f"{run.path}: epoch {epoch['epoch']} has {counts}; the file is no record of ghor run"
+                )
         flat = {**config, **config.get("network", {})}
         key = json.dumps({k: v for k, v in flat.items() if k not in ("seeds", "epochs", "network")})
         same = kinds[key, epochs, run.epochs_asked]
-        twice = [(seed, other) for other in same for seed in config["seeds"] if seed in other.header["config"]["seeds"]]
+        twice = [
+            (seed, other)
+            for other in same
+            for seed in config["seeds"]
+            if seed in other.header["config"]["seeds"]
+        ]
         if twice:
             seed, other = twice[0]
-            warnings.append(f"{run.path} is left out: {other.path} has the same configuration and seed {seed}")
+            warnings.append(
+                f"{run.path} is left out: {other.path} has the same configuration and seed {seed}"
+            )
         else:
             same.append(run)
     pools = []
@@ -198,7 +212,9 @@ def _told_apart(p: Pool, pools: Sequence[Pool]) -> Pool:
 
     Threads, which change the rounding alone, are named only where the number of epochs does not tell.
     """
-    others = [q for q in pools if (q.experiment, q.optimizer, q.label) == (p.experiment, p.optimizer, p.label)]
+    others = [
+        q for q in pools if (q.experiment, q.optimizer, q.label) == (p.experiment, p.optimizer, p.label)
+    ]
 
     def differ(q: Pool, key: str) -> bool:
         return q.config.get(key) != p.config[key] and (key != "threads" or q.epochs == p.epochs)

@@ -69,7 +69,12 @@ def progress(console: Console, configs: list[Config], rank: int) -> Iterator[Sho
 
 def bars(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
     """For a terminal. A run that is finished becomes a line above."""
-    columns = TextColumn("{task.description}"), BarColumn(14), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(14),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     several = len({config.label for config in configs}) > 1
     with Progress(*columns, console=console) as shown:
         everything = shown.add_task(counted(len(configs), "run"), total=pace.total, note="")
@@ -107,7 +112,9 @@ def lines(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]
         nonlocal written
         if pace.see(config, epoch) and (time.monotonic() - written > EVERY or epoch >= config.epochs):
             written = time.monotonic()
-            everything = ", ".join(filter(None, [f"{pace.done} of {counted(pace.total, 'epoch')}", pace.left()]))
+            everything = ", ".join(
+                filter(None, [f"{pace.done} of {counted(pace.total, 'epoch')}", pace.left()])
+            )
             say(f"{config.name}: epoch {epoch} of {config.epochs}, {found(line)}; all: {everything}")
 
     say(f"{counted(len(configs), 'run')}, {counted(pace.total, 'epoch')}")

@@ -26,7 +26,9 @@ class Damaged(ValueError):
 
 def encode(values: dict[str, Any]) -> bytes:
     """One line. Values that are not finite become null: JSON has no word for them."""
-    digits = 17 if values["kind"] == "run" else 9  # a configuration comes back as it was; float32 needs 9 digits
+    digits = (
+        17 if values["kind"] == "run" else 9
+    )  # a configuration comes back as it was; float32 needs 9 digits
     text = json.dumps(_plain(values, digits), allow_nan=False, separators=(",", ":"))
     return f'{text[:-1]},"crc":"{zlib.crc32(text.encode()):08x}"}}\n'.encode()
 
@@ -134,7 +136,9 @@ def append(path: Path, values: dict[str, Any], size: int) -> int:
     line = encode(values)
     with named(path), path.open("r+b" if path.exists() else "w+b", buffering=0) as stream:
         if stream.seek(0, os.SEEK_END) < size:
-            raise Damaged(f"{path} became shorter than the {size} bytes that were written. Put back a copy of it")
+            raise Damaged(
+                f"{path} became shorter than the {size} bytes that were written. Put back a copy of it"
+            )
         stream.truncate(size)
         stream.seek(size)
         try:

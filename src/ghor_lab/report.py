@@ -59,7 +59,9 @@ def _folder(folders: Sequence[Path], out: Path | None) -> Path:
     return out
 
 
-def report(folders: Sequence[Path], out: Path | None = None, *, console: Console, brief: bool = False) -> Path:
+def report(
+    folders: Sequence[Path], out: Path | None = None, *, console: Console, brief: bool = False
+) -> Path:
     """Tables, figures and the page report.html of all records under the folders; returns the page's path.
 
     `out` is <first folder>/report by default; `brief` shows the verdict and a figure alone on the console.
@@ -137,7 +139,9 @@ def about(runs: Sequence[Run]) -> str:
     seeds = {seed for run in runs for seed in run.header["config"]["seeds"]}
 
     def each(key: str) -> str:
-        return "; ".join(dict.fromkeys(value for run in runs for value in tables.history(run, key))) or "unknown"
+        return (
+            "; ".join(dict.fromkeys(value for run in runs for value in tables.history(run, key))) or "unknown"
+        )
 
     return (
         f"{counted(len(runs), 'run')}, seeds {tables.numbers(sorted(seeds))}, "
@@ -163,7 +167,9 @@ class First:
 
 def as_html(first: First, sections: Sequence[Section]) -> str:
     """The page; whatever is put into it is escaped, but for the figures, which hold no text."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    )
     template = environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return template.render(
         title=TITLE,

@@ -95,18 +95,27 @@ CAUGHT = (
 def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Part]:
     """Outcomes, and for MNIST the comparison at equal epochs. What holds for both data sets is said once."""
     title, asked = name(EXPERIMENTS, experiment), paper.EPOCHS.get(experiment)
-    trained = [p for p in pools if p.epochs > 1] or pools  # one epoch is for the count of runs that are caught
+    trained = [
+        p for p in pools if p.epochs > 1
+    ] or pools  # one epoch is for the count of runs that are caught
     usual = headline.plain(trained)
     quantities = {"loss": figures.LOSS, "accuracy": figures.ACCURACY, "drift": figures.DRIFT}
-    drawn = [figures.curves(f"{experiment}-{key}", f"{title}: {q.words}", q, usual) for key, q in quantities.items()]
+    drawn = [
+        figures.curves(f"{experiment}-{key}", f"{title}: {q.words}", q, usual)
+        for key, q in quantities.items()
+    ]
     paths = {run.path for p in usual for run in p.runs}
     others = [p for p in trained if not paths & {run.path for run in p.runs}]
-    drawn.append(figures.variants(f"{experiment}-variants", f"{title}, other settings: loss", figures.LOSS, others))
+    drawn.append(
+        figures.variants(f"{experiment}-variants", f"{title}, other settings: loss", figures.LOSS, others)
+    )
     begin = [
         f"The paper's vision transformer on {title}{'.' if first else ', as above.'}",
         *(TRANSFORMER if first else ()),
     ]
-    text = list(ROWS if first else ["The same columns: losses and drift have no unit, accuracy is in percent."])
+    text = list(
+        ROWS if first else ["The same columns: losses and drift have no unit, accuracy is in percent."]
+    )
     if asked and any(p.epochs != asked for p in pools):
         text.append(OTHER_EPOCHS.format(asked))
     parts = [Part(begin, figures=present(drawn)), Part(text, tables.outcomes(experiment, trained))]
@@ -163,12 +172,19 @@ def pendulum(pools: Sequence[Pool]) -> list[Part]:
     if table := tables.pendulum_structure(pools):
         distances = {"encoder": figures.ENCODER, "decoder": figures.DECODER}
         first = by_label[labels[0]]
-        kept = [figures.curves(f"pendulum-{key}", f"Pendulum: {q.words}", q, first) for key, q in distances.items()]
+        kept = [
+            figures.curves(f"pendulum-{key}", f"Pendulum: {q.words}", q, first)
+            for key, q in distances.items()
+        ]
         parts.append(Part([STRUCTURE], table, present(kept)))
     samples = next((found for same in by_label.values() if (found := _samples(same))), None)
     if samples:
         shown, sample = samples[0]
-        drawn = [figures.phase_space(sample), figures.reconstruction(sample, shown.title()), figures.latent(samples)]
+        drawn = [
+            figures.phase_space(sample),
+            figures.reconstruction(sample, shown.title()),
+            figures.latent(samples),
+        ]
         parts.append(Part([SAMPLE], figures=drawn))
     return parts
 
@@ -217,7 +233,9 @@ SETTINGS = "Every field of the configurations, as recorded, and which configurat
 def costs(pools: Sequence[Pool]) -> list[Section]:
     """Time and memory."""
     order = dict.fromkeys(p.experiment for p in pools)
-    found = [tables.cost(experiment, [p for p in pools if p.experiment == experiment]) for experiment in order]
+    found = [
+        tables.cost(experiment, [p for p in pools if p.experiment == experiment]) for experiment in order
+    ]
     timed = [table for table in found if table]
     parts = [Part([COST_AGAIN] if i else COST, table) for i, table in enumerate(timed)]
     if table := tables.state(pools):

@@ -110,11 +110,15 @@ def equal_epochs(pools: Sequence[Pool]) -> Table | None:
             for key, curve in paper.AUTHORS.items()
             if p.optimizer in curve.values and ours[key] is not None
         }
-        last = {max((epoch for epoch in values if epoch <= p.epochs), default=0) for values in theirs.values()} - {0}
+        last = {
+            max((epoch for epoch in values if epoch <= p.epochs), default=0) for values in theirs.values()
+        } - {0}
         for epoch in sorted(last, reverse=True):
             values = [theirs.get(key, {}).get(epoch) for key in QUANTITIES]
             numbers = (v if v is None else (v, None) for v in values)
-            rows.append(Row((name(OPTIMIZERS, p.optimizer), "authors, one run", epoch, 1, *numbers), paper=True))
+            rows.append(
+                Row((name(OPTIMIZERS, p.optimizer), "authors, one run", epoch, 1, *numbers), paper=True)
+            )
             for source, which in _shown(p):
                 means = [
                     None if x is None or v is None else spread(x[epoch - 1, which])
@@ -150,7 +154,14 @@ def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
                 off(lowest[0], reported.best) if reported and comparable else None,
             )
             source = f"ghor, {p.label}" if p.label else "ghor"
-            cells_of_ours = (p.config.get("lr"), (p.epochs, p.asked), len(p.seeds), final, lowest, *differences)
+            cells_of_ours = (
+                p.config.get("lr"),
+                (p.epochs, p.asked),
+                len(p.seeds),
+                final,
+                lowest,
+                *differences,
+            )
             rows.append(Row((p.title(label=False), source, *cells_of_ours)))
     columns = (
         *(CONFIGURATION, SOURCE, Column("lr", "learning rate", "number", ".0e"), EPOCHS, SEEDS),
@@ -199,7 +210,11 @@ def pendulum_structure(pools: Sequence[Pool]) -> Table | None:
     """How far weights are from St(1, 2), encoder and decoder from symplectic, at worst over epochs and seeds."""
     rows = []
     for p in pools:
-        worst = [p.series("drift"), p.series("symplecticity", "encoder"), p.series("symplecticity", "decoder")]
+        worst = [
+            p.series("drift"),
+            p.series("symplecticity", "encoder"),
+            p.series("symplecticity", "decoder"),
+        ]
         if any(values is not None for values in worst):
             cells = [None if values is None else float(values.max()) for values in worst]
             rows.append(Row((p.title(), (p.epochs, p.asked), len(p.seeds), *cells)))
@@ -221,7 +236,10 @@ def cost(experiment: str, pools: Sequence[Pool]) -> Table | None:
     for optimizer, same in by_optimizer(pools):
         theirs = paper.COSTS.get(experiment, {}).get(optimizer)
         once = {json.dumps(p.config): p for p in reversed(same)}  # the longest of those of one configuration
-        timed = [(p, [p.numbers("ms", x) for x in ("ad", "direction", "retraction", "other")]) for p in once.values()]
+        timed = [
+            (p, [p.numbers("ms", x) for x in ("ad", "direction", "retraction", "other")])
+            for p in once.values()
+        ]
         timed = [(p, parts) for p, parts in timed if all(len(part) for part in parts)]
         if theirs and timed:
             times = (theirs.ad, theirs.direction, theirs.retraction, theirs.other, theirs.share)
@@ -259,14 +277,20 @@ def state(pools: Sequence[Pool]) -> Table | None:
     rows: list[Row] = []
     seen = set()
     transformer = {"mnist", "fashion-mnist"}
-    for p in sorted(pools, key=lambda p: p.experiment not in transformer):  # stable: the order is kept otherwise
+    for p in sorted(
+        pools, key=lambda p: p.experiment not in transformer
+    ):  # stable: the order is kept otherwise
         counted = p.runs[0].header.get("state")
         if counted is None:
             continue
         network = "vision transformer" if p.experiment in transformer else "symplectic autoencoder"
         ours = (counted.get("entries_per_manifold_weight"), counted.get("total_entries"), counted.get("mib"))
         head = (network, p.title(label=False, epochs=False), "ghor", _at_once(p))
-        key = *head, *ours[:2], None if ours[2] is None else f"{ours[2]:.2f}"  # older records have fewer digits
+        key = (
+            *head,
+            *ours[:2],
+            None if ours[2] is None else f"{ours[2]:.2f}",
+        )  # older records have fewer digits
         if key in seen:
             continue
         theirs = paper.STATES.get(p.optimizer) if p.experiment in transformer else None
@@ -307,7 +331,13 @@ def provenance(runs: Sequence[Run]) -> Table:
         )
         rows.append(Row(cells))
     columns = (
-        *(Column("file", "file"), Column("experiment", "experiment"), CONFIGURATION, Column("seeds", "seeds"), EPOCHS),
+        *(
+            Column("file", "file"),
+            Column("experiment", "experiment"),
+            CONFIGURATION,
+            Column("seeds", "seeds"),
+            EPOCHS,
+        ),
         *(
             Column("gate", "authors' gate"),
             Column("commit", "commit"),
@@ -315,7 +345,11 @@ def provenance(runs: Sequence[Run]) -> Table:
             Column("torch", "torch"),
             Column("python", "Python"),
         ),
-        *(Column("machine", "machine"), Column("device", "device"), Column("threads", "threads", "number", "d")),
+        *(
+            Column("machine", "machine"),
+            Column("device", "device"),
+            Column("threads", "threads", "number", "d"),
+        ),
         *(Column("started", "started"), Column("last", "last epoch")),
     )
     return Table("runs", "Runs", columns, rows)

@@ -69,7 +69,9 @@ class Classification:
         self.images = data.load(config.experiment, folder)
         self.steps = len(self.images.train_labels) // config.batch_size
         if self.steps == 0:
-            raise ValueError(f"batch_size {config.batch_size} is more than the {len(self.images.train_labels)} images")
+            raise ValueError(
+                f"batch_size {config.batch_size} is more than the {len(self.images.train_labels)} images"
+            )
         if config.batch_size < world:
             raise ValueError(f"batch_size {config.batch_size} cannot be shared by {world} processes")
         self.model = self.network(config)
@@ -93,7 +95,9 @@ class Classification:
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled again every epoch; the last incomplete batch is dropped."""
         size = self.config.batch_size
-        order = torch.randperm(len(self.images.train_labels), generator=generator(self.config.seeds[0], epoch))
+        order = torch.randperm(
+            len(self.images.train_labels), generator=generator(self.config.seeds[0], epoch)
+        )
         share = [size * r // self.world for r in (self.rank, self.rank + 1)]
         for i in range(self.steps):
             rows = order[i * size : (i + 1) * size][share[0] : share[1]]

@@ -73,7 +73,9 @@ def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
             own = {**adam, "weight_decay": 0.0}
             return optim.Muon(params, lr=config.lr, weight_decay=0.0, adamw=own, **space)
         case "adamw-anchor":
-            return optim.AdamW(params, **adam, **space, weight_decay=config.weight_decay, anchor="start", fused=True)
+            return optim.AdamW(
+                params, **adam, **space, weight_decay=config.weight_decay, anchor="start", fused=True
+            )
         case _:
             return torch.optim.Adam(model.parameters(), **adam, fused=True)
 
@@ -86,11 +88,15 @@ def commit() -> str | None:
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+dirty" if git("status", "--porcelain", "-uno", ".") else "")
+        return git("rev-parse", "--short", "HEAD") + (
+            "+dirty" if git("status", "--porcelain", "-uno", ".") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -255,11 +261,17 @@ def in_hand(path: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
         lock.release()
 
 
-def _train(config: Config, path: Path, data: Path | None, report: Report | None, rank: int, world: int) -> None:
+def _train(
+    config: Config, path: Path, data: Path | None, report: Report | None, rank: int, world: int
+) -> None:
     torch.set_num_threads(config.threads)
     torch.set_flush_denormal(config.flush_subnormals)
     run = read(path) if path.exists() else None
-    if run is not None and len(run.epochs) >= config.epochs and (run.finished or run.epochs_asked > config.epochs):
+    if (
+        run is not None
+        and len(run.epochs) >= config.epochs
+        and (run.finished or run.epochs_asked > config.epochs)
+    ):
         if report:
             report(config.epochs, run.epochs[config.epochs - 1])
         return
@@ -294,7 +306,14 @@ def _train(config: Config, path: Path, data: Path | None, report: Report | None,
 
 
 def resume(
-    config: Config, path: Path, run: Run | None, model: nn.Module, opt: Optimizer, task: Any, rank: int, world: int
+    config: Config,
+    path: Path,
+    run: Run | None,
+    model: nn.Module,
+    opt: Optimizer,
+    task: Any,
+    rank: int,
+    world: int,
 ) -> tuple[int, int]:
     """Bring record, network and optimizer to the last finished epoch; its number, and the size of the record."""
     saved, write = path.with_suffix(".ckpt"), rank == 0
@@ -334,7 +353,9 @@ def resume(
             size = append(path, state["line"], size)
     here, last = provenance(world), run.last("resumed") or run.header
     if write and (config.epochs > run.epochs_asked or any(last.get(k, v) != v for k, v in here.items())):
-        size = append(path, {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}, size)
+        size = append(
+            path, {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}, size
+        )
     return done, size
 
 

@@ -48,7 +48,9 @@ def test_autocast_forward(cls, section, dtype):
             assert loss.dtype == torch.float32
             ends.append(float(loss.detach()))
         assert furthest(net) <= 4e-6  # float32 rounding of 16 columns
-        assert all(v.dtype == torch.float32 for p in net.parameters() for v in opt.state[p].values() if v.dim() > 0)
+        assert all(
+            v.dtype == torch.float32 for p in net.parameters() for v in opt.state[p].values() if v.dim() > 0
+        )
     assert ends[:30] == ends[30:]
     assert ends[29] < 0.9 * ends[0]
 
@@ -77,7 +79,9 @@ def test_autocast_does_not_reach_projections(gen):
 
 
 @pytest.mark.parametrize(
-    ("space", "shape", "section"), [(s, shapes(s, TRIED)[0], k) for s in MANIFOLDS for k in sections_of(s)], ids=name
+    ("space", "shape", "section"),
+    [(s, shapes(s, TRIED)[0], k) for s in MANIFOLDS for k in sections_of(s)],
+    ids=name,
 )
 @pytest.mark.parametrize("retraction", RETRACTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name)
@@ -159,7 +163,9 @@ def test_project_moves_all_or_nothing():
         net.tall.weight.mul_(1.1)
         net.out.weight[1] = net.out.weight[0]
     before = values(net)
-    with pytest.raises(ValueError, match=r"^out\.weight: a matrix of rank 2 < 3 has no nearest point on Grassmann\(\)"):
+    with pytest.raises(
+        ValueError, match=r"^out\.weight: a matrix of rank 2 < 3 has no nearest point on Grassmann\(\)"
+    ):
         ghor.project(net)
     same(values(net), before)
     assert ghor.project(nn.Linear(3, 2)) == {}

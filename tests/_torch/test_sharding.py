@@ -75,7 +75,9 @@ def fsdp(rank, cls, section, options, how="fsdp"):
     net, twin = Net(implicit=section == "implicit"), Net(implicit=section == "implicit")
     shard(net, how)
     assert all(p.to_local().shape != p.shape for p in net.parameters() if p.shape[0] > 1)
-    data = batches(10 if cls == "Adam" else 7)  # RAdam changes its rule at 6; Y is polished at 10, whatever the rule
+    data = batches(
+        10 if cls == "Adam" else 7
+    )  # RAdam changes its rule at 6; Y is polished at 10, whatever the rule
     train(net, build(cls, net, section, **options), mine(rank, data))
     train(twin, build(cls, twin, section, **options), data)
     return difference(net, twin)
@@ -130,7 +132,18 @@ def test_fsdp_mixed_precision():
 
 
 # fewer shapes than in the table of laws, each along every dimension; a kernel with and without a batch
-SPREAD = [(7,), (3, 5), (6, 4), (5, 5), (2, 10), (3, 12, 4), (2, 3, 6, 2), (2, 4, 4), (8, 3, 2, 1), (2, 7, 3, 1, 2)]
+SPREAD = [
+    (7,),
+    (3, 5),
+    (6, 4),
+    (5, 5),
+    (2, 10),
+    (3, 12, 4),
+    (2, 3, 6, 2),
+    (2, 4, 4),
+    (8, 3, 2, 1),
+    (2, 7, 3, 1, 2),
+]
 
 
 def spread_by_hand(rank, space, section, dtype):
@@ -163,7 +176,9 @@ def spread_by_hand(rank, space, section, dtype):
 
 
 @pytest.mark.parametrize(
-    ("space", "section"), [*SECTIONS, *((ghor.Stiefel(flatten=3), k) for k in ("transported", "implicit"))], ids=name
+    ("space", "section"),
+    [*SECTIONS, *((ghor.Stiefel(flatten=3), k) for k in ("transported", "implicit"))],
+    ids=name,
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=name)
 def test_a_step_does_not_depend_on_how_a_weight_is_spread(space, section, dtype):
@@ -232,7 +247,10 @@ def declarations(rank):
     ghor.constrain(ghor.constrain(net, "weight", STIEFEL), "units", ghor.Sphere())
     for p, Y in zip((net.weight, net.units), expected, strict=True):
         assert (whole(p) - Y).abs().max() <= 1e-15
-    assert [g["space"] for g in ghor.optim.SGD(ghor.param_groups(net)).param_groups] == [STIEFEL, ghor.Sphere()]
+    assert [g["space"] for g in ghor.optim.SGD(ghor.param_groups(net)).param_groups] == [
+        STIEFEL,
+        ghor.Sphere(),
+    ]
     return found, table
 
 
@@ -316,7 +334,9 @@ def odd_placements(rank):
 
 def test_other_placements_are_refused():
     for told in ranks().run(odd_placements):
-        assert told.startswith("a weight of shape (6, 2) on Stiefel() is placed as (Partial(sum),); the processes can")
+        assert told.startswith(
+            "a weight of shape (6, 2) on Stiefel() is placed as (Partial(sum),); the processes can"
+        )
 
 
 def written_state(rank):

@@ -50,7 +50,9 @@ def build(space, section, retraction, optimizer="Adam", shape=None, **options):
     ws = [nn.Parameter(point(space, shape, gen, torch.float32)) for _ in range(2)]
     free = nn.Parameter(torch.ones(3))
     groups = [{"params": ws, "space": space}, {"params": [free], "space": ghor.Euclidean()}]
-    opt = getattr(ghor.optim, optimizer)(groups, section=section, retraction=retraction, fused=True, **options)
+    opt = getattr(ghor.optim, optimizer)(
+        groups, section=section, retraction=retraction, fused=True, **options
+    )
     return opt, [*ws, free], gen
 
 

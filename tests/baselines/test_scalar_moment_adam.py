@@ -46,7 +46,8 @@ def dense_step(skew, Lambda, n, G, cache, t, lr, betas, eps, norm, retraction):
 
 
 @pytest.mark.parametrize(
-    ("section", "norm"), [("transported", "canonical"), ("transported", "frobenius"), ("implicit", "canonical")]
+    ("section", "norm"),
+    [("transported", "canonical"), ("transported", "frobenius"), ("implicit", "canonical")],
 )
 @over(ORTHOGONAL)
 def test_it_is_the_dense_algorithm(space, shape, section, norm, gen):
@@ -65,7 +66,9 @@ def test_it_is_the_dense_algorithm(space, shape, section, norm, gen):
         G = space.matrix(Y.grad).reshape(-1, N, n)
         Lambda, cache = dense_step(space.skew, Lambda, n, G, cache, t, **options)
     # steps of length 0.05 sqrt(2n) or so; rounding of either side grows to some 50 eps
-    torch.testing.assert_close(space.matrix(Y.detach()).reshape(-1, N, n), Lambda[..., :n], rtol=0, atol=5e-13)
+    torch.testing.assert_close(
+        space.matrix(Y.detach()).reshape(-1, N, n), Lambda[..., :n], rtol=0, atol=5e-13
+    )
     torch.testing.assert_close(opt.state[Y]["exp_avg_sq"].flatten(), cache[1], rtol=5e-12, atol=0)
 
 
@@ -251,7 +254,14 @@ def test_state_is_one_number_a_matrix(gen):
     opt = ScalarMomentAdam(net, lr=0.01)
     train(net, opt, 2, 1)
     shapes = {n: tuple(opt.state[p]["exp_avg_sq"].shape) for n, p in net.named_parameters()}
-    assert shapes == {"a": (1, 1), "b": (1, 1), "wide": (1, 1), "unit": (4, 1), "kernel": (1, 1, 1, 1), "bias": (4,)}
+    assert shapes == {
+        "a": (1, 1),
+        "b": (1, 1),
+        "wide": (1, 1),
+        "unit": (4, 1),
+        "kernel": (1, 1, 1, 1),
+        "bias": (4,),
+    }
     assert set(opt.state[net.a]) == {"step", "exp_avg", "exp_avg_sq", "section", "moves"}
     for section, frame in (("transported", 49 * 49), ("implicit", 7 * 7)):
         Y = [parameter(ST.random(49, 7, generator=gen)) for _ in range(3)]
@@ -266,7 +276,11 @@ def test_state_is_one_number_a_matrix(gen):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"norm": "spectral"}, ValueError, "unknown norm 'spectral' in group 0; there are .'canonical', 'frobenius'."),
+        (
+            {"norm": "spectral"},
+            ValueError,
+            "unknown norm 'spectral' in group 0; there are .'canonical', 'frobenius'.",
+        ),
         ({"amsgrad": True}, TypeError, "ScalarMomentAdam has no option 'amsgrad'"),
         ({"lr": -1.0}, ValueError, "Invalid learning rate"),
         ({"betas": (0.9, 1.0)}, ValueError, "Invalid beta parameter at index 1"),

@@ -157,7 +157,9 @@ def test_tied_weights_are_one_weight(gen):
 def test_meta_device():
     """There is nothing to move: refused with the way out, which works; a declaration made before is kept on meta."""
     meta = nn.Linear(9, 3, bias=False, device="meta")
-    with pytest.raises(ValueError, match=r"weight is on the meta device.*materialise the module, then constrain"):
+    with pytest.raises(
+        ValueError, match=r"weight is on the meta device.*materialise the module, then constrain"
+    ):
         ghor.constrain(meta, "weight", ghor.Stiefel())
     assert found(meta) == {"weight": ghor.Euclidean()}
     module = meta.to_empty(device="cpu")
@@ -218,7 +220,8 @@ SURVIVES = {
     "to_empty": lambda m: copy.deepcopy(m).to_empty(device="cpu"),
     "AveragedModel": lambda m: torch.optim.swa_utils.AveragedModel(m).module,
     "a new Parameter": lambda m: (
-        setattr(m.conv, "weight", nn.Parameter(m.conv.weight.detach().clone())) or m  # as pruning and surgery do
+        setattr(m.conv, "weight", nn.Parameter(m.conv.weight.detach().clone()))
+        or m  # as pruning and surgery do
     ),
 }
 
@@ -320,7 +323,9 @@ SOURCES = {
     "param_groups": ghor.param_groups,
     "groups": lambda net: [{"params": list(net.block.parameters())}, {"params": net.conv.parameters()}],
     "groups of names": lambda net: [{"params": net.named_parameters()}],
-    "groups with a space each": lambda net: [{"params": [p], "space": DECLARED[n]} for n, p in net.named_parameters()],
+    "groups with a space each": lambda net: [
+        {"params": [p], "space": DECLARED[n]} for n, p in net.named_parameters()
+    ],
     "a list of spaces": lambda net: [
         {"params": list(net.parameters()), "space": [DECLARED[n] for n, _ in net.named_parameters()]}
     ],
@@ -345,7 +350,9 @@ def test_optimizers_find_declared_spaces(source, cls, net, gen):
 
 def test_every_source_gives_the_same_run(net, gen):
     """Groups change the order of the weights and the stacks, not the numbers."""
-    gradients = [{n: randn(tuple(p.shape), gen, torch.float32) for n, p in net.named_parameters()} for _ in range(4)]
+    gradients = [
+        {n: randn(tuple(p.shape), gen, torch.float32) for n, p in net.named_parameters()} for _ in range(4)
+    ]
     runs = []
     for source in SOURCES.values():
         copied = copy.deepcopy(net)
@@ -372,7 +379,9 @@ def test_frozen_euclidean_weights_in_a_module_are_as_in_torch(net):
 def test_warning_where_nothing_is_on_a_manifold():
     model = nn.Linear(3, 2)
     for source in (model, model.parameters(), [{"params": model.parameters()}]):
-        with pytest.warns(UserWarning, match=r"Adam: no parameter is on a manifold.*ghor\.constrain.*Euclidean\(\)"):
+        with pytest.warns(
+            UserWarning, match=r"Adam: no parameter is on a manifold.*ghor\.constrain.*Euclidean\(\)"
+        ):
             ghor.optim.Adam(source)
 
 
@@ -385,10 +394,14 @@ def test_silence_where_euclidean_is_meant():
 
 
 def test_weight_decay_on_manifold_weights_warns_once(net):
-    with pytest.warns(UserWarning, match=r"weight_decay=0.1 has no effect on .*group 0.*Stiefel\(\)") as caught:
+    with pytest.warns(
+        UserWarning, match=r"weight_decay=0.1 has no effect on .*group 0.*Stiefel\(\)"
+    ) as caught:
         ghor.optim.AdamW([{"params": [net.block["tall"].weight], "weight_decay": 0.1}])
     assert len(caught) == 1
-    with pytest.warns(UserWarning, match=r"weight_decay=0.1 has no effect on .*all of them are on manifolds") as caught:
+    with pytest.warns(
+        UserWarning, match=r"weight_decay=0.1 has no effect on .*all of them are on manifolds"
+    ) as caught:
         ghor.optim.SGD([net.block["tall"].weight, net.conv.weight], weight_decay=0.1)
     assert len(caught) == 1
 

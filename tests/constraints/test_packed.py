@@ -71,7 +71,9 @@ def test_blocks_are_a_batch(rule, space, section, dtype, gen):
     if isinstance(space, ghor.Sphere):
         shape = (5, 4, 3)
     whole = (*shape[:-3], -1, shape[-1]) if not isinstance(space, ghor.Sphere) else (5, -1)
-    batch = [nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64).to(dtype)) for _ in range(2)]
+    batch = [
+        nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64).to(dtype)) for _ in range(2)
+    ]
     stacked = [nn.Parameter(p.detach().reshape(whole).clone()) for p in batch]
     opts = [
         RULES[rule](batch, space=space, section=section),
@@ -89,7 +91,10 @@ def test_blocks_are_a_batch(rule, space, section, dtype, gen):
         assert all(torch.equal(a[k].reshape(b[k].shape), b[k]) for k in a if torch.is_tensor(a[k]))
         assert any(b[k].shape == q.shape for k in ("exp_avg", "momentum_buffer") if k in b)
         assert "drawn_to" not in b or b["drawn_to"].shape == q.shape
-    assert several.residual(stacked[0].detach().double()).shape == space.residual(batch[0].detach().double()).shape
+    assert (
+        several.residual(stacked[0].detach().double()).shape
+        == space.residual(batch[0].detach().double()).shape
+    )
 
 
 def test_rules_of_matrices_take_stacked_weights(gen):
@@ -183,7 +188,9 @@ class Sign(torch.optim.Optimizer):
 
 def test_packed_attention_is_refused_with_what_to_write(mha, gen):
     before = mha.in_proj_weight.detach().clone()
-    with pytest.raises(ValueError, match=r"queries, keys and values.*blocks=3\).*blocks=\(3, 3\)\).*blocks=1\)"):
+    with pytest.raises(
+        ValueError, match=r"queries, keys and values.*blocks=3\).*blocks=\(3, 3\)\).*blocks=1\)"
+    ):
         ghor.constrain(mha, "in_proj_weight", ST)
     assert torch.equal(mha.in_proj_weight, before)
     ghor.constrain(mha, "in_proj_weight", ghor.Stiefel(blocks=1))
@@ -199,7 +206,9 @@ def test_packed_attention_is_refused_with_what_to_write(mha, gen):
 def test_packed_gates(kind, gates, gen):
     module = getattr(nn, kind)(5, 6)
     name = "weight_hh" if kind.endswith("Cell") else "weight_hh_l0"
-    with pytest.raises(ValueError, match=rf"{name} .*holds the {gates} gates.*SpecialOrthogonal\(blocks={gates}\)"):
+    with pytest.raises(
+        ValueError, match=rf"{name} .*holds the {gates} gates.*SpecialOrthogonal\(blocks={gates}\)"
+    ):
         ghor.constrain(module, name, ghor.SpecialOrthogonal())
     ghor.constrain(module, name, ghor.SpecialOrthogonal(blocks=gates))
     train(module, [randn((4, 5), gen, torch.float32)])
@@ -215,7 +224,9 @@ def test_padding_of_embeddings(gen):
     assert declared_space(e.weight) == ghor.Sphere(padding_idx=2)
     opt = ghor.optim.Adam(e, lr=0.1)
     for _ in range(12):
-        e.weight.grad = randn((6, 4), gen, torch.float32)  # also in the padding row, as a tied output layer has it
+        e.weight.grad = randn(
+            (6, 4), gen, torch.float32
+        )  # also in the padding row, as a tied output layer has it
         opt.step()
     ghor.project(e)
     norms = e.weight.detach().norm(dim=1)
@@ -266,7 +277,9 @@ def test_where_one_of_a_pattern_cannot_be_moved_none_is():
 
 
 def test_typos_get_the_nearest_names():
-    with pytest.raises(ValueError, match=r"has no parameter 'layers\.0\.linear\.weight'; it has: layers") as error:
+    with pytest.raises(
+        ValueError, match=r"has no parameter 'layers\.0\.linear\.weight'; it has: layers"
+    ) as error:
         ghor.constrain(encoder(), "layers.0.linear.weight", ST)
     assert "layers.0.linear1.weight" in str(error.value)
     assert str(error.value).count("weight") < 6
@@ -306,7 +319,9 @@ def test_constrain_after_building_the_optimizer(cls, steps, gen):
     for _ in range(steps):
         opt.step(closure)
     ghor.constrain(model[0], "weight", ST)
-    with pytest.raises(ValueError, match=r"0\.weight was constrained to Stiefel\(\) after this.*then build the"):
+    with pytest.raises(
+        ValueError, match=r"0\.weight was constrained to Stiefel\(\) after this.*then build the"
+    ):
         opt.step(closure)
 
 
@@ -320,7 +335,9 @@ def test_a_parameter_of_geoopt_is_named():
     model.weight = ManifoldParameter(torch.eye(5, 3))
     model.other = nn.Parameter(torch.eye(5, 3))
     ghor.constrain(model, "other", ST)
-    with pytest.warns(UserWarning, match=r"weight is a geoopt\.ManifoldParameter on \w*Stiefel.*ghor\.constrain"):
+    with pytest.warns(
+        UserWarning, match=r"weight is a geoopt\.ManifoldParameter on \w*Stiefel.*ghor\.constrain"
+    ):
         ghor.optim.Adam(model)
     ghor.constrain(model, "weight", ST)
     with warnings.catch_warnings():

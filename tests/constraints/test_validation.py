@@ -81,7 +81,12 @@ def test_too_few_dimensions(space):
 def test_shapes_a_space_does_not_have(space, bad, way_out):
     p = nn.Parameter(torch.ones(bad))
     refused(
-        {"params": [("proj.weight", p)], "space": space}, ValueError, "proj.weight", text(bad), repr(space), way_out
+        {"params": [("proj.weight", p)], "space": space},
+        ValueError,
+        "proj.weight",
+        text(bad),
+        repr(space),
+        way_out,
     )
     module = nn.Module()
     module.w = p
@@ -137,7 +142,10 @@ def test_reflection_is_not_in_so(dtype, gen):
     Y[:, 0] *= -1
     module = Holder(Y.to(dtype))
     refused(
-        {"params": [module.weight], "space": ghor.SpecialOrthogonal()}, ValueError, "2.0e+00 off", "ghor.constrain("
+        {"params": [module.weight], "space": ghor.SpecialOrthogonal()},
+        ValueError,
+        "2.0e+00 off",
+        "ghor.constrain(",
     )
     ghor.constrain(module, "weight", ghor.SpecialOrthogonal())
     assert torch.linalg.det(module.weight.detach().double()) > 0.9
@@ -160,7 +168,9 @@ def test_weights_that_share_memory(gen):
             raises(ValueError, words, lambda m=module, s=space: ghor.constrain(m, "w", s), copies)
             a, b = nn.Parameter(X), nn.Parameter(X.view(shape))
             words = ["b and a are two parameters with one memory", "use one parameter for both"]
-            raises(ValueError, words, lambda a=a, b=b, s=space: ghor.optim.SGD([("a", a), ("b", b)], space=s), a)
+            raises(
+                ValueError, words, lambda a=a, b=b, s=space: ghor.optim.SGD([("a", a), ("b", b)], space=s), a
+            )
             pieces = torch.stack([X, X])  # pieces of one buffer that do not overlap are fine
             ghor.optim.SGD([nn.Parameter(pieces[0]), nn.Parameter(pieces[1])], space=space)
 
@@ -171,7 +181,11 @@ def test_weights_of_other_kinds(space, gen):
     shape = kinds(space)[-1]
     Y = point(space, shape, gen, torch.float32)
     cases = [
-        *([] if has_complex(space) else [(nn.Parameter(Y.to(torch.complex64)), TypeError, ["complex64", "are real"])]),
+        *(
+            []
+            if has_complex(space)
+            else [(nn.Parameter(Y.to(torch.complex64)), TypeError, ["complex64", "are real"])]
+        ),
         (nn.Parameter(Y.to_sparse()), TypeError, ["torch.sparse_coo", re.escape("to_dense()")]),
         (nn.Parameter(Y.new_zeros(0, *shape)), ValueError, ["empty shape|shape .0, "]),
         (nn.parameter.UninitializedParameter(), ValueError, ["no shape yet", "call the lazy module once"]),
@@ -194,9 +208,13 @@ def test_meta_device(space, section, gen):
     shape = kinds(space)[-1]
     free = nn.Parameter(torch.zeros(3))
     p = nn.Parameter(torch.empty(shape, device="meta"))
-    opt = ghor.optim.Adam([{"params": [("w", p)], "space": space}, {"params": [("free", free)]}], section=section)
+    opt = ghor.optim.Adam(
+        [{"params": [("w", p)], "space": space}, {"params": [("free", free)]}], section=section
+    )
     p.grad, free.grad = torch.empty(shape, device="meta"), torch.ones(3)
-    with pytest.raises(ValueError, match=r"^w is on the meta device.*materialise the module, then build the optimizer"):
+    with pytest.raises(
+        ValueError, match=r"^w is on the meta device.*materialise the module, then build the optimizer"
+    ):
         opt.step()
     assert not free.any()
     assert not opt.state
@@ -247,7 +265,9 @@ def test_a_frozen_weight_waits(space, shape, gen):
 def test_the_same_weight_twice_in_a_group(space, shape, gen):
     p = nn.Parameter(point(space, shape, gen))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "optimizer contains a parameter group with duplicate")  # torch's own
+        warnings.filterwarnings(
+            "ignore", "optimizer contains a parameter group with duplicate"
+        )  # torch's own
         refused(
             {"params": [("proj.weight", p), ("proj.weight", p)], "space": space},
             ValueError,
@@ -263,7 +283,9 @@ def test_the_same_weight_in_two_groups(space, shape, gen):
     p, q = (nn.Parameter(point(space, shape, gen)) for _ in range(2))
     opt = ghor.optim.Adam([("proj.weight", p)], space=space)
     groups = groups_of(opt)
-    message = "some parameters appear in more than one parameter group"  # torch's words, which its users match
+    message = (
+        "some parameters appear in more than one parameter group"  # torch's words, which its users match
+    )
     with pytest.raises(ValueError, match=message) as later:
         opt.add_param_group({"params": [("other", q), ("proj.weight", p)]})
     assert same_groups(opt.param_groups, groups)

@@ -16,7 +16,8 @@ TINY = (2, 1, 4)
 ULP = 2**-23
 
 COMPILER = pytest.mark.skipif(
-    not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))), reason="there is no C compiler"
+    not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))),
+    reason="there is no C compiler",
 )
 
 
@@ -67,7 +68,9 @@ def with_gradients(block, heads: int, inputs: list[Tensor], dy: Tensor) -> list[
     return [y.detach(), *(t.grad for t in inputs)]
 
 
-def inputs(heads: int, features: int, tokens: int, batch: int, gen, alone: bool = False) -> tuple[list[Tensor], Tensor]:
+def inputs(
+    heads: int, features: int, tokens: int, batch: int, gen, alone: bool = False
+) -> tuple[list[Tensor], Tensor]:
     """x, M and, unless the attention is alone, A and b; dy."""
     D = heads * features
     x, dy = torch.randn(2, batch, D, tokens, generator=gen)

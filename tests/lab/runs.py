@@ -210,7 +210,10 @@ class Forks:
             "argv": [str(word) for word in argv],
             "fault": fault or {},
             "log": terminal.name if terminal else str(log),
-            "environment": {**environment, **({"TERM": "xterm", "COLUMNS": str(columns)} if terminal else {})},
+            "environment": {
+                **environment,
+                **({"TERM": "xterm", "COLUMNS": str(columns)} if terminal else {}),
+            },
         }
         return Child(self, self.ask(job)["pid"], log, terminal)
 
@@ -280,7 +283,9 @@ def child(job):
     code = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell's background jobs inherit that it is ignored
         with Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), 0)
         out = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY, 0o666)
@@ -329,7 +334,10 @@ def kill_at_line(number):
     from ghor_lab import checkpoint, record, train
 
     watched = {ghor_lab.files.__file__, checkpoint.__file__}
-    functions = {(record.__file__, "append"), *((train.__file__, n) for n in ("in_hand", "_train", "resume", "forget"))}
+    functions = {
+        (record.__file__, "append"),
+        *((train.__file__, n) for n in ("in_hand", "_train", "resume", "forget")),
+    }
     count = 0
     atexit.register(lambda: print(f"{count} lines", file=sys.stderr))
 

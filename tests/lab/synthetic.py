@@ -23,7 +23,13 @@ def loss(optimizer, seed, epoch):
 
 def header(experiment, optimizer, seeds, epochs, label=None, **config):
     settings = {"lr": 1e-3, "retraction": "cayley", "device": "cpu", "threads": 2, "network": {"blocks": 16}}
-    what = {"experiment": experiment, "optimizer": optimizer, "label": label, "seeds": seeds, "epochs": epochs}
+    what = {
+        "experiment": experiment,
+        "optimizer": optimizer,
+        "label": label,
+        "seeds": seeds,
+        "epochs": epochs,
+    }
     return {
         "kind": "run",
         "format": 1,
@@ -63,11 +69,25 @@ def sample(seed):
     velocity = np.stack([-0.5 * np.sin(t), np.full_like(t, 2.0)])
     points = lift(torch.from_numpy(theta), torch.from_numpy(velocity)).numpy()
     values = {"original": points, "reconstruction": 0.9 * points, "latent": points[..., ::2]}
-    return {"kind": "sample", "epoch": 3, "seed": seed, "t": list(t), **{k: v.tolist() for k, v in values.items()}}
+    return {
+        "kind": "sample",
+        "epoch": 3,
+        "seed": seed,
+        "t": list(t),
+        **{k: v.tolist() for k, v in values.items()},
+    }
 
 
 def write(
-    folder, experiment, optimizer, seeds, epochs, done=None, name=None, changes=lambda seeds, epoch: {}, **settings
+    folder,
+    experiment,
+    optimizer,
+    seeds,
+    epochs,
+    done=None,
+    name=None,
+    changes=lambda seeds, epoch: {},
+    **settings,
 ):
     """A record with `done` of `epochs` epochs; returns its path."""
     done = epochs if done is None else done
@@ -112,7 +132,16 @@ def mixed_records(tmp_path_factory):
     write(root / "a", "mnist", "gradient", [0], 3, label='<b>bold</b> & "18 x lr" | $1$', name="escape")
     for label, lr in (("as run", 1e-2), ("as stated", 1e-4)):
         for optimizer in paper.OUTCOMES["pendulum"]:
-            write(root / "b", "pendulum", optimizer, [0, 1, 2], 3, label=label, lr=lr, name=f"{label} {optimizer}")
+            write(
+                root / "b",
+                "pendulum",
+                optimizer,
+                [0, 1, 2],
+                3,
+                label=label,
+                lr=lr,
+                name=f"{label} {optimizer}",
+            )
     before = {path: path.read_bytes() for path in root.rglob("*.jsonl")}
     page, shown = run([root / "a", root / "b"], root / "out")
     assert {path: path.read_bytes() for path in root.rglob("*.jsonl")} == before

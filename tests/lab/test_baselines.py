@@ -140,9 +140,16 @@ def test_what_it_cannot_take_it_refuses(cls, gen):
     opt = cls([Y])
     for wrong, error, words in (
         (torch.zeros(3), ValueError, "needs 2 or more dimensions, got shape .3,."),
-        (torch.eye(3, dtype=torch.complex64), TypeError, "are real floating point tensors, not torch.complex64"),
+        (
+            torch.eye(3, dtype=torch.complex64),
+            TypeError,
+            "are real floating point tensors, not torch.complex64",
+        ),
         (torch.eye(3, dtype=torch.bfloat16), TypeError, "parameter 0 of group 1 is torch.bfloat16.*float"),
-        *([(2 * torch.eye(3), ValueError, r"of group 1 of shape \(3, 3\) is 5.2e\+00 off .*project")] * (cls.room < 1)),
+        *(
+            [(2 * torch.eye(3), ValueError, r"of group 1 of shape \(3, 3\) is 5.2e\+00 off .*project")]
+            * (cls.room < 1)
+        ),
         *([(torch.eye(4)[:, :2], ValueError, "holds square matrices")] * (cls.space == SO)),
     ):
         with pytest.raises(error, match=words):
@@ -157,7 +164,11 @@ def test_what_it_cannot_take_it_refuses(cls, gen):
     [
         (baselines.CayleyAdam, {"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
         (baselines.CayleySGD, {"q": -1}, "Invalid q: -1"),
-        (baselines.AdamStiefel, {"expm": "pade"}, "unknown expm 'pade'; there are .'cayley', 'euler', 'geodesic'."),
+        (
+            baselines.AdamStiefel,
+            {"expm": "pade"},
+            "unknown expm 'pade'; there are .'cayley', 'euler', 'geodesic'.",
+        ),
         (baselines.AdamStiefel, {"a": 1.0}, "Invalid a: 1.0; metrics have a < 1"),
         (baselines.Trivialization, {"every": 0}, "Invalid every: 0; a number of steps"),
         (baselines.SoftConstraintAdam, {"mu": -0.5}, "Invalid mu: -0.5"),
@@ -180,7 +191,9 @@ def test_they_descend(method, gen):
     space = ST if shape == (6, 3) else SO
     target = space.random(*shape, generator=gen, dtype=torch.float64)
     Y = parameter(space.project(target + 0.3 * randn(shape, gen)))
-    losses = minimise(method.make([Y], lr=RATES.get(method.key, 0.03)), Y, lambda Y: (Y - target).square().sum(), 60)
+    losses = minimise(
+        method.make([Y], lr=RATES.get(method.key, 0.03)), Y, lambda Y: (Y - target).square().sum(), 60
+    )
     assert losses[-1] < 1e-2 * losses[0]
 
 
@@ -419,7 +432,10 @@ def test_adam_then_qr_moves_where_there_is_nothing_to_gain(gen):
     """A gradient Y S, S symmetric, is normal: Riemannian methods rest. So an eigenvalue problem ends at a loss."""
     S = randn((3, 3), gen)
     moved = {}
-    for key, make in (("qr", baselines.QRAdam), ("ghor", lambda p, lr: ghor.optim.Adam(p, lr=lr, space=ST, eps=1e-6))):
+    for key, make in (
+        ("qr", baselines.QRAdam),
+        ("ghor", lambda p, lr: ghor.optim.Adam(p, lr=lr, space=ST, eps=1e-6)),
+    ):
         Y = parameter(ST.random(8, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
         before = Y.detach().clone()
         opt = make([Y], lr=0.03)
@@ -459,7 +475,10 @@ def test_muons_direction_is_optimal(gen):
 def test_muons_alpha_has_the_size_of_the_gradient(gen):
     """What it gives up: the same gradient a thousand times smaller is not solved with the same alpha."""
     Y, G = ST.random(8, 3, generator=gen, dtype=torch.float64), randn((8, 3), gen)
-    off = [(A.mT @ Y + Y.mT @ A).norm() for A in (manifold_muon.steepest(Y, s * G, 0.5, 100, 1e-9) for s in (1, 1e-3))]
+    off = [
+        (A.mT @ Y + Y.mT @ A).norm()
+        for A in (manifold_muon.steepest(Y, s * G, 0.5, 100, 1e-9) for s in (1, 1e-3))
+    ]
     assert off[0] < 1e-4
     assert off[1] > 1e-2
 

@@ -52,7 +52,12 @@ def test_the_table(few, console, monkeypatch):
         assert row["drift"] < 1e-6 if row["name"].startswith("ghor") else 1e-3 < row["drift"] < 1
         assert (row["over_torch_fused"] == 1) == (row["name"] == "torch Adam, fused")
     text = console.export_text()
-    for words in ("/ torch fused", "geoopt is not installed: pip install geoopt", "busy with something else", "drift"):
+    for words in (
+        "/ torch fused",
+        "geoopt is not installed: pip install geoopt",
+        "busy with something else",
+        "drift",
+    ):
         assert words in text
     for row in record["rows"]:
         assert f"{row['ms']:.2f}" in text
@@ -82,7 +87,9 @@ def test_both_layouts_take_the_same_steps(few):
         for c in (one, many):
             for _ in range(3):
                 c.step()
-        torch.testing.assert_close(bench.points(one), bench.points(many), rtol=0, atol=1e-7)  # rounded at 6e-8
+        torch.testing.assert_close(
+            bench.points(one), bench.points(many), rtol=0, atol=1e-7
+        )  # rounded at 6e-8
         assert float(torch.linalg.matrix_norm(bench.points(one) - start).min()) > 1e-2
 
 
@@ -117,7 +124,14 @@ def training(monkeypatch, tmp_path):
         monkeypatch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module("training")
     common = importlib.import_module("common")
-    machine = {"cpu": "a processor", "capability": "AVX", "cores": 2, "threads": 1, "load": 0.1, "busy": False}
+    machine = {
+        "cpu": "a processor",
+        "capability": "AVX",
+        "cores": 2,
+        "threads": 1,
+        "load": 0.1,
+        "busy": False,
+    }
     machine |= {"python": "3", "torch": "2", "matmul_gflops": 100.0, "copy_gbs": 20.0}
     monkeypatch.setattr(module, "machine", machine.copy)
     monkeypatch.setattr(module, "BATCH", 4)
@@ -183,7 +197,9 @@ def test_the_contract_holds_for_torch_and_for_ghor(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setenv("COLUMNS", "120")
     importlib.import_module("contract").main()
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in capsys.readouterr().out.splitlines()]
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")] for line in capsys.readouterr().out.splitlines()
+    ]
     rows = [row for row in rows if len(row) >= 4]
     assert len(rows) == 8
     for label, torchs, flat, stiefel, *_ in rows:

@@ -11,7 +11,19 @@ from ghor_lab.pool import pool
 from ghor_lab.record import Run
 
 SMALL = (
-    *("caught", "mnist", "--seeds", "0-1", "--batch-size", "16", "--no-compile", "--threads", "1", "--warmup", "2"),
+    *(
+        "caught",
+        "mnist",
+        "--seeds",
+        "0-1",
+        "--batch-size",
+        "16",
+        "--no-compile",
+        "--threads",
+        "1",
+        "--warmup",
+        "2",
+    ),
     *("--set", "blocks=1"),
 )
 
@@ -53,13 +65,21 @@ def test_wilsons_interval(k, n):
 
 
 def a_run(seed, last, epochs=1, **config):
-    names = {"experiment": "mnist", "optimizer": "geometric-adam", "seeds": [seed], "epochs": epochs, "label": None}
+    names = {
+        "experiment": "mnist",
+        "optimizer": "geometric-adam",
+        "seeds": [seed],
+        "epochs": epochs,
+        "label": None,
+    }
     line = {"loss": [1.0], "test_accuracy": [50.0], "drift": [1e-7]}
     lines = [{"kind": "epoch", "epoch": i + 1, **line} for i in range(epochs)]
     if last != "unknown":
         lines[0]["last_loss"] = [last]
         lines[-1].setdefault("last_loss", [0.1])
-    return Run(None, {"config": names | config, "started": "2026"}, lines, [{"kind": "end", "epochs": epochs}])
+    return Run(
+        None, {"config": names | config, "started": "2026"}, lines, [{"kind": "end", "epochs": epochs}]
+    )
 
 
 def test_the_table_counts_seeds():

@@ -26,7 +26,9 @@ COMMANDS = ("run", "caught", "report", "pack", "numbers", "data", "check", "benc
 
 
 def call(*argv, code=0, columns=100):
-    done = CliRunner(env={"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}).invoke(app, [str(a) for a in argv])
+    done = CliRunner(env={"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}).invoke(
+        app, [str(a) for a in argv]
+    )
     assert done.exit_code == code, done.output
     return done.output
 
@@ -195,7 +197,9 @@ def test_the_defaults_are_the_papers_table(asked, monkeypatch):
         ("momentum", 1e-2, "as run"),
         ("gradient", 1e-2, "as run"),
     ]
-    assert {(c.seeds, c.epochs, c.batch_size, c.threads) for c in configs} == {(tuple(range(10)), 1000, 256, 1)}
+    assert {(c.seeds, c.epochs, c.batch_size, c.threads) for c in configs} == {
+        (tuple(range(10)), 1000, 256, 1)
+    }
     assert (str(folder), data) == ("runs/pendulum", None)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     configs, folder, _ = asked("fashion-mnist", "--seeds", "0-1")
@@ -204,7 +208,9 @@ def test_the_defaults_are_the_papers_table(asked, monkeypatch):
         for s in (0, 1)
         for o in ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
     ]
-    assert {(c.epochs, c.batch_size, c.lr, c.label, c.threads) for c in configs} == {(25, 2048, 1e-3, None, 6)}
+    assert {(c.epochs, c.batch_size, c.lr, c.label, c.threads) for c in configs} == {
+        (25, 2048, 1e-3, None, 6)
+    }
     assert str(folder) == "runs/fashion-mnist"
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert asked("mnist")[0][0].threads == 3
@@ -234,14 +240,23 @@ def test_the_norm_is_for_one_optimizer(asked, experiment):
 
 
 def test_the_authors_protocol(asked):
-    (config, standard), _, _ = asked("mnist", "--protocol", "authors", "-o", "geometric-adam", "-o", "standard-adam")
+    (config, standard), _, _ = asked(
+        "mnist", "--protocol", "authors", "-o", "geometric-adam", "-o", "standard-adam"
+    )
     assert (config.start, config.frame, config.loss) == ("authors", "random", "after")
     assert (standard.start, standard.frame, standard.loss) == ("uniform", "closed-form", "after")
     options = "--protocol authors --frame closed-form --loss before --warmup 10 -o momentum"
     (config,), _, _ = asked("mnist", *options.split())
-    assert (config.start, config.frame, config.loss, config.warmup) == ("authors", "closed-form", "before", 10)
+    assert (config.start, config.frame, config.loss, config.warmup) == (
+        "authors",
+        "closed-form",
+        "before",
+        10,
+    )
     (config,), _, _ = asked("mnist", "--start", "authors", "-o", "momentum")
-    assert config == Config("mnist", "momentum", (0,), 25, 1e-3, 2048, threads=config.threads, start="authors")
+    assert config == Config(
+        "mnist", "momentum", (0,), 25, 1e-3, 2048, threads=config.threads, start="authors"
+    )
     assert "for mnist and fashion-mnist" in call("run", "pendulum", "--protocol", "authors", code=2)
 
 
@@ -340,7 +355,9 @@ def test_a_loss_that_is_no_number_is_shown_as_such():
 def test_warnings_are_lines(tmp_path):
     argv = [*TWO, "--lr", "1e20", "--out", tmp_path]
     text = forks().run(*argv)
-    assert re.search(r"^warning: a velocity of length .* is the learning rate intentional\?$", text, re.MULTILINE)
+    assert re.search(
+        r"^warning: a velocity of length .* is the learning rate intentional\?$", text, re.MULTILINE
+    )
     assert "UserWarning" not in text
 
 
@@ -353,7 +370,9 @@ def test_report(tmp_path):
     assert text.count("report.html") == 1
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     assert "ghor run" in forks().run("report", tmp_path / "report" / "tables", code=2)
-    brief = forks().run("report", there, "--out", tmp_path / "report", "--brief", "--open", BROWSER="echo open %s")
+    brief = forks().run(
+        "report", there, "--out", tmp_path / "report", "--brief", "--open", BROWSER="echo open %s"
+    )
     assert "manifold" in brief
     assert "outcomes" not in brief
     assert f"open {(tmp_path / 'report' / 'report.html').as_uri()}" in brief
@@ -405,7 +424,9 @@ def test_check_tells_runs_of_one_name_apart(tmp_path):
     assert all(f" {folder}/{record.stem} " in text for folder in ("a", "b"))
     assert text.endswith("\n2 runs, all as they were written\n")
     found = runs_in([tmp_path / "a", tmp_path / "b"])
-    assert [shown(path, [tmp_path / "a", tmp_path / "b"]) for path in found] == [str(p.with_suffix("")) for p in found]
+    assert [shown(path, [tmp_path / "a", tmp_path / "b"]) for path in found] == [
+        str(p.with_suffix("")) for p in found
+    ]
 
 
 def test_check_finds_weights_that_are_off_their_space(tmp_path):
@@ -452,4 +473,6 @@ def test_check_of_another_version(tmp_path):
     values = checkpoint.load(record.with_suffix(".ckpt"))
     values["model"].popitem()
     checkpoint.save(values, record.with_suffix(".ckpt"))
-    assert re.search(r"error: .*\.ckpt: .* was written by another version of ghor", call("check", tmp_path, code=1))
+    assert re.search(
+        r"error: .*\.ckpt: .* was written by another version of ghor", call("check", tmp_path, code=1)
+    )

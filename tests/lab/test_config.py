@@ -75,7 +75,10 @@ def test_a_configuration_comes_back_from_its_record_as_it_was(pick, optimizer, s
 def test_manifold_lr_is_the_rate_of_the_weights_on_manifolds():
     config = dataclasses.replace(MNIST, optimizer="scalar-moment-adam", manifold_lr=0.018)
     opt = train.optimizer_of(config, VisionTransformer(blocks=1))
-    assert {str(g["space"]): g["lr"] for g in opt.param_groups} == {"Euclidean()": MNIST.lr, "Stiefel()": 0.018}
+    assert {str(g["space"]): g["lr"] for g in opt.param_groups} == {
+        "Euclidean()": MNIST.lr,
+        "Stiefel()": 0.018,
+    }
     assert Config.from_dict(config.to_dict()) == config
 
 
@@ -95,7 +98,10 @@ def test_optimizers_beyond_the_paper(optimizer):
 
 def test_one_and_one_point_nought_are_one_configuration():
     assert dataclasses.replace(MNIST, lr=1).name == dataclasses.replace(MNIST, lr=1.0).name
-    assert dataclasses.replace(MNIST, seeds=[0], betas=[0, 0]).name == dataclasses.replace(MNIST, betas=(0.0, 0)).name
+    assert (
+        dataclasses.replace(MNIST, seeds=[0], betas=[0, 0]).name
+        == dataclasses.replace(MNIST, betas=(0.0, 0)).name
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +114,10 @@ def test_one_and_one_point_nought_are_one_configuration():
         ({"retraction": "polar"}, "there are cayley, geodesic"),
         ({"start": "zero"}, "there are uniform, authors"),
         ({"frame": "none"}, "there are closed-form, random"),
-        ({"frame": "random", "optimizer": "standard-adam"}, "standard-adam has no weights on manifolds: no frame"),
+        (
+            {"frame": "random", "optimizer": "standard-adam"},
+            "standard-adam has no weights on manifolds: no frame",
+        ),
         ({"frame": "random", "section": "implicit"}, "an implicit section has no frame"),
         ({"loss": "never"}, "there are before, after"),
         ({"warmup": -1}, "warmup must be at least 0"),

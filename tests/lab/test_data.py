@@ -13,12 +13,19 @@ import torch
 
 from ghor_lab import data
 
-NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 SHAPES = ((6, 4, 4), (6,), (3, 4, 4), (3,))
 
 
 def pack(array: torch.Tensor) -> bytes:
-    return struct.pack(f">HBB{array.dim()}I", 0, 8, array.dim(), *array.shape) + bytes(array.flatten().tolist())
+    return struct.pack(f">HBB{array.dim()}I", 0, 8, array.dim(), *array.shape) + bytes(
+        array.flatten().tolist()
+    )
 
 
 ARRAYS = {
@@ -26,7 +33,9 @@ ARRAYS = {
     for i, (name, shape) in enumerate(zip(NAMES, SHAPES, strict=True))
 }
 RAW = {name: pack(array) for name, array in ARRAYS.items()}
-FILES = tuple(data.File(n, hashlib.sha256(RAW[n]).hexdigest(), shape) for n, shape in zip(NAMES, SHAPES, strict=True))
+FILES = tuple(
+    data.File(n, hashlib.sha256(RAW[n]).hexdigest(), shape) for n, shape in zip(NAMES, SHAPES, strict=True)
+)
 TINY = data.Dataset("tiny", FILES, aliases=("TINY",))
 
 
@@ -95,7 +104,9 @@ def test_files_that_are_not_those_of_the_given_folder_are_told_of(tmp_path, cach
     given = tmp_path / "given"
     for _ in range(2):
         assert data.load(TINY, given).folders == (cache,)
-    assert capsys.readouterr().err == f"tiny: there is no {given}; used are those in the cache, {cache.parent}\n"
+    assert (
+        capsys.readouterr().err == f"tiny: there is no {given}; used are those in the cache, {cache.parent}\n"
+    )
     assert not given.exists()
     (fill(given) / NAMES[2]).unlink()
     assert data.load(TINY, given).folders == (given, cache)
@@ -151,7 +162,9 @@ def test_a_wrong_mirror_is_passed_over(tmp_path, cache, mirror):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_packages_come_last(cache, packed):
-    dataset = replace(TINY, mirrors=("file:///no/such/folder",), package=lambda folder: fill(folder / "in", packed))
+    dataset = replace(
+        TINY, mirrors=("file:///no/such/folder",), package=lambda folder: fill(folder / "in", packed)
+    )
     assert same(data.load(dataset))
     assert sorted(p.name for p in cache.iterdir()) == sorted(NAMES)
 
@@ -161,7 +174,9 @@ def test_nothing_to_be_had_says_what_was_tried(cache):
         data.run(["no-such-client", "pack"], folder)
         return folder
 
-    with pytest.raises(data.Unavailable, match=r"(?s)tiny: train-images.*no/such/folder.*no-such-client.*GHOR_DATA"):
+    with pytest.raises(
+        data.Unavailable, match=r"(?s)tiny: train-images.*no/such/folder.*no-such-client.*GHOR_DATA"
+    ):
         data.load(replace(TINY, mirrors=("file:///no/such/folder",), package=package))
 
 

@@ -19,7 +19,12 @@ def fails(out, argv=TWO, **fault):
 
 @pytest.mark.parametrize(
     ("what", "number"),
-    [("full_at_record", 1), ("full_at_record", 2), ("full_at_record", 4), *(("full_at_checkpoint", k) for k in (1, 2))],
+    [
+        ("full_at_record", 1),
+        ("full_at_record", 2),
+        ("full_at_record", 4),
+        *(("full_at_checkpoint", k) for k in (1, 2)),
+    ],
 )
 def test_a_full_disk(tmp_path, what, number):
     """Half of the bytes fit. The record is as it was before, no unfinished file stays, and the message names both."""
@@ -176,7 +181,9 @@ def test_a_damaged_image_file(tmp_path):
     argv = (*MNIST, "--epochs", "1", "--out", tmp_path / "out", "--data", tmp_path / "other")
     shutil.copytree(tmp_path / "data" / "mnist", tmp_path / "other")
     flip(tmp_path / "other" / "train-labels-idx1-ubyte", -1)
-    text = forks().run(*argv, fault={"mnist": str(tmp_path / "data")}, code=1, GHOR_CACHE=str(tmp_path / "cache"))
+    text = forks().run(
+        *argv, fault={"mnist": str(tmp_path / "data")}, code=1, GHOR_CACHE=str(tmp_path / "cache")
+    )
     assert "train-labels-idx1-ubyte is not mnist's" in text
     assert "error: mnist: train-labels-idx1-ubyte could not be fetched" in text
     assert "--data" in text

@@ -183,7 +183,9 @@ def test_differentiated_twice_it_is_the_formula(alone, gen):
         return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), given)]
 
     given, dy = inputs(*SIZES[1], 3, gen, alone)
-    for mine, value in zip(second(compiled, given, dy), second(exact, double(given), dy.double()), strict=True):
+    for mine, value in zip(
+        second(compiled, given, dy), second(exact, double(given), dy.double()), strict=True
+    ):
         assert off(mine, value) <= 100 * ULP  # two blocks, and the squares of what they give
 
 
@@ -353,7 +355,9 @@ def test_memory_is_kept_while_threads_use_it(name, threads, gen, monkeypatch):
 
     def run():
         given, dy = inputs(*SIZES[0], 8, gen)
-        given = [torch.stack([t, t], -1)[..., 0].requires_grad_() for t in given]  # copied, and the copies ours
+        given = [
+            torch.stack([t, t], -1)[..., 0].requires_grad_() for t in given
+        ]  # copied, and the copies ours
         if name == "forward":
             interrupt()
         y = compiled(7, *given)

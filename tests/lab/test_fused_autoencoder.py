@@ -26,7 +26,8 @@ EPS = 2**-23
 SMALL = {"encoder_layers": 3, "decoder_layers": 4, "decoder_output_layers": 5, "upscale": 7}
 
 pytestmark = pytest.mark.skipif(
-    not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))), reason="there is no C compiler"
+    not (os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))),
+    reason="there is no C compiler",
 )
 
 
@@ -76,7 +77,9 @@ def off(found, exact):
 
 @pytest.mark.parametrize("points", [1, 16, 37, 256])
 @pytest.mark.parametrize("copies", [(), (3,)])
-@pytest.mark.parametrize(("d", "m", "layers"), [(1, 20, 1), (1, 5, 6), (2, 40, 1), (2, 40, 5), (3, 7, 4), (4, 1, 3)])
+@pytest.mark.parametrize(
+    ("d", "m", "layers"), [(1, 20, 1), (1, 5, 6), (2, 40, 1), (2, 40, 5), (3, 7, 4), (4, 1, 3)]
+)
 def test_values_and_gradients_are_those_of_the_formula(d, m, layers, copies, points, gen):
     chain = run(layers, d, m, copies, gen)
     z, weights = torch.randn(2, *copies, points, 2 * d, generator=gen)
@@ -192,7 +195,10 @@ def test_parameters_are_kept_while_threads_use_them(name, gen, monkeypatch):
 
     def go_on():
         x = torch.randn(3, 2, 5, generator=gen)
-        w = [torch.randn(*shape, 2, generator=gen)[..., 0].requires_grad_() for shape in ((3, 4, 2), (3, 4), (3, 4))]
+        w = [
+            torch.randn(*shape, 2, generator=gen)[..., 0].requires_grad_()
+            for shape in ((3, 4, 2), (3, 4), (3, 4))
+        ]
         if name == "forward":
             interrupt()
         y, _ = compiled.kicks(x, x, w)  # what is not contiguous is copied, and the copies are its own
@@ -258,7 +264,9 @@ def test_training_stays_close_to_the_formula(gen):
 def test_frozen_layers_and_inputs(gen):
     """Gradients of some parameters only."""
     chain = run(4, 2, 6, (), gen)
-    whole = gradients(chain, z := torch.randn(9, 4, generator=gen), weights := torch.randn(9, 4, generator=gen))
+    whole = gradients(
+        chain, z := torch.randn(9, 4, generator=gen), weights := torch.randn(9, 4, generator=gen)
+    )
     chain.layers[1].requires_grad_(False)
     chain.zero_grad()
     (chain(z) * weights).sum().backward()
@@ -373,7 +381,9 @@ class Mine(torch.Tensor):
     pass
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")  # of torch's own forward mode, and of tracing
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.*:DeprecationWarning"
+)  # of torch's own forward mode, and of tracing
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the check of the shape
 @pytest.mark.parametrize(
     ("use", "why"),
@@ -413,7 +423,9 @@ def test_a_weight_changed_before_the_backward_pass_is_noticed(gen):
 
 @pytest.mark.parametrize("dims", [(4, 2), (36, 34)])
 def test_the_formula_is_used_with_a_warning(dims, gen):
-    dtype, why = (F64, "float32 on the CPU, not float64 on cpu") if dims == (4, 2) else (None, "at most 16 dimensions")
+    dtype, why = (
+        (F64, "float32 on the CPU, not float64 on cpu") if dims == (4, 2) else (None, "at most 16 dimensions")
+    )
     model = use(SymplecticAutoencoder(*dims, **SMALL, generator=gen, dtype=dtype))
     z = torch.randn(5, dims[0], dtype=dtype, generator=gen)
     with pytest.warns(UserWarning, match=f"compiled gradient layers are not used: it is for .*{why}"):

@@ -67,7 +67,12 @@ def test_it_can_be_used_and_left():
         (torch.float32, 7, 7, "not 7 tokens and 14 features, 7 of them a head"),
         (torch.float32, 2, 7, "not 2 tokens"),
         (torch.float32, 128, 7, "not 128 tokens"),
-        (torch.float32, 16, 65, "at most 128 features, 64 of them a head, not 16 tokens and 130 features, 65 of"),
+        (
+            torch.float32,
+            16,
+            65,
+            "at most 128 features, 64 of them a head, not 16 tokens and 130 features, 65 of",
+        ),
     ],
 )
 def test_what_it_does_not_take(dtype, tokens, features, reason, gen):
@@ -172,7 +177,9 @@ def backward_passes(gen) -> tuple[list[Tensor], list]:
 
 def assert_close(ours, theirs):
     for mine, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, right, rtol=0, atol=20 * ULP * float(right.abs().max()))  # sums of 12 terms
+        torch.testing.assert_close(
+            mine, right, rtol=0, atol=20 * ULP * float(right.abs().max())
+        )  # sums of 12 terms
 
 
 def test_backward_for_a_batch_of_gradients(gen):
@@ -287,7 +294,9 @@ def test_with_a_compiler_that_fails(empty, monkeypatch, tmp_path):
 
 
 def test_with_a_compiler_that_makes_rubbish(empty, monkeypatch, tmp_path):
-    rubbish = script(tmp_path / "rubbish", '[ "$1" = --version ] && exit; for last; do :; done; echo rubbish > "$last"')
+    rubbish = script(
+        tmp_path / "rubbish", '[ "$1" = --version ] && exit; for last; do :; done; echo rubbish > "$last"'
+    )
     monkeypatch.setenv("CC", str(rubbish))
     assert_plain(*tiny(), "loaded: .*block-.*so")
 
@@ -335,7 +344,9 @@ def test_other_sizes_flags_and_processors_have_files_of_their_own(empty, monkeyp
     clear()
     attention.library(*TINY)
     assert len(list(empty.iterdir())) == 2
-    assert all(path.stat().st_mode & 0o022 == 0 for path in empty.iterdir())  # nobody else can change what we run
+    assert all(
+        path.stat().st_mode & 0o022 == 0 for path in empty.iterdir()
+    )  # nobody else can change what we run
 
 
 def test_a_compiler_with_arguments(empty, monkeypatch):

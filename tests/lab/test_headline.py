@@ -38,7 +38,15 @@ def test_a_demo_says_what_it_shows(tmp_path):
     """All at one learning rate: the two Adams agree, and how much more the others have."""
     ends = {"geometric-adam": 0.3, "scalar-moment-adam": 0.31, "momentum": 0.5, "gradient": 0.7}
     for optimizer, end in ends.items():
-        write(tmp_path, "pendulum", optimizer, [0, 1], 3, lr=1e-2, changes=lambda s, e, end=end: {"loss": [end, end]})
+        write(
+            tmp_path,
+            "pendulum",
+            optimizer,
+            [0, 1],
+            3,
+            lr=1e-2,
+            changes=lambda s, e, end=end: {"loss": [end, end]},
+        )
     pools = pools_in(tmp_path)
     first, last = headline.verdict(pools)
     assert first == (

@@ -27,7 +27,9 @@ def stays(method, shape, gen):
     try:
         opt = method.make([Y], lr=RATES.get(method.key, 0.01))
     except ValueError as error:
-        return "holds square matrices" not in str(error)  # that it refuses so is the one way of not being there
+        return "holds square matrices" not in str(
+            error
+        )  # that it refuses so is the one way of not being there
     for _ in range(30):
         Y.grad = randn(shape, gen)
         opt.step()
@@ -59,13 +61,17 @@ def test_second_moment_by_entry(method, gen):
         method.make([Y], lr=0.01).step()
         steps.append(Y.detach() - torch.eye(4))
     assert steps[0].norm() > 1e-3
-    same = bool((steps[1] - steps[0]).norm() < 1e-4 * steps[0].norm())  # eps = 1e-8 beside entries of size 0.1
+    same = bool(
+        (steps[1] - steps[0]).norm() < 1e-4 * steps[0].norm()
+    )  # eps = 1e-8 beside entries of size 0.1
     assert same == method.vector
 
 
 def off_tangent(method, state, Y):
     """How far from the vector space it came from is what Adam makes of its moments, before anything repairs it."""
-    moment, square = (state["V"], state["q"]) if method.key == "kong-2" else (state["exp_avg"], state["exp_avg_sq"])
+    moment, square = (
+        (state["V"], state["q"]) if method.key == "kong-2" else (state["exp_avg"], state["exp_avg_sq"])
+    )
     scaled = moment / (square.sqrt() + 1e-8)
     in_r = method.key in ("kong-2", "qr")  # moments of N x n matrices at Y; else of [A; B], A skew
     A = Y.mT @ scaled if in_r else scaled[: Y.shape[-1]]

@@ -54,7 +54,9 @@ def test_the_network_is_the_formula(gen):
             x = z[i, j]
             for layer in model.encoder.layers:
                 x = slow_layer(layer, x)
-            torch.testing.assert_close(code[i, j], x, rtol=0, atol=1e-13)  # some tens of roundings of numbers of size 1
+            torch.testing.assert_close(
+                code[i, j], x, rtol=0, atol=1e-13
+            )  # some tens of roundings of numbers of size 1
             for layer in model.decoder.layers:
                 x = slow_layer(layer, x)
             torch.testing.assert_close(y[i, j], x, rtol=0, atol=1e-13)
@@ -89,7 +91,9 @@ def test_initial_weights():
     ("full", "reduced", "blocks"), [(4, 2, 2), (6, 2, 2), (6, 2, 3), (8, 4, 2), (8, 4, 3), (10, 2, 5)]
 )
 def test_encoder_and_decoder_are_symplectic(full, reduced, blocks, gen):
-    model = SymplecticAutoencoder(full, reduced, blocks, blocks, upscale=5, copies=(3,), generator=gen, dtype=F64)
+    model = SymplecticAutoencoder(
+        full, reduced, blocks, blocks, upscale=5, copies=(3,), generator=gen, dtype=F64
+    )
     stir(model, gen)
     for layer in (model.encoder, model.decoder, *model.encoder.layers[-2:]):
         z = torch.randn(4, layer.in_dim, dtype=F64, generator=gen)
@@ -144,11 +148,15 @@ def test_a_copy_is_the_network_of_its_generator():
     z = torch.randn(3, 11, 8, generator=torch.Generator().manual_seed(0))
     for i, generator in enumerate(seeds(5, 6, 7)):
         one = SymplecticAutoencoder(8, 4, 3, 2, **SMALL, generator=generator)
-        for (name, p), q, r in zip(many.named_parameters(), one.parameters(), again.parameters(), strict=True):
+        for (name, p), q, r in zip(
+            many.named_parameters(), one.parameters(), again.parameters(), strict=True
+        ):
             assert torch.equal(p[i], q), name
             assert torch.equal(p, r), name
         assert not torch.equal(many(z)[0], many(z)[1])
-        torch.testing.assert_close(many(z)[i], one(z[i]), rtol=0, atol=1e-5)  # float32, summed in another order
+        torch.testing.assert_close(
+            many(z)[i], one(z[i]), rtol=0, atol=1e-5
+        )  # float32, summed in another order
     one.reset_parameters(torch.Generator().manual_seed(5))
     assert all(torch.equal(p[0], q) for p, q in zip(many.parameters(), one.parameters(), strict=True))
 
@@ -165,11 +173,15 @@ def test_copies_are_a_loop(copies, lead, gen):
     assert y.shape == (*shape, 5, 6)
     one = SymplecticAutoencoder(6, 4, **SMALL, dtype=F64)
     for index in (
-        torch.cartesian_prod(*(torch.arange(k) for k in shape)).view(-1, len(shape)).tolist() if shape else [[]]
+        torch.cartesian_prod(*(torch.arange(k) for k in shape)).view(-1, len(shape)).tolist()
+        if shape
+        else [[]]
     ):
         i = tuple(index[len(shape) - len(copies) :])
         one.load_state_dict({name: p[i] for name, p in model.state_dict().items()})
-        torch.testing.assert_close(y[tuple(index)], one(z.expand(*shape, 5, 6)[tuple(index)]), rtol=0, atol=1e-13)
+        torch.testing.assert_close(
+            y[tuple(index)], one(z.expand(*shape, 5, 6)[tuple(index)]), rtol=0, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize("copies", [(), (3,), (2, 3)])
@@ -194,7 +206,10 @@ def test_phi_is_declared_and_nothing_else():
         "encoder.layers.7.weight": (3, 3, 1),
         "decoder.layers.4.weight": (3, 4, 1),
     }
-    assert {space for _, _, space in declared_spaces(copy.deepcopy(model))} == {ghor.Stiefel(), ghor.Euclidean()}
+    assert {space for _, _, space in declared_spaces(copy.deepcopy(model))} == {
+        ghor.Stiefel(),
+        ghor.Euclidean(),
+    }
 
 
 def train(model, z, steps=20):
@@ -222,7 +237,9 @@ def test_training_keeps_encoder_and_decoder_symplectic(dtype, gen):
     for _, p, space in declared_spaces(model):
         assert float(space.residual(p.detach().double()).max()) <= 20 * eps
     for layer in (model.encoder, model.decoder):
-        assert float(symplecticity(layer, z[:4, : layer.in_dim]).max()) <= 1000 * eps  # Jacobians of some size
+        assert (
+            float(symplecticity(layer, z[:4, : layer.in_dim]).max()) <= 1000 * eps
+        )  # Jacobians of some size
 
 
 def test_copies_train_apart(gen):

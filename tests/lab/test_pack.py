@@ -10,7 +10,16 @@ from ghor_lab.record import Damaged
 
 COMMAND = (
     *("run", "pendulum", "-o", "geometric-adam", "--seeds", "0-1", "--batch-size", "5050", "--no-compile"),
-    *("--set", "encoder_layers=2", "--set", "decoder_layers=2", "--set", "decoder_output_layers=2", "--epochs", "3"),
+    *(
+        "--set",
+        "encoder_layers=2",
+        "--set",
+        "decoder_layers=2",
+        "--set",
+        "decoder_output_layers=2",
+        "--epochs",
+        "3",
+    ),
 )
 
 

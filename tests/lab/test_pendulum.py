@@ -52,7 +52,9 @@ def test_the_lift(loaded):
         assert (q1, q2) == pytest.approx((math.sin(theta), math.cos(theta)), abs=1e-15)
         assert (p1, p2) == pytest.approx((velocity * math.cos(theta), -velocity * math.sin(theta)), abs=1e-15)
     q, p = loaded.z[..., :2], loaded.z[..., 2:]
-    torch.testing.assert_close(q.square().sum(-1), torch.ones(100, 101, dtype=torch.float64), rtol=0, atol=1e-15)
+    torch.testing.assert_close(
+        q.square().sum(-1), torch.ones(100, 101, dtype=torch.float64), rtol=0, atol=1e-15
+    )
     # p is the derivative of q: central differences of step 0.1 are off by 0.1^2 / 6 of a third derivative below 100
     torch.testing.assert_close((q[:, 2:] - q[:, :-2]) / 0.2, p[:, 1:-1], rtol=0, atol=100 * 0.1**2 / 6)
 
@@ -105,7 +107,9 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(loaded, tmp_path, capsys)
 
 @torch.no_grad()
 def test_the_reconstruction_error_is_the_formula(loaded, gen):
-    model = SymplecticAutoencoder(encoder_layers=2, decoder_layers=2, copies=(3,), generator=gen, dtype=torch.float64)
+    model = SymplecticAutoencoder(
+        encoder_layers=2, decoder_layers=2, copies=(3,), generator=gen, dtype=torch.float64
+    )
     z = loaded.z.reshape(-1, 4)[torch.randperm(10100, generator=gen)[:768]].view(3, 256, 4)
     error = pendulum.reconstruction_error(model, z.mT)
     assert error.shape == (3,)
@@ -117,7 +121,9 @@ def test_the_reconstruction_error_is_the_formula(loaded, gen):
     one = pendulum.reconstruction_error(model, z[:1].mT)
     assert math.isclose(float(one[0]), float(error[0]), rel_tol=1e-12)
     assert math.isclose(
-        float(one[1]), float(torch.linalg.norm(z[0] - model(z[0])[1]) / torch.linalg.norm(z[0])), rel_tol=1e-12
+        float(one[1]),
+        float(torch.linalg.norm(z[0] - model(z[0])[1]) / torch.linalg.norm(z[0])),
+        rel_tol=1e-12,
     )
 
 

@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from faults import TWO, flip, same
-from runs import BOTH, MNIST, SOURCE, forks, free, make_mnist, records, the_record, undisturbed, until, weights
+from runs import (
+    BOTH,
+    MNIST,
+    SOURCE,
+    forks,
+    free,
+    make_mnist,
+    records,
+    the_record,
+    undisturbed,
+    until,
+    weights,
+)
 
 from ghor_lab import checkpoint
 from ghor_lab.record import read

@@ -58,8 +58,9 @@ def test_what_the_gate_excludes_is_told_and_left_out_of_a_second_row(tmp_path):
     assert float(everything["final_loss_mean"]) == pytest.approx(statistics.mean([*losses, 1.33]), rel=1e-12)
     one = pick(found, configuration="Riemannian momentum", source="ghor, seed 0")
     assert (one["gate"], float(one["final_loss_mean"])) == ("excluded", 1.33)
-    assert f"1 of {FEW + 1} runs of Geometric Adam would not pass the authors' gate." in page.read_text().replace(
-        "&#39;", "'"
+    assert (
+        f"1 of {FEW + 1} runs of Geometric Adam would not pass the authors' gate."
+        in page.read_text().replace("&#39;", "'")
     )
     gates = [row["gate"] for row in rows(tmp_path / "out", "runs")]
     excluded = "excluded: loss 1.330 after 1.330 in the first epoch"
@@ -83,7 +84,9 @@ def test_best_is_the_smallest_of_each_seed_over_the_epochs(tmp_path):
 
 def test_equal_epochs_are_the_last_that_both_have(mixed):
     """Of 7 epochs the authors' table has the fifth, for the loss only; of 2 the second."""
-    found = [row for row in rows(mixed[0] / "out", "mnist-equal-epochs") if "18 x lr" not in row["configuration"]]
+    found = [
+        row for row in rows(mixed[0] / "out", "mnist-equal-epochs") if "18 x lr" not in row["configuration"]
+    ]
     assert {row["configuration"] for row in found} == {
         "Geometric Adam", "Riemannian momentum", "Riemannian gradient", "Standard Adam"
     }  # fmt: skip
@@ -133,7 +136,9 @@ def test_cost_is_medians_over_epochs_and_the_largest_memory(mixed):
     assert float(row["geometric_share_percent"]) == pytest.approx(100 * 3 / 707)
     assert (float(row["seconds_per_epoch"]), float(row["peak_gib"])) == (14, 7)
     assert (
-        pick(rows(mixed[0] / "out", "fashion-mnist-cost"), configuration="Geometric Adam", source="paper")["ad_ms"]
+        pick(rows(mixed[0] / "out", "fashion-mnist-cost"), configuration="Geometric Adam", source="paper")[
+            "ad_ms"
+        ]
         == "117.0"
     )
     assert {row["seeds_at_once"] for row in rows(mixed[0] / "out", "pendulum-cost")} == {"3"}
@@ -171,7 +176,8 @@ def test_the_papers_numbers_agree_with_each_other():
 
 def test_a_longer_run_counts_by_itself_and_with_the_shorter_ones(tmp_path):
     long, short = (
-        write(tmp_path, "mnist", "geometric-adam", [seed], epochs, name=f"{seed}") for seed, epochs in ((0, 7), (1, 3))
+        write(tmp_path, "mnist", "geometric-adam", [seed], epochs, name=f"{seed}")
+        for seed, epochs in ((0, 7), (1, 3))
     )
     write(tmp_path, "mnist", "geometric-adam", [2], 9, done=2, name="2")  # unfinished: by itself
     pools, _ = pool([record.read(path) for path in tmp_path.glob("*.jsonl")])
@@ -306,7 +312,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         values = dict(attributes)
         self.tags.add(tag)
-        self.addresses += [values[key] for key in ("src", "href", "xlink:href", "data", "action") if key in values]
+        self.addresses += [
+            values[key] for key in ("src", "href", "xlink:href", "data", "action") if key in values
+        ]
         self.ids += [values["id"]] if "id" in values else []
         self.scopes += [values.get("scope")] if tag == "th" else []
         self.images += [values.get("aria-label")] if values.get("role") == "img" else []
@@ -345,7 +353,15 @@ def test_the_page_is_sound_and_readable_by_ear(mixed):
     figures_written = list((mixed[0] / "out" / "figures").iterdir())
     assert len(page.images) == len(figures_written) == 18
     assert all(page.images)
-    assert page.headings == ["MNIST", "Fashion-MNIST", "Pendulum", "Cost", "Methods", "Parallel transport", "Runs"]
+    assert page.headings == [
+        "MNIST",
+        "Fashion-MNIST",
+        "Pendulum",
+        "Cost",
+        "Methods",
+        "Parallel transport",
+        "Runs",
+    ]
 
 
 def test_labels_are_escaped_everywhere(mixed):
@@ -358,7 +374,10 @@ def test_labels_are_escaped_everywhere(mixed):
     assert "<b>" not in md
     assert r"&lt;b&gt;bold&lt;/b&gt; &amp; \"18 x lr\" \| \$1\$".replace('\\"', '"') in md
     assert label in shown
-    assert pick(rows(root / "out", "mnist-outcomes"), configuration=f"Riemannian gradient, {label}")["seeds"] == "1"
+    assert (
+        pick(rows(root / "out", "mnist-outcomes"), configuration=f"Riemannian gradient, {label}")["seeds"]
+        == "1"
+    )
 
 
 def test_notes_that_belong_to_the_numbers_are_there(mixed):
@@ -403,7 +422,13 @@ def test_every_table_has_a_sentence_and_the_first_screen_its_figures(mixed):
 def test_sections_without_runs_are_left_out(tmp_path):
     write(tmp_path, "fashion-mnist", "momentum", [0], 1)
     page, _ = run([tmp_path], tmp_path / "out")
-    assert Page(page.read_text()).headings == ["Fashion-MNIST", "Cost", "Methods", "Parallel transport", "Runs"]
+    assert Page(page.read_text()).headings == [
+        "Fashion-MNIST",
+        "Cost",
+        "Methods",
+        "Parallel transport",
+        "Runs",
+    ]
     names = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
     assert names == {
         f"{name}.csv"

@@ -35,7 +35,9 @@ def test_a_run_that_was_stopped_ends_as_if_it_was_not(config, images, tmp_path):
     assert loss[1] != loss[0]
 
 
-@pytest.mark.parametrize("options", [{"section": "implicit"}, {"compile": True}, {"retraction": "geodesic"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"section": "implicit"}, {"compile": True}, {"retraction": "geodesic"}], ids=str
+)
 def test_stopped_between_two_polishings(options, tmp_path):
     """39 steps an epoch: sections are polished at steps that are no multiple of it, and the count is kept."""
     config = dataclasses.replace(PENDULUM, epochs=4, batch_size=256, **options)

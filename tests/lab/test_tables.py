@@ -39,7 +39,9 @@ def test_the_committed_tables_are_of_the_committed_records(tmp_path):
     for path in made:
         new, old = cells(path), cells(kept / path.name)
         assert [len(row) for row in new] == [len(row) for row in old], f"{path.name} is out of date: {AGAIN}"
-        differ = [(a, b) for x, y in zip(new, old, strict=True) for a, b in zip(x, y, strict=True) if not same(a, b)]
+        differ = [
+            (a, b) for x, y in zip(new, old, strict=True) for a, b in zip(x, y, strict=True) if not same(a, b)
+        ]
         assert not differ, f"{path.name} is out of date: {AGAIN}"
     assert {path.name for path in tmp_path.iterdir()} == {"tables"}  # nothing was drawn
 
@@ -68,6 +70,8 @@ def test_the_authors_numbers_are_not_of_a_variant(tmp_path):
 def test_states_that_are_written_with_other_digits_are_one(tmp_path):
     runs = []
     for seed, mib in enumerate((4.2595367431640625, 4.25953674)):
-        runs.append(record.read(write(tmp_path, "mnist", "momentum", [seed], 2, name=f"{seed}", label=f"{seed}")))
+        runs.append(
+            record.read(write(tmp_path, "mnist", "momentum", [seed], 2, name=f"{seed}", label=f"{seed}"))
+        )
         runs[-1].header["state"] = {**STATE, "mib": mib}
     assert [row.cells[2] for row in tables.state(pool(runs)[0]).rows] == ["paper", "ghor"]

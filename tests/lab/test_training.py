@@ -24,10 +24,14 @@ def test_what_a_record_says(finished):
     header = run.header
     assert header["name"] == PENDULUM.name == run.path.stem
     assert Config.from_dict(header["config"]) == PENDULUM
-    assert {"commit", "ghor", "torch", "python", "machine", "processes", "started", "steps_per_epoch"} <= set(header)
+    assert {"commit", "ghor", "torch", "python", "machine", "processes", "started", "steps_per_epoch"} <= set(
+        header
+    )
     assert {"system", "processor", "cores", "memory_gib"} == set(header["machine"])
     assert header["steps_per_epoch"] == 10100 // 5050
-    assert header["parameters"]["manifold_weights"] == 2 * 2  # one PSD layer down, one up, for each of two seeds
+    assert (
+        header["parameters"]["manifold_weights"] == 2 * 2
+    )  # one PSD layer down, one up, for each of two seeds
     for i, line in enumerate(run.epochs, 1):
         assert line["epoch"] == i
         assert len(line["loss"]) == len(line["drift"]) == len(line["symplecticity"]["encoder"]) == 2
@@ -36,7 +40,9 @@ def test_what_a_record_says(finished):
         assert sum(line["ms"].values()) * header["steps_per_epoch"] <= 1000 * line["seconds"] + 1
     sample = run.last("sample")
     assert sample["epoch"] == 2
-    assert torch.tensor(sample["original"]).shape == torch.tensor(sample["reconstruction"]).shape == (5, 101, 4)
+    assert (
+        torch.tensor(sample["original"]).shape == torch.tensor(sample["reconstruction"]).shape == (5, 101, 4)
+    )
     assert torch.tensor(sample["latent"]).shape == (5, 101, 2)
     assert run.last("end")["epochs"] == 2
 
@@ -108,7 +114,9 @@ def test_seeds_decide_the_numbers(finished, tmp_path):
         train.train(dataclasses.replace(PENDULUM, seeds=(seed,)), tmp_path / str(seed))
     both = [line["loss"] for line in read(the_record(finished)).epochs]
     alone = [[line["loss"][0] for line in read(the_record(tmp_path / s)).epochs] for s in "01"]
-    assert torch.allclose(torch.tensor(both), torch.tensor(alone).T, rtol=1e-5)  # batched products round differently
+    assert torch.allclose(
+        torch.tensor(both), torch.tensor(alone).T, rtol=1e-5
+    )  # batched products round differently
     assert alone[0] != alone[1]
 
 
@@ -136,7 +144,9 @@ def test_what_cannot_be_trained_leaves_no_record(config, words, images, tmp_path
 
 def test_losses_that_are_no_numbers_are_null_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(tasks.Autoencoder, "loss", lambda self, batch: (batch.sum() * 0, [float("nan"), 1.0]))
-    monkeypatch.setattr(train, "optimizer_of", lambda config, model: torch.optim.SGD(model.parameters(), lr=0.0))
+    monkeypatch.setattr(
+        train, "optimizer_of", lambda config, model: torch.optim.SGD(model.parameters(), lr=0.0)
+    )
     monkeypatch.setattr(torch.Tensor, "backward", lambda self: None)
     monkeypatch.setattr(train, "count_state", lambda config, model: None)
     train.train(PENDULUM, tmp_path)

@@ -143,7 +143,9 @@ def test_a_section_is_in_the_group(space, shape, dtype, gen):
 
 def moved(space, Y, Lambda, W, retraction):
     """The point below Lambda R(W)."""
-    return space.apply_section(space.update_section(Lambda, W, retraction), space.E(tuple(Y.shape), dtype=Y.dtype))
+    return space.apply_section(
+        space.update_section(Lambda, W, retraction), space.E(tuple(Y.shape), dtype=Y.dtype)
+    )
 
 
 @law(retraction=RETRACTIONS)
@@ -191,7 +193,10 @@ def test_cayley_and_geodesic_differ_in_third_order(space, shape, dtype, gen):
     W = horizontal(space, Y, Lambda, gen)
     h = torch.tensor([0.04, 0.02, 0.01, 0.005], dtype=torch.float64)
     error = torch.stack(
-        [(moved(space, Y, Lambda, t * W, "cayley") - moved(space, Y, Lambda, t * W, "geodesic")).norm() for t in h]
+        [
+            (moved(space, Y, Lambda, t * W, "cayley") - moved(space, Y, Lambda, t * W, "geodesic")).norm()
+            for t in h
+        ]
     )
     slopes = (error[:-1] / error[1:]).log() / (h[:-1] / h[1:]).log()
     assert slopes.min() >= 2.9

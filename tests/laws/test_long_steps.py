@@ -86,7 +86,9 @@ OPEN = [(s, shapes(s, [(12, 4), *SHAPES])[0]) for s in MANIFOLDS if not is_compa
 
 @pytest.mark.parametrize(("space", "shape"), OPEN, ids=name)
 @retractions
-@pytest.mark.parametrize(("cls", "lr", "scale"), [("SGD", 1e3, 1e30), ("Adam", 1e3, 1.0), ("Adam", 1e-1, 1.0)])
+@pytest.mark.parametrize(
+    ("cls", "lr", "scale"), [("SGD", 1e3, 1e30), ("Adam", 1e3, 1.0), ("Adam", 1e-1, 1.0)]
+)
 def test_points_of_a_group_that_is_not_compact_stay_finite(space, shape, retraction, cls, lr, scale, gen):
     """A frame may grow, by exp(max_velocity) a step at most, and the distance is relative to ||Y||^2."""
     Y = nn.Parameter(space.random(*shape, generator=gen))

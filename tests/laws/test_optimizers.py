@@ -166,7 +166,9 @@ class TrustRatioWithDecay(Rule):
 @pytest.mark.parametrize("stack", [True, False])
 def test_decay_that_makes_another_rule_is_refused(stack):
     assert refusal(TrustRatioWithDecay, stack=stack) is None
-    assert "depends on the value of the weight" in refusal(TrustRatioWithDecay, stack=stack, weight_decay=1e-4)
+    assert "depends on the value of the weight" in refusal(
+        TrustRatioWithDecay, stack=stack, weight_decay=1e-4
+    )
 
 
 @pytest.mark.parametrize("Base", [po.LARS, po.Lamb], ids=lambda v: v.__name__)
@@ -236,7 +238,9 @@ class Coupled(Rule):
     def step(self, closure=None):
         (group,) = self.param_groups
         moving = [p for p in group["params"] if p.grad is not None]
-        group["d"] += 1e-9 * float(sum(p.grad.square().sum() for p in moving))  # too little to be seen in 40 steps
+        group["d"] += 1e-9 * float(
+            sum(p.grad.square().sum() for p in moving)
+        )  # too little to be seen in 40 steps
         for p in moving:
             p.sub_(group["lr"] * group["d"] * p.grad)
 
@@ -280,7 +284,10 @@ def test_state_that_cannot_be_told_apart_needs_a_shadow_for_each_weight(gen):
         ghor.lift(Nested)
     params = points(ST, (9, 3))
     twins = [nn.Parameter(p.detach().clone()) for p in params]
-    opts = [ghor.lift(Nested, stack=False)(params, space=ST), ghor.optim.SGD(twins, lr=0.1, momentum=0.9, space=ST)]
+    opts = [
+        ghor.lift(Nested, stack=False)(params, space=ST),
+        ghor.optim.SGD(twins, lr=0.1, momentum=0.9, space=ST),
+    ]
     for t in range(4):
         for i, (p, q) in enumerate(zip(params, twins, strict=True)):
             p.grad = randn((9, 3), gen) if (t + i) % 3 else None  # a stack would split
@@ -313,7 +320,8 @@ def test_a_shadow_alone_has_the_very_shape_of_the_weight(gen):
 
 
 @pytest.mark.parametrize(
-    ("Base", "reason"), [(torch.optim.Muon, None), (torch.optim.SGD, None), (torch.optim.Adam, "does not turn")]
+    ("Base", "reason"),
+    [(torch.optim.Muon, None), (torch.optim.SGD, None), (torch.optim.Adam, "does not turn")],
 )
 @pytest.mark.parametrize("shape", [(24, 6), (6, 24), (8, 8), (12, 6)])
 def test_equivariant_rules(Base, reason, shape):

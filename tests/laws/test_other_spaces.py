@@ -141,7 +141,9 @@ def test_it_says_when_digits_run_out(gen):
         warnings.simplefilter("always")
         for _ in range(60):
             y = Y.detach()
-            Y.grad = -y / (y[:, :1] * y[:, 1:].norm(dim=-1, keepdim=True))  # B is the unit vector to the origin
+            Y.grad = -y / (
+                y[:, :1] * y[:, 1:].norm(dim=-1, keepdim=True)
+            )  # B is the unit vector to the origin
             Y.grad[:, 0] = 0
             opt.step()
     r = HYPERBOLIC.dist(HYPERBOLIC.E(Y.shape), Y.detach())

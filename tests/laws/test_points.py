@@ -60,7 +60,9 @@ ABSENT = [(space, shape, what) for space, shape in CASES for what in OPTIONAL if
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name)
 def test_what_a_space_does_not_have_it_says(space, shape, what, dtype, gen):
     Y, Z = (point(space, shape, gen, dtype) for _ in range(2))
-    arguments = {"metric": (Y, Z, Z), "inner": (Y, Z, Z), "transport": (Y, Z, Z), "mean": (Y[None],)}.get(what, (Y, Z))
+    arguments = {"metric": (Y, Z, Z), "inner": (Y, Z, Z), "transport": (Y, Z, Z), "mean": (Y[None],)}.get(
+        what, (Y, Z)
+    )
     words = "'log'" if what in ("log", "dist", "mean") else what
     with pytest.raises(NotImplementedError, match=words) as info:
         getattr(space, what)(*arguments)
@@ -156,7 +158,11 @@ def test_global_grad_is_the_derivative_along_lambda_w(space, shape, dtype, gen):
     Lambda, G = space.section(Y), randn(shape, gen, dtype)
     W = space.global_rep(Lambda, tangent(space, Y, gen))
     B = space.global_grad(Lambda, G.clone())
-    close(ghor_product(space, B, W), inner(space, Y, G, space.unmatrix(Lambda @ space.matrix(W), shape)), 40 * tol(Y))
+    close(
+        ghor_product(space, B, W),
+        inner(space, Y, G, space.unmatrix(Lambda @ space.matrix(W), shape)),
+        40 * tol(Y),
+    )
     A = space.matrix(B)[..., : space.size(shape)[1], :]
     close(A + space.star(A), torch.zeros_like(A), 0)  # exactly skew
 
@@ -282,7 +288,11 @@ def test_autograd_goes_through_the_point_functions(space, shape, dtype, what, ge
 
 
 def test_logarithms_are_differentiated_twice_where_eigenvalues_meet():
-    for values in ([1.0, 1.0, 2.0, 2.0], [1e-3, 1e-3 + 1e-9, 1e-3 + 1e-7, 30.0], [1.0, 1 + 1e-5, 1 + 3e-4, 5.0]):
+    for values in (
+        [1.0, 1.0, 2.0, 2.0],
+        [1e-3, 1e-3 + 1e-9, 1e-3 + 1e-7, 30.0],
+        [1.0, 1 + 1e-5, 1 + 3e-4, 5.0],
+    ):
         X = torch.diag(torch.tensor(values, dtype=torch.float64).sqrt()).requires_grad_()
         assert torch.autograd.gradgradcheck(
             lambda X: log_positive(X @ X.mT) * X.mT, (X,), eps=1e-7, rtol=1e-3, atol=1e-3

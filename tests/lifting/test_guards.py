@@ -98,7 +98,9 @@ def test_load_state_dict_on_the_model_is_noticed():
     opt = build("Adam", net)
     train(net, opt, gradients(net, 3))
     net.load_state_dict(other.state_dict())
-    with pytest.warns(UserWarning, match=r"a and 1 other weights changed outside the optimizer, within Stiefel\(\)"):
+    with pytest.warns(
+        UserWarning, match=r"a and 1 other weights changed outside the optimizer, within Stiefel\(\)"
+    ):
         train(net, opt, gradients(net, 1))
     # Adam's steps are a few lr = 1e-2 long
     assert (net.a - other.a).detach().abs().max() < 0.1
@@ -139,7 +141,9 @@ def test_constrained_anew_to_another_space(gen):
     opt = ghor.optim.Adam(layer)
     take_steps(opt, gen)
     ghor.constrain(layer, "weight", ghor.Grassmann())
-    with pytest.raises(ValueError, match=r"constrained to Grassmann\(\) after this optimizer took it on Stiefel\(\)"):
+    with pytest.raises(
+        ValueError, match=r"constrained to Grassmann\(\) after this optimizer took it on Stiefel\(\)"
+    ):
         take_steps(opt, gen)
 
 

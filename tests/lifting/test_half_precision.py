@@ -54,7 +54,9 @@ def test_half_precision_follows_the_float32_run(section, dtype, gen):
         for opt in opts:
             opt.step()
     assert (Z.detach() - start.float()).abs().max() > 1e-2  # it went somewhere
-    assert (Y.detach() - Z.detach()).abs().max() <= torch.finfo(dtype).eps  # |Y| <= 1, so an ulp is eps at most
+    assert (Y.detach() - Z.detach()).abs().max() <= torch.finfo(
+        dtype
+    ).eps  # |Y| <= 1, so an ulp is eps at most
 
 
 def test_float32_gradient_of_a_half_weight_and_the_other_way_round(gen):

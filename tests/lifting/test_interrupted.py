@@ -59,7 +59,9 @@ def test_interrupted_while_a_section_moves(monkeypatch):
         move(opt)
     assert all(map(torch.equal, weights, before))
     saved = copy.deepcopy(opt.state_dict())
-    with pytest.warns(UserWarning, match="the last step was interrupted; sections will be rebuilt, moments kept"):
+    with pytest.warns(
+        UserWarning, match="the last step was interrupted; sections will be rebuilt, moments kept"
+    ):
         move(opt)
     assert off(weights) <= 2e-6
     twin, others = trained(steps=0)

@@ -220,7 +220,9 @@ def test_optimizers_of_torch_that_do_not_lift_say_why(Base, words):
 
 def test_what_does_not_lift_is_what_is_not_in_optim():
     """Every optimizer of torch is in ghor.optim or is refused with a reason; LBFGS takes closures, and stands apart."""
-    theirs = {n for n in torch.optim.__all__ if isinstance(getattr(torch.optim, n, None), type) and n != "Optimizer"}
+    theirs = {
+        n for n in torch.optim.__all__ if isinstance(getattr(torch.optim, n, None), type) and n != "Optimizer"
+    }
     refused = {n for n in theirs if n not in ghor.optim.__all__}
     assert refused == {"ASGD", "LBFGS", "SparseAdam", "Adafactor"}
     assert set(ghor.optim.__all__) - theirs == {"PaperAdam"}

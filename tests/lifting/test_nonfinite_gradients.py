@@ -42,7 +42,9 @@ def test_gradient_that_is_not_finite(space, shape, section, value, gen):
     assert Lambda
     module.weight.grad.view(-1)[0] = module.free.grad[0] = value
     twin.grad = module.free.grad
-    with pytest.warns(UserWarning, match=r"velocity of weight is not finite.*stays where it is.*constrain") as caught:
+    with pytest.warns(
+        UserWarning, match=r"velocity of weight is not finite.*stays where it is.*constrain"
+    ) as caught:
         steps([opt, torch_opt], 2)
     assert len(caught) == 1
     assert torch.equal(module.weight, Y)
@@ -119,7 +121,9 @@ def test_constrain_again_recovers_from_nan(space, shape, section, gen):
     assert finite(opt, module.weight)
     # Adam's first steps are lr long in every coordinate; 1e-3 is a tenth of one
     assert (module.weight - Y).abs().max() > 1e-3
-    assert space.residual(module.weight.detach()).max() <= 1e-12  # a few steps of float64 rounding, ||Y|| < 10
+    assert (
+        space.residual(module.weight.detach()).max() <= 1e-12
+    )  # a few steps of float64 rounding, ||Y|| < 10
 
 
 # -- error_if_nonfinite ------------------------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ import ghor
 )
 def test_space_of_a_wrong_type(wrong, gen):
     Y = nn.Parameter(point(ghor.Stiefel(), (5, 2), gen))
-    refused({"params": [("proj.weight", Y)], "space": wrong}, TypeError, "proj.weight", "ghor.Stiefel()", "got")
+    refused(
+        {"params": [("proj.weight", Y)], "space": wrong}, TypeError, "proj.weight", "ghor.Stiefel()", "got"
+    )
     with pytest.raises(TypeError, match=r"parameter 0 of group 0 must be a ghor space"):
         ghor.optim.Adam([Y], space=wrong)
     if not isinstance(wrong, list):
@@ -49,7 +51,9 @@ def test_group_that_contradicts_the_declaration(space, shape, gen):
     assert ghor.optim.Adam(module).param_groups[0]["space"][0] == space
 
 
-@pytest.mark.parametrize("kind", [ghor.Stiefel, ghor.Grassmann, ghor.SpecialOrthogonal, ghor.Sphere, ghor.SPD])
+@pytest.mark.parametrize(
+    "kind", [ghor.Stiefel, ghor.Grassmann, ghor.SpecialOrthogonal, ghor.Sphere, ghor.SPD]
+)
 def test_sizes_come_from_the_weight(kind):
     """As in pymanopt Stiefel(5, 3): not `flatten` and `blocks` by mistake."""
     with pytest.raises(TypeError, match=r"no sizes, got|1 positional argument"):
@@ -96,7 +100,13 @@ def test_unknown_values_of_our_options(option, wrong, error, words, gen):
 )
 def test_misspelt_group_key(key, meant, gen):
     Y = nn.Parameter(point(ghor.Stiefel(), (5, 2), gen))
-    refused({"params": [Y], "space": ghor.Stiefel(), key: "cayley"}, ValueError, repr(key), "group", f"mean {meant!r}")
+    refused(
+        {"params": [Y], "space": ghor.Stiefel(), key: "cayley"},
+        ValueError,
+        repr(key),
+        "group",
+        f"mean {meant!r}",
+    )
 
 
 @pytest.mark.parametrize("cls", ghor.optim.__all__)
@@ -121,13 +131,17 @@ def test_differentiable(cls, gen):
     Optimizer = getattr(ghor.optim, cls)
     opt, before = Optimizer([Y], space=ghor.Stiefel(), differentiable=True), Y.detach().clone()
     Y.grad = torch.ones_like(Y)
-    with pytest.raises(RuntimeError, match=r"parameter 0 of group 0 is on Stiefel\(\): differentiable=True does not"):
+    with pytest.raises(
+        RuntimeError, match=r"parameter 0 of group 0 is on Stiefel\(\): differentiable=True does not"
+    ):
         opt.step()
     assert torch.equal(Y, before)
     opt.param_groups[0]["differentiable"] = False
     opt.step()
     assert not torch.equal(Y, before)
-    Optimizer([nn.Parameter(torch.zeros(2))], space=ghor.Euclidean(), differentiable=True)  # torch's own business
+    Optimizer(
+        [nn.Parameter(torch.zeros(2))], space=ghor.Euclidean(), differentiable=True
+    )  # torch's own business
 
 
 OPTIONS = [
@@ -147,7 +161,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "options", "words"), OPTIONS, ids=lambda v: getattr(v, "__name__", "") or str(v)[:24])
+@pytest.mark.parametrize(
+    ("cls", "options", "words"), OPTIONS, ids=lambda v: getattr(v, "__name__", "") or str(v)[:24]
+)
 def test_options_out_of_range(cls, options, words, gen):
     """In torch's words, on every space."""
     for space in MANIFOLDS:
@@ -181,7 +197,9 @@ def test_implicit_section_for_centered_rmsprop(gen):
 # -- written into a group later ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("key", "value"), [("retraction", "qr"), ("section", "explicit"), ("error_if_nonfinite", 1)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("retraction", "qr"), ("section", "explicit"), ("error_if_nonfinite", 1)]
+)
 def test_a_bad_option_set_live_is_refused_before_anything_moves(key, value, gen):
     Y, b = weight(9, 3), nn.Parameter(torch.zeros(3))
     opt = ghor.optim.SGD([{"params": [Y], "space": STIEFEL}, {"params": [b]}], lr=0.1, momentum=0.9)

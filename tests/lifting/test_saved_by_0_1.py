@@ -52,7 +52,9 @@ def steps(
 def write(path: Path) -> None:
     """How the file was made."""
     gen = torch.Generator().manual_seed(0)
-    grads = {key: torch.randn(BEFORE + AFTER, *shape, generator=gen) for key, (shape, _, _) in WEIGHTS.items()}
+    grads = {
+        key: torch.randn(BEFORE + AFTER, *shape, generator=gen) for key, (shape, _, _) in WEIGHTS.items()
+    }
     out: dict[str, Any] = {"version": ghor.__version__, "gradients": grads}
     for name, (_, options) in OPTIMIZERS.items():
         weights = {}

@@ -133,7 +133,9 @@ def test_neighbours_in_a_stack_do_not_notice(space, section, case, gen):
         opt.step()
         plain.step()
     for i in (0, 2):
-        same(weights[i], twins[i], 1e-6)  # rounding of 3 float32 steps: a stack of another size, a polishing more
+        same(
+            weights[i], twins[i], 1e-6
+        )  # rounding of 3 float32 steps: a stack of another size, a polishing more
         assert on(space, weights[i])
     assert on(space, weights[1])
     if case == "missing":
@@ -191,7 +193,9 @@ def test_weights(space, case, gen):
         Y = module.weight
         assert Y.data_ptr() == X.data_ptr()
         assert Y.stride() == X.stride()
-        same(Y.detach(), twin.weight.detach(), 1e-4 if case == "subnormal" else 1e-6)  # 1e-40 has 17 bits left of 24
+        same(
+            Y.detach(), twin.weight.detach(), 1e-4 if case == "subnormal" else 1e-6
+        )  # 1e-40 has 17 bits left of 24
         assert on(space, Y)
         for section in sections(space):
             opt = ghor.optim.Adam(module, lr=1e-2, section=section)
@@ -201,7 +205,9 @@ def test_weights(space, case, gen):
             assert on(space, Y)
             assert Y.stride() == X.stride()
         if case == "non-contiguous":
-            assert (X.as_strided(X.shape, X.stride(), X.storage_offset() + 1) == 7.0).all()  # what lies between
+            assert (
+                X.as_strided(X.shape, X.stride(), X.storage_offset() + 1) == 7.0
+            ).all()  # what lies between
 
 
 def snapshot(opt):

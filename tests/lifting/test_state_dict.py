@@ -46,7 +46,9 @@ def test_state_has_the_shapes_of_the_weights(cls, section):
     for p in (net.a, net.b, net.wide):
         N, n = STIEFEL.size(p.shape)
         state = opt.state[p]
-        assert state["section"].shape == (N, N) if section == "transported" else state["anchor"].shape == (n, n)
+        assert (
+            state["section"].shape == (N, N) if section == "transported" else state["anchor"].shape == (n, n)
+        )
     keys = set(opt.Base([torch.zeros(2)], **OPTIONS.get(cls, {})).state_dict())
     assert set(opt.state_dict()) == keys
 
@@ -231,7 +233,9 @@ def test_named_and_unnamed_state_dicts_load_into_each_other(cls):
 
 
 @classes
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"]
+)
 @sections
 def test_copies_go_on_alike(cls, how, section):
     net = Net()

@@ -45,12 +45,16 @@ def learning_rate(cls):
     return {"Adadelta": 1.0, "Adagrad": 0.1, "SGD": 0.05}.get(cls.__name__, 0.01)
 
 
-@pytest.mark.parametrize(("cls", "option"), COMBINATIONS, ids=lambda v: v if isinstance(v, str) else v.__name__)
+@pytest.mark.parametrize(
+    ("cls", "option"), COMBINATIONS, ids=lambda v: v if isinstance(v, str) else v.__name__
+)
 def test_euclidean_parameters_are_torchs_bit_for_bit(cls, option, gen):
     """Over 100 steps, 30 with further options, with weights on a manifold in the same optimizer."""
     options = OPTIONS[option]
     steps = 100 if option == "plain" else 30
-    beside_torch(lambda groups: cls(groups, **options), lambda params: cls.Base(params, **options), gen, steps)
+    beside_torch(
+        lambda groups: cls(groups, **options), lambda params: cls.Base(params, **options), gen, steps
+    )
 
 
 @by_class
@@ -114,7 +118,11 @@ def test_on_the_group_lifted_adam_is_adam_in_coordinates(retraction, gen):
     space, N = ghor.SpecialOrthogonal(), 5
     Y = torch.nn.Parameter(space.random(N, N, generator=gen, dtype=torch.float64))
     opt = ghor.optim.Adam([Y], space=space, lr=0.02, retraction=retraction)
-    Z, m, v = Y.detach().clone(), torch.zeros(N, N, dtype=torch.float64), torch.zeros(N, N, dtype=torch.float64)
+    Z, m, v = (
+        Y.detach().clone(),
+        torch.zeros(N, N, dtype=torch.float64),
+        torch.zeros(N, N, dtype=torch.float64),
+    )
     I = torch.eye(N, dtype=torch.float64)
     for t in range(1, 101):
         G = randn((N, N), gen)
@@ -123,7 +131,11 @@ def test_on_the_group_lifted_adam_is_adam_in_coordinates(retraction, gen):
         B = Z.mT @ G - G.mT @ Z
         m, v = 0.9 * m + 0.1 * B, 0.999 * v + 0.001 * B * B
         W = -0.02 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
-        R = torch.linalg.matrix_exp(W) if retraction == "geodesic" else torch.linalg.solve(I - W / 2, I + W / 2)
+        R = (
+            torch.linalg.matrix_exp(W)
+            if retraction == "geodesic"
+            else torch.linalg.solve(I - W / 2, I + W / 2)
+        )
         Z = Z @ R
         assert (Y.detach() - Z).abs().max() < 1e-10  # the error of torch.linalg.matrix_exp, 100 times
     assert torch.linalg.det(Y.detach()) > 0.99
@@ -164,7 +176,9 @@ def test_a_grassmann_step_does_not_depend_on_the_representative(section, momentu
     R = ghor.SpecialOrthogonal().random(4, 4, generator=gen, dtype=torch.float64)
     start = space.random(12, 4, generator=gen, dtype=torch.float64)
     a, b = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start @ R)
-    optimizers = [ghor.optim.SGD([p], space=space, lr=0.01, momentum=momentum, section=section) for p in (a, b)]
+    optimizers = [
+        ghor.optim.SGD([p], space=space, lr=0.01, momentum=momentum, section=section) for p in (a, b)
+    ]
     for _ in range(50):
         for p, opt in zip((a, b), optimizers, strict=True):
             opt.zero_grad()
@@ -224,11 +238,15 @@ def test_first_steps_known_in_closed_form(gen):
     opt.step()
     assert (Y.detach() - ST.exp(ST.E((5, 2), dtype=torch.float64), -0.01 * torch.sign(B))).abs().max() < 1e-15
     y = torch.nn.Parameter(ghor.Sphere().E((3,), dtype=torch.float64))
-    opt = ghor.optim.SGD([y], space=ghor.Sphere(), lr=0.01, momentum=0.5, retraction="geodesic", section="transported")
+    opt = ghor.optim.SGD(
+        [y], space=ghor.Sphere(), lr=0.01, momentum=0.5, retraction="geodesic", section="transported"
+    )
     angle = 0.0
     for k in range(1, 6):
         t = float(torch.atan2(*y.detach()[[1, 0]]))
-        y.grad = torch.tensor([math.sin(t), -math.cos(t), 0.0], dtype=torch.float64)  # constant in the moving frame
+        y.grad = torch.tensor(
+            [math.sin(t), -math.cos(t), 0.0], dtype=torch.float64
+        )  # constant in the moving frame
         opt.step()
         angle += 0.01 * (1 - 0.5**k) / (1 - 0.5)
         assert abs(float(torch.atan2(*y.detach()[[1, 0]])) - angle) < 1e-14

@@ -55,7 +55,11 @@ def test_lifted_third_party_optimizers_descend_and_stay(Base, lr, section, gen):
     plain.step()
 
     def shapes(state):
-        return {k: v.shape for k, v in state.items() if torch.is_tensor(v) and k not in ("section", "anchor", "moves")}
+        return {
+            k: v.shape
+            for k, v in state.items()
+            if torch.is_tensor(v) and k not in ("section", "anchor", "moves")
+        }
 
     assert shapes(opt.state[Y]) == shapes(plain.state[Z])
 

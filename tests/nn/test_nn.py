@@ -52,7 +52,9 @@ def test_attention_is_the_formula(space, scale, value, gen):
         for i in range(2):
             for j in range(3):
                 # 49-term sums of numbers of size 1, rounded at 1e-16 each
-                torch.testing.assert_close(y[i, j], slow_attention(x[i, j], layer.weight, value), rtol=0, atol=1e-13)
+                torch.testing.assert_close(
+                    y[i, j], slow_attention(x[i, j], layer.weight, value), rtol=0, atol=1e-13
+                )
 
 
 @torch.no_grad()
@@ -70,7 +72,9 @@ def test_transformer_is_the_formula(gen):
 def test_gradients(gen):
     layer = StiefelAttention(6, 2, generator=gen, dtype=torch.float64)
     x = torch.randn(2, 3, 6, dtype=torch.float64, generator=gen, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, w: torch.func.functional_call(layer, {"weight": w}, x), (x, layer.weight))
+    assert torch.autograd.gradcheck(
+        lambda x, w: torch.func.functional_call(layer, {"weight": w}, x), (x, layer.weight)
+    )
 
 
 def test_patches_are_column_major():
@@ -133,7 +137,9 @@ def test_initial_weights(gen):
 
 
 def test_unconstrained_weights_are_euclidean():
-    assert all(space == ghor.Euclidean() for _, _, space in declared_spaces(VisionTransformer(blocks=1, space=None)))
+    assert all(
+        space == ghor.Euclidean() for _, _, space in declared_spaces(VisionTransformer(blocks=1, space=None))
+    )
 
 
 def test_what_does_not_fit_is_refused():

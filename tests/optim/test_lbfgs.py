@@ -107,7 +107,9 @@ def closure_of(net, opt):
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_a_checkpoint_resumes_to_the_bit(search, section):
     def build(net):
-        return ghor.optim.LBFGS(net, lr=1 if search else 0.01, max_iter=5, line_search_fn=search, section=section)
+        return ghor.optim.LBFGS(
+            net, lr=1 if search else 0.01, max_iter=5, line_search_fn=search, section=section
+        )
 
     net = Net()
     opt = build(net)
@@ -128,7 +130,9 @@ def test_a_checkpoint_resumes_to_the_bit(search, section):
 
 def test_euclidean_and_manifold_weights_together_and_copies():
     net = Net()
-    opt = ghor.optim.LBFGS(net, max_iter=500, max_eval=1000, tolerance_change=0, line_search_fn="strong_wolfe")
+    opt = ghor.optim.LBFGS(
+        net, max_iter=500, max_eval=1000, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
     opt.step(closure_of(net, opt))
     assert (net.b - net.Y[0]).abs().max() <= 1e-7  # tolerance_grad
     assert float(STIEFEL.residual(net.Y.detach())) <= 1e-13
@@ -183,7 +187,8 @@ def test_a_loss_that_is_not_finite(search):
 def test_a_euclidean_weight_that_was_written_leaves_the_frames():
     """Of the others; the memory stays what it was."""
     Y, c = (
-        nn.Parameter(X) for X in (STIEFEL.random(10, 2, generator=gen(0), dtype=torch.float64), torch.ones(2).double())
+        nn.Parameter(X)
+        for X in (STIEFEL.random(10, 2, generator=gen(0), dtype=torch.float64), torch.ones(2).double())
     )
     opt = ghor.optim.LBFGS([{"params": [Y, c], "space": [STIEFEL, ghor.Euclidean()]}], max_iter=3)
 
@@ -204,7 +209,9 @@ def test_a_loss_that_is_not_finite_far_away():
     """The search comes back from where the loss is NaN."""
     Y = nn.Parameter(STIEFEL.random(10, 2, generator=gen(0), dtype=torch.float64))
     Z = STIEFEL.random(10, 2, generator=gen(1), dtype=torch.float64)
-    opt = ghor.optim.LBFGS([Y], space=STIEFEL, lr=50, max_iter=30, max_eval=300, line_search_fn="strong_wolfe")
+    opt = ghor.optim.LBFGS(
+        [Y], space=STIEFEL, lr=50, max_iter=30, max_eval=300, line_search_fn="strong_wolfe"
+    )
 
     def f():
         off = (Y - Z).square().sum()

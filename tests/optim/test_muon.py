@@ -49,14 +49,18 @@ def test_no_gauge(space, shape, dtype):
     On the way down: once there, constant steps swing around the optimum, and rounding grows.
     """
     Y = brockett(space, shape, dtype, "transported")
-    for other in (brockett(space, shape, dtype, "implicit"), brockett(space, shape, dtype, "transported", turn_at=3)):
+    for other in (
+        brockett(space, shape, dtype, "implicit"),
+        brockett(space, shape, dtype, "transported", turn_at=3),
+    ):
         assert (other - Y).norm() <= 1e-9 * Y.norm()
 
 
 def test_adam_has_one():
     """The same with Adam shows what there is to see."""
     Y, other = (
-        brockett(STIEFEL, (12, 4), torch.float64, s, 20, cls=ghor.optim.Adam) for s in ("transported", "implicit")
+        brockett(STIEFEL, (12, 4), torch.float64, s, 20, cls=ghor.optim.Adam)
+        for s in ("transported", "implicit")
     )
     assert (other - Y).norm() > 1e-3 * Y.norm()
 
@@ -104,7 +108,11 @@ class Words(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embedding, self.flat, self.turn = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 3, bias=False)
+        self.embedding, self.flat, self.turn = (
+            nn.Embedding(11, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 3, bias=False),
+        )
         ghor.constrain(self.turn, "weight", STIEFEL)
 
 
@@ -248,14 +256,18 @@ def test_rules_of_matrices_lift_by_blocks(Base, gen):
 
 def test_blocks_have_no_gauge_either():
     """Up to bfloat16, in which torch's class computes; a rule with state of other shapes has a transported section."""
-    Y, other = (brockett(STIEFEL, (12, 4), torch.float64, s, 3, cls=ByBlocks) for s in ("transported", "implicit"))
+    Y, other = (
+        brockett(STIEFEL, (12, 4), torch.float64, s, 3, cls=ByBlocks) for s in ("transported", "implicit")
+    )
     assert (other - Y).norm() <= 3e-2 * Y.norm()
     (p,) = points(STIEFEL, (12, 4), 1)
     with pytest.raises(ValueError, match="keeps 'left', which is no vector"):
         ghor.lift(Shampoo, blocks=True)([p], space=STIEFEL, section="implicit")
 
 
-@pytest.mark.parametrize(("Base", "reason"), [(torch.optim.Adam, "does not turn"), (torch.optim.Adafactor, "row and")])
+@pytest.mark.parametrize(
+    ("Base", "reason"), [(torch.optim.Adam, "does not turn"), (torch.optim.Adafactor, "row and")]
+)
 def test_blocks_are_for_rules_that_turn(Base, reason):
     with pytest.raises(ValueError, match=NO + f".*{reason}"):
         ghor.lift(Base, blocks=True)

@@ -61,7 +61,9 @@ SWITCHES = ("foreach", "fused", "differentiable")
 def implementations(cls):
     """forloop, and what else torch has for the class, as keyword arguments."""
     info = DATABASE[cls]
-    known = [s for s in SWITCHES if s in info.supported_impls and (s != "fused" or "cpu" in info.supports_fused_on)]
+    known = [
+        s for s in SWITCHES if s in info.supported_impls and (s != "fused" or "cpu" in info.supports_fused_on)
+    ]
     return {"forloop": {"foreach": False} if "foreach" in known else {}} | {s: {s: True} for s in known}
 
 

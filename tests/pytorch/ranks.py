@@ -15,7 +15,9 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
-SECONDS = 120  # to wait for an answer: calls take a second or so, imports some more, a busy machine makes it many
+SECONDS = (
+    120  # to wait for an answer: calls take a second or so, imports some more, a busy machine makes it many
+)
 
 _running = {}
 

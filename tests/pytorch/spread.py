@@ -46,7 +46,9 @@ class Net(nn.Module):
 
     def forward(self, x):
         """Of each sample (as many numbers as the largest weight has) one number for each weight, and their loss."""
-        features = [torch.tanh(x[:, : getattr(self, n).numel()] @ getattr(self, n).flatten()) for n in self.weights]
+        features = [
+            torch.tanh(x[:, : getattr(self, n).numel()] @ getattr(self, n).flatten()) for n in self.weights
+        ]
         return self.last(torch.stack(features, -1)).sub(x[:, :1]).square().mean()
 
 
@@ -88,5 +90,7 @@ def shard(net, how="fsdp"):
     if how == "hsdp":
         return fully_shard(net, mesh=init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicas", "shards")))
     if how == "columns":  # where torch can: it wants equal shards there
-        return fully_shard(net, shard_placement_fn=lambda p: Shard(p.dim() - 1 if p.shape[-1] % 2 == 0 else 0))
+        return fully_shard(
+            net, shard_placement_fn=lambda p: Shard(p.dim() - 1 if p.shape[-1] % 2 == 0 else 0)
+        )
     return fully_shard(net)

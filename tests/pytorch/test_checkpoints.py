@@ -25,7 +25,9 @@ import ghor
 OPTIONS = {"SGD": {"momentum": 0.9}, "Adam": {"amsgrad": True}, "RMSprop": {"momentum": 0.9}}
 
 # torch says so when there is one process only
-alone = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+alone = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning"
+)
 
 
 # -- torch.save --------------------------------------------------------------------------------------------------------
@@ -136,7 +138,10 @@ def test_a_model_loaded_behind_the_optimizers_back_is_noticed(how, section, tmp_
 
 def state_of(opt):
     """All values of the state, whole, by parameter and key."""
-    return [{k: whole(v).clone() if torch.is_tensor(v) else v for k, v in opt.state[p].items()} for p in _params(opt)]
+    return [
+        {k: whole(v).clone() if torch.is_tensor(v) else v for k, v in opt.state[p].items()}
+        for p in _params(opt)
+    ]
 
 
 def _params(opt):
@@ -230,7 +235,9 @@ def test_dcp_between_one_process_and_two(cls, how, options, section, tmp_path):
 
     for loaded, weights in ranks().run(second_part, cls, section, how, tmp_path / "by one", options):
         same(loaded, saved_by_one)
-        assert max(float((weights[n] - p.detach()).abs().max()) for n, p in one.named_parameters()) <= TOLERANCE
+        assert (
+            max(float((weights[n] - p.detach()).abs().max()) for n, p in one.named_parameters()) <= TOLERANCE
+        )
 
 
 def full(rank, section):

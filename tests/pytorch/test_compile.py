@@ -25,7 +25,11 @@ pytestmark = [
 
 FLAT, STIEFEL = ghor.Euclidean(), ghor.Stiefel()
 # One graph a class: implementations that have their own, and state of every kind
-OPTIONS = {"SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9, "centered": True}, "Adam": {"amsgrad": True}}
+OPTIONS = {
+    "SGD": {"momentum": 0.9},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adam": {"amsgrad": True},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +59,9 @@ class Net(nn.Module):
 
 
 def lifted(cls, net, **kwargs):
-    return getattr(ghor.optim, cls)([{"params": list(net.parameters()), "space": net.spaces}], lr=1e-2, **kwargs)
+    return getattr(ghor.optim, cls)(
+        [{"params": list(net.parameters()), "space": net.spaces}], lr=1e-2, **kwargs
+    )
 
 
 def runner(net, opt, compiled, backend="eager", whole=False):
@@ -76,7 +82,9 @@ def count():
 
 
 def difference(net, twin):
-    return max(float((a - b).detach().abs().max()) for a, b in zip(net.parameters(), twin.parameters(), strict=True))
+    return max(
+        float((a - b).detach().abs().max()) for a, b in zip(net.parameters(), twin.parameters(), strict=True)
+    )
 
 
 def off(net):
@@ -100,7 +108,9 @@ def torchs(cls, steps=12, **how):
     torch._dynamo.reset()
     counters.clear()
     net = Net()
-    train = runner(net, getattr(ghor.optim, cls).Base(net.parameters(), lr=1e-2, **OPTIONS.get(cls, {})), True, **how)
+    train = runner(
+        net, getattr(ghor.optim, cls).Base(net.parameters(), lr=1e-2, **OPTIONS.get(cls, {})), True, **how
+    )
     for _ in range(steps):
         train()
     return count()
@@ -171,7 +181,9 @@ def test_inductor(section):
     assert counts == (1, 1)
 
 
-OTHERS = [s for s in MANIFOLDS if s != STIEFEL and has_frame(s) and accepts(s, (6, 2)) and accepts(s, (2, 6))]  # of Net
+OTHERS = [
+    s for s in MANIFOLDS if s != STIEFEL and has_frame(s) and accepts(s, (6, 2)) and accepts(s, (2, 6))
+]  # of Net
 
 
 @pytest.mark.parametrize("space", OTHERS, ids=str)
@@ -218,7 +230,10 @@ def test_numbers_that_need_a_look(section):
                     with torch.no_grad():
                         net.b.copy_(STIEFEL.random(*net.b.shape, generator=torch.Generator().manual_seed(2)))
         said[compiled] = [str(w.message)[:40] for w in caught]
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):  # its own SGD, compiled, rounds otherwise at 1e8
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (
+        2,
+        10,
+    ):  # its own SGD, compiled, rounds otherwise at 1e8
         torch.testing.assert_close(nets[0].bias, nets[1].bias, rtol=1e-6, atol=0)
         nets[0].bias.data.copy_(nets[1].bias)
     assert difference(*nets) <= 1e-4

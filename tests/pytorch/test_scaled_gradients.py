@@ -119,7 +119,9 @@ def test_accumulated_gradients_are_one_large_batch(cls, section):
         ((nets[1](x) - y) ** 2).mean().backward()
         for opt in opts:
             opt.step()
-    same(loops.values(nets[0]), loops.values(nets[1]), 1e-11)  # 10 steps; Adam divides by gradients of 1e-3 or so
+    same(
+        loops.values(nets[0]), loops.values(nets[1]), 1e-11
+    )  # 10 steps; Adam divides by gradients of 1e-3 or so
     assert furthest(nets[0]) <= 1e-13
 
 
@@ -143,7 +145,11 @@ def test_clipping_is_a_change_of_gradients(cls, section, clip):
         else:
             nn.utils.clip_grad_value_(nets[0].parameters(), 1e-3)
         for p in nets[1].parameters():
-            p.grad = p.grad * (1e-2 / (total + 1e-6)).clamp(max=1.0) if clip == "norm" else p.grad.clamp(-1e-3, 1e-3)
+            p.grad = (
+                p.grad * (1e-2 / (total + 1e-6)).clamp(max=1.0)
+                if clip == "norm"
+                else p.grad.clamp(-1e-3, 1e-3)
+            )
         for opt in opts:
             opt.step()
     same(loops.values(nets[0]), loops.values(nets[1]))

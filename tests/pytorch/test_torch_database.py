@@ -63,7 +63,11 @@ def test_errors_are_torchs_on_euclidean_weights(cls):
     Lifted = getattr(ghor.optim, cls)
     for error in DATABASE[cls].optim_error_inputs_func("cpu", torch.float32):
         given = error.optimizer_error_input
-        then = (lambda opt: opt.step()) if error.error_on == OptimizerErrorEnum.STEP_ERROR else (lambda opt: None)
+        then = (
+            (lambda opt: opt.step())
+            if error.error_on == OptimizerErrorEnum.STEP_ERROR
+            else (lambda opt: None)
+        )
         theirs = outcome(lambda g=given: Lifted.Base(g.params, **g.kwargs), then)
         ours = outcome(lambda g=given: Lifted(g.params, space=FLAT, **g.kwargs), then)
         assert theirs != (None, "")
@@ -89,7 +93,9 @@ def test_configurations_of_other_devices_fail_alike(cls, space):
     for kwargs, again in zip(inputs(cls, "cuda"), inputs(cls, "cuda"), strict=True):
         if kwargs.get("capturable"):
             plain, net = Net(), Net(space=space)
-            theirs = outcome(lambda p=plain, k=kwargs: Base(p.parameters(), **k), lambda o, p=plain: train(p, o, 1))
+            theirs = outcome(
+                lambda p=plain, k=kwargs: Base(p.parameters(), **k), lambda o, p=plain: train(p, o, 1)
+            )
             ours = outcome(lambda n=net, k=again: build(cls, n, **k), lambda o, n=net: train(n, o, 1))
             assert ours == theirs
             same(values(net), values(Net()))
@@ -118,7 +124,9 @@ def test_state_dicts_that_do_not_fit_are_refused_as_torch_refuses_them(cls):
         return make([{"params": [params[i] for i in g]} for g in groups])
 
     def loaded(make, mine, other):
-        return outcome(lambda: built(make, mine), lambda opt: opt.load_state_dict(built(make, other).state_dict()))
+        return outcome(
+            lambda: built(make, mine), lambda opt: opt.load_state_dict(built(make, other).state_dict())
+        )
 
     for mine, other in (([[0, 1]], [[0, 1, 2]]), ([[0, 1]], [[0], [1]])):
         theirs = loaded(Base, mine, other)
@@ -254,7 +262,9 @@ def test_steps_that_do_not_move(case):
     before, opt = values(net), build(cls, net, **options(case))
     opt.step()
     same(values(net), before)
-    assert all(len(opt.state[p]) == 0 for p in net.parameters()) or cls == "Adagrad"  # whose state is there at once
+    assert (
+        all(len(opt.state[p]) == 0 for p in net.parameters()) or cls == "Adagrad"
+    )  # whose state is there at once
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
     versions = [p.grad._version for p in net.parameters()]

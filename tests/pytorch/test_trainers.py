@@ -64,7 +64,9 @@ def test_lightning(capsys):
 def test_lightning_resumes(precision, tmp_path):
     pl = pytest.importorskip("pytorch_lightning")
     example = names("lightning_module")
-    quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    quiet = dict.fromkeys(
+        ["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False
+    )
 
     def fit(epochs, **options):
         with torch.random.fork_rng():

@@ -28,7 +28,8 @@ def of_projections(shape, seed=3):
     def loss(Y):
         Y = Y if Y.shape[-2] == N else Y.mT
         return sum(
-            torch.sin(Y[..., i : i + 2] @ Y[..., i : i + 2].mT + c).sum() for i, c in zip((0, 2), C, strict=True)
+            torch.sin(Y[..., i : i + 2] @ Y[..., i : i + 2].mT + c).sum()
+            for i, c in zip((0, 2), C, strict=True)
         )
 
     return loss
@@ -67,7 +68,9 @@ def test_a_wrong_gradient_is_found():
 @pytest.mark.parametrize(("space", "shape"), CASES, ids=str)
 def test_the_slope_along_a_step_is_the_derivative(space, shape, retraction):
     """<B_t, V_t> against central differences of f(Lambda R(t W) E); 1e-7: their error at steps of 1e-5."""
-    f = of_projections if isinstance(space, ghor.Flag) else smooth  # along Cayley a basis turns within its subspace
+    f = (
+        of_projections if isinstance(space, ghor.Flag) else smooth
+    )  # along Cayley a basis turns within its subspace
     for section in ["transported", "implicit"] if has_implicit(space) else ["transported"]:
         problem = Problem(f(shape), start(space, shape), space)
         place = problem.place(problem.frames(retraction, section))
@@ -111,7 +114,10 @@ def test_points_by_name_on_several_spaces():
         "b": torch.ones((), dtype=torch.float64),
     }
     result = ghor.minimize(
-        lambda x: (x["Y"] @ x["s"] * x["b"] - Z).square().sum(), x0, {"Y": STIEFEL, "s": ghor.Sphere()}, tol=1e-8
+        lambda x: (x["Y"] @ x["s"] * x["b"] - Z).square().sum(),
+        x0,
+        {"Y": STIEFEL, "s": ghor.Sphere()},
+        tol=1e-8,
     )
     assert set(result.x) == {"Y", "s", "b"}
     assert result.value <= 1e-14
@@ -144,7 +150,9 @@ def test_what_makes_no_sense():
         ghor.minimize(lambda Y: torch.ones(()), x, STIEFEL)
     with pytest.raises(ValueError, match="unknown section 'implict'"):
         ghor.minimize(f, x, STIEFEL, section="implict")
-    with pytest.raises(ValueError, match=r"section 'implicit' for method 'bfgs'; there are \['auto', 'transported'\]"):
+    with pytest.raises(
+        ValueError, match=r"section 'implicit' for method 'bfgs'; there are \['auto', 'transported'\]"
+    ):
         ghor.minimize(f, x, STIEFEL, "bfgs", section="implicit")
     with pytest.raises(ValueError, match="memory counts curvature pairs, 1 or more, got 0"):
         ghor.minimize(f, x, STIEFEL, memory=0)
@@ -174,10 +182,16 @@ def test_kernels_in_any_order_of_memory(method, section):
 def test_float32_ends_where_its_digits_do(method):
     x = brockett(20, 3)[1]
     S = torch.diag(torch.linspace(1, 2, 20))
-    result = ghor.minimize(lambda Y: -(Y * (S @ Y) * torch.tensor([3.0, 2.0, 1.0])).sum(), x.float(), STIEFEL, method)
+    result = ghor.minimize(
+        lambda Y: -(Y * (S @ Y) * torch.tensor([3.0, 2.0, 1.0])).sum(), x.float(), STIEFEL, method
+    )
     assert result.iterations < 500
     assert result.gradient_norm < 1e-4
-    assert result.success or "beyond rounding" in result.status or result.status.startswith("no step lowers the value")
+    assert (
+        result.success
+        or "beyond rounding" in result.status
+        or result.status.startswith("no step lowers the value")
+    )
 
 
 @pytest.mark.parametrize("section", ["transported", "implicit"])
@@ -186,7 +200,9 @@ def test_points_of_two_dtypes(method, section):
     """What counts as rounding is that of the coarser one."""
     f, x, _ = brockett(20, 3)
     start = {"a": STIEFEL.random(20, 3, generator=gen(1)), "b": x}
-    result = ghor.minimize(lambda x: f(x["a"].double()) + f(x["b"]), start, STIEFEL, method, tol=3e-5, section=section)
+    result = ghor.minimize(
+        lambda x: f(x["a"].double()) + f(x["b"]), start, STIEFEL, method, tol=3e-5, section=section
+    )
     assert result.success, result.status
     assert result.x["a"].dtype == torch.float32
 

@@ -82,7 +82,9 @@ def test_log_euclidean_distance(gen):
 
 
 def at(r, angle):
-    return torch.tensor([math.cosh(r), math.sinh(r) * math.cos(angle), math.sinh(r) * math.sin(angle)], dtype=F64)
+    return torch.tensor(
+        [math.cosh(r), math.sinh(r) * math.cos(angle), math.sinh(r) * math.sin(angle)], dtype=F64
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -105,4 +107,6 @@ def test_near_points_have_all_digits():
     for h in (1e-3, 1e-6, 1e-9):
         z = at(3.0, 0.3 + h)
         exact = 2 * math.asinh(math.sinh(3.0) * math.sin(h / 2))
-        assert abs(float(ghor.Hyperbolic().dist(x, z)) / exact - 1) < 1e-6  # the points' own rounding, 1e-16/1e-9
+        assert (
+            abs(float(ghor.Hyperbolic().dist(x, z)) / exact - 1) < 1e-6
+        )  # the points' own rounding, 1e-16/1e-9

@@ -34,7 +34,9 @@ def ours(x):
     return torch.as_tensor(x)
 
 
-@pytest.mark.parametrize(("space", "oracle", "shape", "dtype", "factor"), CASES, ids=lambda x: str(x).partition("(")[0])
+@pytest.mark.parametrize(
+    ("space", "oracle", "shape", "dtype", "factor"), CASES, ids=lambda x: str(x).partition("(")[0]
+)
 def test_the_same_geometry(space, oracle, shape, dtype, factor, gen):
     Y = space.random(*shape, generator=gen, dtype=dtype)
     U, V = (space.tangent(Y, randn(shape, gen, dtype)) / 4 for _ in range(2))
@@ -82,7 +84,9 @@ def test_oblique_matrices_are_rows_on_the_sphere(gen):
     space, oracle = ghor.Sphere(), manifolds.Oblique(5, 3)
     Y, Z = (space.random(3, 5, generator=gen, dtype=F64) for _ in range(2))
     G = randn((3, 5), gen)
-    close(space.rgrad(Y, G).mT, ours(oracle.euclidean_to_riemannian_gradient(theirs(Y.mT), theirs(G.mT))), TOL)
+    close(
+        space.rgrad(Y, G).mT, ours(oracle.euclidean_to_riemannian_gradient(theirs(Y.mT), theirs(G.mT))), TOL
+    )
     close(space.log(Y, Z).mT, ours(oracle.log(theirs(Y.mT), theirs(Z.mT))), TOL)
     close(space.dist(Y, Z).norm(), ours(oracle.dist(theirs(Y.mT), theirs(Z.mT))), TOL)
 

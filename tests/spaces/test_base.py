@@ -65,7 +65,9 @@ def test_fifty_points_to_1e_10(space, shape, gen):
     else:
         Y = space.random(*shape, generator=gen, dtype=torch.float64).expand(50, *shape)
         V = space.tangent(Y, randn((50, *shape), gen))
-        points = space.exp(Y, V * (torch.rand(50, generator=gen) / space.norm(Y, V)).view(-1, *[1] * len(shape)))
+        points = space.exp(
+            Y, V * (torch.rand(50, generator=gen) / space.norm(Y, V)).view(-1, *[1] * len(shape))
+        )
     M = space.mean(points)
     assert space.norm(M, space.log(M.expand_as(points), points).mean(0)) <= 1e-10
     assert space.dist(M, space.mean(points.flip(0))) <= 1e-10

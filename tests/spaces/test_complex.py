@@ -9,7 +9,12 @@ from torch import nn
 import ghor
 from ghor._torch.values import as_on_an_accelerator
 
-CASES = [(ghor.Stiefel(), (6, 3)), (ghor.Grassmann(), (2, 8)), (ghor.Sphere(), (3, 4)), (ghor.Unitary(), (2, 4, 4))]
+CASES = [
+    (ghor.Stiefel(), (6, 3)),
+    (ghor.Grassmann(), (2, 8)),
+    (ghor.Sphere(), (3, 4)),
+    (ghor.Unitary(), (2, 4, 4)),
+]
 DTYPES = [torch.complex128, torch.complex64]
 each_case = pytest.mark.parametrize(("space", "shape"), CASES, ids=name)
 
@@ -137,11 +142,15 @@ def test_declared_on_a_module(capsys):
     assert ghor.Stiefel().residual(layer.weight.detach()) < 1e-14
 
 
-@pytest.mark.parametrize("space", [ghor.SpecialOrthogonal(), ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()])
+@pytest.mark.parametrize(
+    "space", [ghor.SpecialOrthogonal(), ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()]
+)
 def test_real_spaces_say_so(space):
     with pytest.raises(TypeError, match=r"are real"):
         space.random(6, 6 if space == ghor.SpecialOrthogonal() else 2, dtype=torch.complex64)
-    Y = nn.Parameter(torch.eye(6, dtype=torch.complex64)[:, : 6 if space == ghor.SpecialOrthogonal() else 2].clone())
+    Y = nn.Parameter(
+        torch.eye(6, dtype=torch.complex64)[:, : 6 if space == ghor.SpecialOrthogonal() else 2].clone()
+    )
     with pytest.raises(TypeError, match=r"parameter 0 of group 0 of shape .*are real"):
         ghor.optim.Adam([Y], space=space)
     with pytest.raises(TypeError, match="are real"):

@@ -41,7 +41,9 @@ def test_the_code_passes_as_pasted(code):
 @pytest.mark.parametrize(
     ("space", "shape", "law", "options"),
     [
-        pytest.param(*case, law, options, id="-".join(map(name, [case[0], law.__name__[5:], *options.values()])))
+        pytest.param(
+            *case, law, options, id="-".join(map(name, [case[0], law.__name__[5:], *options.values()]))
+        )
         for case in SPACES
         for law in LAWS.values()
         if law.holds(case[0])

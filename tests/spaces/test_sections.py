@@ -114,7 +114,9 @@ def test_momentum_does_not_see_the_gauge(space, shape, retraction, nesterov, gen
     start = space.random(*shape, generator=gen, dtype=torch.float64)
     weights = [torch.nn.Parameter(start.clone()) for _ in range(2)]
     opts = [
-        ghor.optim.SGD([p], space=space, lr=0.02, momentum=0.9, nesterov=nesterov, retraction=retraction, section=s)
+        ghor.optim.SGD(
+            [p], space=space, lr=0.02, momentum=0.9, nesterov=nesterov, retraction=retraction, section=s
+        )
         for p, s in zip(weights, ("transported", "implicit"), strict=True)
     ]
     for _ in range(110):
@@ -166,7 +168,9 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("cls", [getattr(ghor.optim, n) for n in ghor.optim.__all__], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "cls", [getattr(ghor.optim, n) for n in ghor.optim.__all__], ids=lambda c: c.__name__
+)
 def test_which_state_turns_with_the_frame(cls):
     options, expected = EXPECTED[cls.__name__]
     assert parity(cls.Base, options) == expected

@@ -13,7 +13,9 @@ from ghor._torch.values import as_on_an_accelerator
 SPACES = [ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()]
 SHAPE = (40, 20)
 each_space = pytest.mark.parametrize("space", SPACES, ids=name)
-each_dtype = pytest.mark.parametrize(("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=name)
+each_dtype = pytest.mark.parametrize(
+    ("dtype", "tol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=name
+)
 
 
 def model_reduction(space, U, X):
@@ -95,7 +97,9 @@ def test_bounded_shortens_what_grows_and_nothing_else(space, gen):
     assert (torch.linalg.vector_norm(Lambda, dim=(-2, -1)) <= space.limit(Lambda) * 1.001).all()
     assert space.outgrown(Lambda).all()
     assert (torch.linalg.vector_norm(space.bounded(Lambda, W), dim=(-2, -1)) < 0.1).all()
-    assert (torch.linalg.vector_norm(space.bounded(Lambda, -W), dim=(-2, -1)) > 0.2).all()  # the way back is open
+    assert (
+        torch.linalg.vector_norm(space.bounded(Lambda, -W), dim=(-2, -1)) > 0.2
+    ).all()  # the way back is open
     assert torch.equal(space.bounded(Lambda, 0 * W), 0 * W)
 
 

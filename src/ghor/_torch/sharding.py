@@ -70,7 +70,9 @@ class Shards:
     def write(self, weights: Sequence[Any], values: Sequence[Tensor]) -> None:
         """Into the weights what became of their `pieces`; nothing is sent."""
         if self.gathers:
-            parts = self.whole(torch.stack(list(values)), 1).redistribute(placements=_shifted(self.placements, 1))
+            parts = self.whole(torch.stack(list(values)), 1).redistribute(
+                placements=_shifted(self.placements, 1)
+            )
             torch._foreach_copy_([self._piece(p) for p in weights], list(parts.to_local().unbind(0)))
         torch.autograd.graph.increment_version(weights)  # pieces have counters of their own
 
@@ -107,7 +109,9 @@ class Shards:
         order = sorted(range(X.dim()), key=X.stride, reverse=True)
         stride = torch.empty_permuted(shape, order, device="meta").stride()
         shifted = _shifted(placements, lead)
-        return DTensor.from_local(X, self.mesh, shifted, run_check=False, shape=torch.Size(shape), stride=stride)
+        return DTensor.from_local(
+            X, self.mesh, shifted, run_check=False, shape=torch.Size(shape), stride=stride
+        )
 
 
 def _shifted(placements: Sequence[Any], by: int) -> list[Any]:
@@ -120,5 +124,7 @@ def spread(X: Tensor, like: Any) -> Any:
     """A tensor that all processes have, sharded as another."""
     from torch.distributed.tensor import DTensor, Replicate
 
-    everywhere = DTensor.from_local(X, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    everywhere = DTensor.from_local(
+        X, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
+    )
     return everywhere.redistribute(placements=like.placements)

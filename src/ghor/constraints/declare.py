@@ -21,10 +21,15 @@ SpaceOf = Callable[[str, nn.Parameter], Space]
 
 
 @overload
-def constrain(module: nn.Module, name: str, space: Space | SpaceOf, anchor: Tensor | str | None = None) -> Any: ...
+def constrain(
+    module: nn.Module, name: str, space: Space | SpaceOf, anchor: Tensor | str | None = None
+) -> Any: ...
 @overload
 def constrain(
-    module: nn.Module, name: Sequence[str] | Predicate, space: Space | SpaceOf, anchor: Tensor | str | None = None
+    module: nn.Module,
+    name: Sequence[str] | Predicate,
+    space: Space | SpaceOf,
+    anchor: Tensor | str | None = None,
 ) -> dict[str, float]: ...
 def constrain(
     module: nn.Module,
@@ -47,7 +52,9 @@ def constrain(
     >>> moved = constrain(model, lambda name, p: name.endswith("proj.weight") and p.dim() == 2, Stiefel())
     """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"constrain takes a module and the name of its parameter, got {type(module).__name__}")
+        raise TypeError(
+            f"constrain takes a module and the name of its parameter, got {type(module).__name__}"
+        )
     warn, plan = Warnings(), []
     for n, (owner, leaf) in chosen(module, name).items():
         p = owner._parameters[leaf]
@@ -61,7 +68,9 @@ def constrain(
             check_anchor(anchor, p, on, n)
         if said is not None:
             warn(n, said)
-    anchor = anchor.detach().clone() if isinstance(anchor, Tensor) else anchor  # it could be the weight itself
+    anchor = (
+        anchor.detach().clone() if isinstance(anchor, Tensor) else anchor
+    )  # it could be the weight itself
     moved = {}
     for n, owner, leaf, p, on, point in plan:
         with torch.no_grad():
@@ -87,7 +96,9 @@ def project(model: nn.Module) -> dict[str, float]:
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
     """
-    found = [(name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)]
+    found = [
+        (name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)
+    ]
     points = [nearest(p, space, name) for name, p, space in found]
     distances = {name: float(space.residual(wide(gathered(p))).max()) for name, p, space in found}
     with torch.no_grad():
@@ -157,7 +168,9 @@ def check(model: nn.Module) -> str:
         on = "-" if isinstance(space, Euclidean) else repr(space)
         rows.append((name, shape, on, distance, ("" if way is None else f"{way:.1e}") + off))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     table = "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
     print(table)
     return table

@@ -42,7 +42,9 @@ class Record(dict[str, Space]):
             _modules.add(module)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
-        return Record(memo.get(id(self.module())) if self.module is not None else None, dict(self), self.moved)
+        return Record(
+            memo.get(id(self.module())) if self.module is not None else None, dict(self), self.moved
+        )
 
     def __reduce__(self) -> Any:
         return Record, (None, dict(self), self.moved), None if self.module is None else self.module()
@@ -76,5 +78,7 @@ def spaces_by_id() -> dict[int, Space]:
 
 def anchors_by_id() -> dict[int, Any]:
     """The anchor of every declared parameter that has one, by its id."""
-    declared = ((m._parameters.get(k), a) for m in list(_modules) for k, a in m.__dict__.get(ANCHORS, {}).items())
+    declared = (
+        (m._parameters.get(k), a) for m in list(_modules) for k, a in m.__dict__.get(ANCHORS, {}).items()
+    )
     return {id(p): anchor for p, anchor in declared if p is not None and anchor is not None}

@@ -24,7 +24,9 @@ def chosen(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
     if not isinstance(which, str) and callable(which):
         found = [n for n, p in module.named_parameters() if which(n, p)]
         if not found:
-            raise ValueError(f"the function chooses none of the {len(known)} parameters of {type(module).__name__}")
+            raise ValueError(
+                f"the function chooses none of the {len(known)} parameters of {type(module).__name__}"
+            )
         return {n: every[n] for n in found}
     out: dict[str, tuple[nn.Module, str]] = {}
     for name in [which] if isinstance(which, str) else which:

@@ -30,7 +30,9 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if p.layout != torch.strided:
-        raise TypeError(f"{name} of shape {tuple(p.shape)} is {p.layout}; weights on {space} are dense: to_dense()")
+        raise TypeError(
+            f"{name} of shape {tuple(p.shape)} is {p.layout}; weights on {space} are dense: to_dense()"
+        )
     if any(step == 0 and size > 1 for step, size in zip(p.stride(), p.shape, strict=True)):
         raise ValueError(
             f"{name} of shape {tuple(p.shape)} is expanded: entries that share memory cannot move apart; clone() it"
@@ -56,7 +58,10 @@ def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
 
 
 def check_on_space(
-    params: Sequence[Tensor], space: Space, names: Sequence[str], warn: Callable[[str, str], None] | None = None
+    params: Sequence[Tensor],
+    space: Space,
+    names: Sequence[str],
+    warn: Callable[[str, str], None] | None = None,
 ) -> None:
     """Raise for the first of some weights of one kind that is not on its space.
 

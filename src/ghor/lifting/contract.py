@@ -91,11 +91,17 @@ class Contract(Saving):
 
     def _name_the_twice_given(self, group: dict[str, Any], error: ValueError) -> ValueError:
         """torch's message, and which parameter it is about."""
-        known = {id(p): name_of(g, gi, i) for gi, g in enumerate(self.param_groups) for i, p in enumerate(g["params"])}
+        known = {
+            id(p): name_of(g, gi, i)
+            for gi, g in enumerate(self.param_groups)
+            for i, p in enumerate(g["params"])
+        }
         for i, p in enumerate(group["params"] if "more than one parameter group" in str(error) else ()):
             if id(p) in known:
                 name = name_of(group, len(self.param_groups), i)
-                return ValueError(f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]} too; give it once")
+                return ValueError(
+                    f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]} too; give it once"
+                )
         return error
 
     def _warn_decay(self, decay: float, where: str) -> None:

@@ -28,7 +28,9 @@ class ShardedStack(Stack):
         return self.shards.placed(value)
 
     def row(self, X: Any, i: int) -> Any:
-        return X[i : i + 1].squeeze(0) if is_sharded(X) else X[i]  # X[i] changes the shape of X itself in torch 2.9
+        return (
+            X[i : i + 1].squeeze(0) if is_sharded(X) else X[i]
+        )  # X[i] changes the shape of X itself in torch 2.9
 
     def written(self) -> None:
         """Each process writes its own piece; nothing is sent."""

@@ -57,7 +57,9 @@ def before(s: Stack, warn: Warn) -> None:
     now = s.W if then is None else s.reading()
     if then is not None and not touched and torch.equal(now, then):
         return
-    written = torch.tensor([a != b for a, b in zip(versions, s.seen.versions, strict=True)], device=s.W.device)
+    written = torch.tensor(
+        [a != b for a, b in zip(versions, s.seen.versions, strict=True)], device=s.W.device
+    )
     changed = written
     if then is not None:
         changed = now.ne(then).flatten(1).any(1)
@@ -109,7 +111,11 @@ def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
     for value in s.moments():
         value[broken] = 0
     others = f" and {len(some) - 1} other weights" if len(some) > 1 else ""
-    lost = f" ({int(broken.sum())} with moments that were not finite start from zero)" if bool(broken.any()) else ""
+    lost = (
+        f" ({int(broken.sum())} with moments that were not finite start from zero)"
+        if bool(broken.any())
+        else ""
+    )
     warn(
         "changed",
         f"{s.names[some[0]]}{others} changed outside the optimizer, within {s.space}: the section was rebuilt, moments "
@@ -180,7 +186,9 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
     """Of velocities that are long or not finite, the rows and values of those to be taken, in float64."""
     W, longest = s.W, s.space.max_velocity
     left = ~(length <= s.limit)
-    if bool(torch.isnan(W).any()):  # 0/0 where a coordinate is 0 by its structure, as Adam has it with eps = 0, is 0
+    if bool(
+        torch.isnan(W).any()
+    ):  # 0/0 where a coordinate is 0 by its structure, as Adam has it with eps = 0, is 0
         ones = torch.ones_like(parts(W[0])).flatten().cumsum(0).view(parts(W[0]).shape)
         ones = torch.view_as_complex(ones) if W.is_complex() else ones
         parts(W).masked_fill_(parts(s.space.one.hor(ones)) == 0, 0)

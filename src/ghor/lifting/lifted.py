@@ -178,12 +178,16 @@ class Lifted(Contract):
         finally:
             self._after(lengths)
 
-    def _algorithm_3(self, rule: Callable[..., Any], stacks: list[Stack], grads: list[Tensor]) -> list[Tensor]:
+    def _algorithm_3(
+        self, rule: Callable[..., Any], stacks: list[Stack], grads: list[Tensor]
+    ) -> list[Tensor]:
         """All that moves; returns the lengths of the velocities."""
         hook = self.phase_hook
         if hook is not None:
             hook("direction")
-        held = [s.global_grad(B) for s, B in zip(stacks, grads, strict=True)]  # B: rgrad and global_rep in one
+        held = [
+            s.global_grad(B) for s, B in zip(stacks, grads, strict=True)
+        ]  # B: rgrad and global_rep in one
         self._velocities(rule, stacks)  # W
         if hook is not None:
             hook("retraction")
@@ -229,7 +233,9 @@ class Lifted(Contract):
                 inside[p] = self.state[p]
         grads = [torch.empty_like(s.H) for s in stacks]
         weights = [group["params"] for group in self.param_groups]
-        fresh = {s.H for s in stacks if not s.state} | {p for p in chain(*self._stacking.euclidean) if p not in inside}
+        fresh = {s.H for s in stacks if not s.state} | {
+            p for p in chain(*self._stacking.euclidean) if p not in inside
+        }
         self._flight, self._ruled = Flight(weights, self.state, stacks, fresh), False
         self.state = inside
         for s, B in zip(stacks, grads, strict=True):
@@ -249,12 +255,16 @@ class Lifted(Contract):
         for group, params in zip(self.param_groups, flight.weights, strict=True):
             group["params"] = params
         if inside is not flight.state:
-            for key in () if self._ruled else flight.fresh:  # the rule was interrupted: what it has begun is no state
+            for key in (
+                () if self._ruled else flight.fresh
+            ):  # the rule was interrupted: what it has begun is no state
                 inside[key] = {}
             for s in flight.stacks:
                 s.state, s.H.grad = inside[s.H], None
             shadows = {s.H for s in flight.stacks}
-            flight.state.update((k, v) for k, v in inside.items() if k not in shadows and (v or k in flight.state))
+            flight.state.update(
+                (k, v) for k, v in inside.items() if k not in shadows and (v or k in flight.state)
+            )
             if self._stacking is not None:
                 self._stacking.loose = [key for key in inside if not isinstance(key, Tensor)]
             self.state = flight.state
@@ -270,7 +280,9 @@ class Lifted(Contract):
             if s.in_motion:  # it may be off the group
                 s.drop_section()
                 self._stacking = None
-                self._warn("interrupted", "the last step was interrupted; sections will be rebuilt, moments kept")
+                self._warn(
+                    "interrupted", "the last step was interrupted; sections will be rebuilt, moments kept"
+                )
         self._flight = None
 
     @_disable_dynamo
@@ -279,7 +291,9 @@ class Lifted(Contract):
         self._ruled |= lengths is not None  # a compiled step does not write attributes of optimizers
         self._put_back()
         try:
-            for s, length in zip(self._flight.stacks if self._flight else (), lengths or (), strict=bool(lengths)):
+            for s, length in zip(
+                self._flight.stacks if self._flight else (), lengths or (), strict=bool(lengths)
+            ):
                 upkeep.after(s, length, self._warn)
         finally:
             self._land()

@@ -34,7 +34,9 @@ class InBlocks(Lifted):
         lent: dict[int, list[Tensor]] = {}
         for s, B in zip(stacks, grads, strict=True):
             lent[id(s.H)] = shadows = blocks_of(s, s.H)
-            views = {k: blocks_of(s, v) for k, v in s.state.items() if torch.is_tensor(v) and v.shape == s.H.shape}
+            views = {
+                k: blocks_of(s, v) for k, v in s.state.items() if torch.is_tensor(v) and v.shape == s.H.shape
+            }
             for j, (X, g) in enumerate(zip(shadows, blocks_of(s, B), strict=True)):
                 X.grad, end = g, f".{j}"
                 own = {k.removesuffix(end): v for k, v in s.state.items() if k.endswith(end)}
@@ -66,7 +68,11 @@ class InBlocks(Lifted):
 
 def blocks_of(s: Stack, X: Tensor) -> list[Tensor]:
     """The blocks of each point of a tensor in the layout of the shadow, as matrices; views."""
-    return [block for blocks in zip(*s.space.one.ghor_blocks(s.points(s.local(X))), strict=True) for block in blocks]
+    return [
+        block
+        for blocks in zip(*s.space.one.ghor_blocks(s.points(s.local(X))), strict=True)
+        for block in blocks
+    ]
 
 
 def _joined(s: Stack, shadows: list[Tensor], states: list[dict[str, Any]]) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def check_options(group: dict[str, Any], gi: int) -> None:
         if not isinstance(group[key], str) or group[key] not in known:
             raise ValueError(f"unknown {key} {group[key]!r} in group {gi}; there are {known}")
     if not isinstance(group["error_if_nonfinite"], bool):
-        raise TypeError(f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}")
+        raise TypeError(
+            f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}"
+        )
 
 
 def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: Warn) -> None:

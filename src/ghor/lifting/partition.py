@@ -86,7 +86,9 @@ class Stacking:
             states = [_drawn(dict(state.get(p, {})), p, anchor) for p, _, anchor in members]
             of = ShardedStack if is_sharded(params[0]) else Stack
             try:
-                self.stacks.append(of(groups[gi], gi, space, kind, params, names, states, vectors, optimizer.stack))
+                self.stacks.append(
+                    of(groups[gi], gi, space, kind, params, names, states, vectors, optimizer.stack)
+                )
             except ValueError as error:
                 raise ValueError(f"{names[0]}: {error}") from None
         for s in self.stacks:

@@ -37,14 +37,18 @@ class Saving(Optimizer):
             if isinstance(entries, dict) and "section" in entries:  # a hook may have added what it likes
                 out["state"][key] = {**entries, "section": entries["section"].contiguous()}
         if any("moves" in entries for entries in out["state"].values() if isinstance(entries, dict)):
-            for saved in out["param_groups"]:  # distributed checkpoints want every weight to have a state, or none
+            for saved in out[
+                "param_groups"
+            ]:  # distributed checkpoints want every weight to have a state, or none
                 for key in saved["params"]:
                     out["state"].setdefault(key, {})
         for group, saved in zip(self.param_groups, out["param_groups"], strict=True):
             space = group["space"]
             anchors = [a if a is None else "start" for a in anchors_of(group)]  # the point is in the state
             saved["anchor"] = anchors if len(set(anchors)) > 1 else anchors[0] if anchors else None
-            saved["space"] = list(map(repr, space)) if isinstance(space, (list, tuple)) else space and repr(space)
+            saved["space"] = (
+                list(map(repr, space)) if isinstance(space, (list, tuple)) else space and repr(space)
+            )
         return out
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -54,7 +58,9 @@ class Saving(Optimizer):
         moments in R^(N x n) mean nothing in g^hor.
         """
         self._land()
-        for gi, (group, loaded) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=False)):
+        for gi, (group, loaded) in enumerate(
+            zip(self.param_groups, state_dict["param_groups"], strict=False)
+        ):
             if loaded.get("space") is not None and len(group["params"]) == len(loaded["params"]):
                 for i, (a, b) in enumerate(zip(spaces_of(group), spaces_of(loaded), strict=True)):
                     if str(a) != str(b):
@@ -88,7 +94,9 @@ class Saving(Optimizer):
         rest = {
             k: v
             for k, v in self.__dict__.items()
-            if k not in MADE and not k.startswith("_optimizer_") and not callable(getattr(type(self), k, None))
+            if k not in MADE
+            and not k.startswith("_optimizer_")
+            and not callable(getattr(type(self), k, None))
         }
         return {**rest, **super().__getstate__()}
 
@@ -132,7 +140,8 @@ class Saving(Optimizer):
                     fresh += 1
         if fresh:
             self._warn(
-                "fresh", f"the loaded state has no section for {fresh} weights on manifolds: their moments start afresh"
+                "fresh",
+                f"the loaded state has no section for {fresh} weights on manifolds: their moments start afresh",
             )
 
     def __reduce__(self) -> Any:

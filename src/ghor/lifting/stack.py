@@ -68,7 +68,9 @@ class Stack:
         if isinstance(self.section, Implicit) and space.spreads:
             self.section.squares = self.even
         anchor = held.get("drawn_to")  # (M, *point), where the weights decay to
-        self.anchor = space.one.project(anchor) if self.half and anchor is not None and anchor.numel() else anchor
+        self.anchor = (
+            space.one.project(anchor) if self.half and anchor is not None and anchor.numel() else anchor
+        )
         self.in_motion = False  # while the section is being written: it may be off the group
         self.seen = views.Seen(versions=views.versions(self), expected=upkeep.expected_of_loaded(self))
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
@@ -124,7 +126,9 @@ class Stack:
         weights = self.weights()
         if self.half:
             return weights
-        return self.points(weights) if self.section.holds_point else self.section.reading(self.points(weights))
+        return (
+            self.points(weights) if self.section.holds_point else self.section.reading(self.points(weights))
+        )
 
     def any_of_weight(self, x: Tensor) -> Tensor:
         """Of values (M), one for each point, whether any of a weight's is true: (P)."""
@@ -159,7 +163,11 @@ class Stack:
         part = type(self)(self.group, self.gi, self.space, self.kind, params, names, states, self.vectors)
         then = self.seen.expected
         if then is not None and (self.half or not part.section.holds_point):
-            chosen = then[index] if self.half else then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
+            chosen = (
+                then[index]
+                if self.half
+                else then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
+            )
             part.seen = replace(part.seen, expected=chosen)
         part.seen = replace(part.seen, versions=tuple(self.seen.versions[i] for i in index))
         views.show(part, tuple(self.seen.dicts[i] for i in index))
@@ -206,7 +214,9 @@ class Stack:
         W = self.W
         length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
         moved = length > 0
-        if torch.compiler.is_compiling() or (self.free and len(length) and not float(length.max()) <= self.limit):
+        if torch.compiler.is_compiling() or (
+            self.free and len(length) and not float(length.max()) <= self.limit
+        ):
             moved = moved & (length <= self.limit)
             W = torch.where(self.each(moved), W, 0)
         elif not self.free:

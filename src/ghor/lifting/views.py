@@ -67,7 +67,10 @@ def gather(s: Stack, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else:
             values = [s.placed(state[key]) for state in states]
             stacked = torch.stack(values) if s.stacked else values[0]
-            same = value.is_floating_point() == s.H.is_floating_point() and value.is_complex() == s.H.is_complex()
+            same = (
+                value.is_floating_point() == s.H.is_floating_point()
+                and value.is_complex() == s.H.is_complex()
+            )
             out[key] = stacked.to(s.H.dtype) if same else stacked
     return out
 
@@ -96,7 +99,11 @@ def publish(s: Stack, state: Any, only_if_any: bool = False) -> None:
     """Put the members' states into the optimizer's, where the base has bound new objects since the last time."""
     s.seen = replace(s.seen, versions=versions(s), shared_versions=tuple(map(_version, s.seen.shared)))
     bound = tuple(s.state.values())
-    if s.seen.bound is not None and len(bound) == len(s.seen.bound) and all(map(operator.is_, bound, s.seen.bound)):
+    if (
+        s.seen.bound is not None
+        and len(bound) == len(s.seen.bound)
+        and all(map(operator.is_, bound, s.seen.bound))
+    ):
         return
     if only_if_any and not s.state:  # nothing to show before the first step
         dicts = tuple(map(state.get, s.owners))
@@ -113,7 +120,9 @@ def show(s: Stack, dicts: tuple[dict[str, Any] | None, ...]) -> None:
             d.clear()
             d.update(member(s, i))
     bound = tuple(s.state.values()) if there else None
-    shared = tuple(v for v in s.state.values() if torch.is_tensor(v) and not is_stacked(v, s)) if there else ()
+    shared = (
+        tuple(v for v in s.state.values() if torch.is_tensor(v) and not is_stacked(v, s)) if there else ()
+    )
     s.seen = replace(s.seen, dicts=dicts, values=_values(there), bound=bound, shared=shared)
     s.seen = replace(s.seen, shared_versions=tuple(map(_version, shared)))
 

@@ -27,7 +27,9 @@ class PhaseSpaceMap(nn.Module, ABC):
         self.in_dim, self.out_dim, self.copies = in_dim, out_dim, tuple(copies)
         for dim in (in_dim, out_dim):
             if dim < 2 or dim % 2:
-                raise ValueError(f"{type(self).__name__} acts on (q, p), so on an even number of dimensions, got {dim}")
+                raise ValueError(
+                    f"{type(self).__name__} acts on (q, p), so on an even number of dimensions, got {dim}"
+                )
         if any(k < 1 for k in self.copies):
             raise ValueError(f"copies must be positive, got {self.copies}")
 
@@ -171,7 +173,9 @@ class PSD(PhaseSpaceMap):
     def reset_parameters(self, generator: Generators = None) -> None:
         p = self.weight
         points = [
-            STIEFEL.random(*p.shape[-2:], generator=g, dtype=p.dtype, device=p.device if g is None else g.device)
+            STIEFEL.random(
+                *p.shape[-2:], generator=g, dtype=p.dtype, device=p.device if g is None else g.device
+            )
             for g in self.generators(generator)
         ]
         drawn = torch.stack(points).view(p.shape)

@@ -147,7 +147,9 @@ class _PaperAdam(Optimizer):
             state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
-        p, g, m, v = map(parts, (p, g, state["m"], state["v"]))  # as torch's: real and imaginary parts on their own
+        p, g, m, v = map(
+            parts, (p, g, state["m"], state["v"])
+        )  # as torch's: real and imaginary parts on their own
         for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):
             cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))
         p.addcdiv_(m, (v + group["delta"]).sqrt(), value=-group["lr"])
@@ -162,7 +164,21 @@ class PaperAdam(Lifted, _PaperAdam):
 NAMED.update(
     {
         cls.Base: cls
-        for cls in (Muon, SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam, LBFGS)
+        for cls in (
+            Muon,
+            SGD,
+            Adam,
+            AdamW,
+            NAdam,
+            RAdam,
+            Adamax,
+            Adagrad,
+            Adadelta,
+            RMSprop,
+            Rprop,
+            PaperAdam,
+            LBFGS,
+        )
     }
 )
 NAMED[torch.optim.Muon] = Muon
@@ -183,5 +199,7 @@ def __getattr__(name: str) -> Any:
     if name in REFUSED:
         raise AttributeError(f"ghor.optim has no {name}: {REFUSED[name]}")
     near = difflib.get_close_matches(name, __all__, 1)
-    hint = f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
+    hint = (
+        f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
+    )
     raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")

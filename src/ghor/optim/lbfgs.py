@@ -65,7 +65,9 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         group = self.param_groups[0]
         for i, p in enumerate(group["params"]):
             if is_sharded(p):
-                raise ValueError(f"{name_of(group, 0, i)} is sharded, and LBFGS works on whole weights; gather it")
+                raise ValueError(
+                    f"{name_of(group, 0, i)} is sharded, and LBFGS works on whole weights; gather it"
+                )
 
     # -- where we are -----------------------------------------------------------------------------------------------
 
@@ -91,7 +93,9 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             for i in moved:
                 check_on_space([params[i]], spaces[i], [name_of(group, 0, i)], self._warn)
             name = name_of(group, 0, moved[0])
-            self._warn("changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty")
+            self._warn(
+                "changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty"
+            )
             self._forget()
         if moved:
             frames = Frames(params, spaces, retraction, group["section"], kept)
@@ -216,7 +220,14 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         finally:
             put(frames)
             self._frames = frames
-            held = {"d": d, "t": t, "old_dirs": pairs.y, "old_stps": pairs.s, "ro": pairs.ro, "H_diag": pairs.scale}
+            held = {
+                "d": d,
+                "t": t,
+                "old_dirs": pairs.y,
+                "old_stps": pairs.s,
+                "ro": pairs.ro,
+                "H_diag": pairs.scale,
+            }
             state.update(held, prev_flat_grad=before, prev_loss=loss)
             for p, own in zip(params, frames.states(), strict=True):
                 if own:

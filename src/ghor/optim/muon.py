@@ -90,7 +90,9 @@ class _Muon(Optimizer):
             raise ValueError(
                 f"ns_coefficients are 3 numbers and ns_steps is less than 100, got {ns_coefficients} and {ns_steps}"
             )
-        self._adamw = torch.optim.AdamW([torch.zeros(1)], **(adamw or {})).defaults  # they check their options
+        self._adamw = torch.optim.AdamW(
+            [torch.zeros(1)], **(adamw or {})
+        ).defaults  # they check their options
         super().__init__(params, torch.optim.Muon([torch.zeros(1, 1)], *options).defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -131,7 +133,9 @@ class _Muon(Optimizer):
         for key in own.keys() - self._adamw.keys():
             raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(self._adamw)}")
         if group.get("adjust_lr_fn") not in (None, "original", "match_rms_adamw"):
-            raise ValueError(f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}")
+            raise ValueError(
+                f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
+            )
         alone = (bool(of_adamw) and all(of_adamw)) or flag is True
         for kind in (True,) if alone else (False, True) if any(of_adamw) else (False,):
             chosen = [i for i, k in enumerate(of_adamw) if k is kind]
@@ -139,7 +143,11 @@ class _Muon(Optimizer):
             for key in PER_WEIGHT:
                 if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(entries):
                     part[key] = [part[key][i] for i in chosen]
-            yield {**part, **self._adamw, **own, **(rest if alone else {}), "params": part["params"]} if kind else part
+            yield (
+                {**part, **self._adamw, **own, **(rest if alone else {}), "params": part["params"]}
+                if kind
+                else part
+            )
 
     def _for_adamw(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[bool]:
         for p in params:
@@ -160,7 +168,9 @@ class _Muon(Optimizer):
         groups = self.param_groups
         try:
             for of in (torch.optim.Muon, torch.optim.AdamW):
-                self.param_groups = [g for g in groups if g["params"] and g["adamw"] is (of is torch.optim.AdamW)]
+                self.param_groups = [
+                    g for g in groups if g["params"] and g["adamw"] is (of is torch.optim.AdamW)
+                ]
                 if of is torch.optim.Muon:
                     self.param_groups = [self._rest(group) for group in self.param_groups]
                 bare_step(of, differentiable=False)(self)
@@ -212,7 +222,9 @@ class Muon(Lifted, _Muon):
 
     def _for_adamw(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[bool]:
         space = group.get("space", self._ours["space"])
-        spaces = space if isinstance(space, (list, tuple)) and len(space) == len(params) else [space] * len(params)
+        spaces = (
+            space if isinstance(space, (list, tuple)) and len(space) == len(params) else [space] * len(params)
+        )
         declared = spaces_by_id()
         for p, space, other in zip(params, spaces, super()._for_adamw(params, group), strict=True):
             found = declared.get(id(p)) if space is None else space

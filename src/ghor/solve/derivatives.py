@@ -35,7 +35,9 @@ class Slope:
         axes = importlib.import_module("matplotlib.pyplot").gca() if axes is None else axes
         top, least = max(self.error) or 1.0, min((e for e in self.error if e > 0), default=1.0)
         axes.loglog(self.t, self.error, label=f"error, slope {self.slope:.2f}")
-        axes.loglog(self.t, [top * (t / self.t[-1]) ** self.order for t in self.t], "--", label=f"slope {self.order}")
+        axes.loglog(
+            self.t, [top * (t / self.t[-1]) ** self.order for t in self.t], "--", label=f"slope {self.order}"
+        )
         axes.set(xlabel="t", ylabel="what the expansion leaves", ylim=(least / 2, 2 * top))
         axes.legend()
         return axes
@@ -59,12 +61,17 @@ def _check(f: Loss, x: Points, space: Spaces, order: int, generator: Generator |
     problem = Problem(f, x, space)
     place = problem.place(problem.frames("geodesic", "transported"), twice=order == 3)
     g, value = place.gradient, place.value
-    raw = [torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device) for p in place.frames.points()]
+    raw = [
+        torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+        for p in place.frames.points()
+    ]
     W = place.frames.gradient(raw)
     W = W / W.norm()
     first, second = float(g.dot(W)), float(W.dot(problem.hessian(place)(W))) if order == 3 else 0.0
     steps = [10 ** (-k / 4) for k in range(32, -1, -1)]
-    errors = [abs(problem.value(place.frames.moved(W, t)) - value - t * first - t * t / 2 * second) for t in steps]
+    errors = [
+        abs(problem.value(place.frames.moved(W, t)) - value - t * first - t * t / 2 * second) for t in steps
+    ]
     noise = 100 * torch.finfo(g.dtype).eps * max(abs(value), float(g.norm()))
     result = Slope(_steepness(steps, errors, noise), order, steps, errors)
     if draw:

@@ -38,7 +38,9 @@ def descend(problem: Problem, frames: Frames, make: Callable[[], Rule], log: Log
             slack=10 * frames.eps * abs(place.value),
         )
         if found.t == 0 and fresh:
-            log.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+            log.status = (
+                f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+            )
             break
         if found.t == 0:
             rule = make()

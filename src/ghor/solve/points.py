@@ -67,13 +67,17 @@ class Block:
         W = self.scaled(u)
         return W if self.root is None else W / self.root
 
-    def moved(self, u: Tensor, t: float, retraction: Retraction, vectors: Sequence[Tensor], age: int) -> Block:
+    def moved(
+        self, u: Tensor, t: float, retraction: Retraction, vectors: Sequence[Tensor], age: int
+    ) -> Block:
         """At Lambda R(t W), rounding repaired; flat vectors are taken to the new frame, in place."""
         new, W = copy.copy(self), self.coordinates(u) * t
         retraction = (
             retraction if isinstance(self.space, MatrixSpace) else GEODESIC
         )  # along which the velocity is known
-        new.section = type(self.section)(self.space, self.E, *(X.clone() for X in self.section.tensors().values()))
+        new.section = type(self.section)(
+            self.space, self.E, *(X.clone() for X in self.section.tensors().values())
+        )
         turning = [] if new.section.holds_point else [self.scaled(v) for v in vectors]
         length = torch.linalg.vector_norm(W.flatten(1), dim=1) if self.E.dim() else W.abs()
         Y = self.Y if new.section.holds_point else self.Y.clone()
@@ -82,7 +86,9 @@ class Block:
             if X.dtype != v.dtype:
                 v[self.part] = (torch.view_as_real(X) if self.complex else X).reshape(-1).to(v.dtype)
         if self.curved:
-            new.section.polish(new.Y, age, (length > 0).to(length.dtype), float(length.max()) > 0.5 * self.reach)
+            new.section.polish(
+                new.Y, age, (length > 0).to(length.dtype), float(length.max()) > 0.5 * self.reach
+            )
         return new
 
     def slope(self, g: Tensor, d: Tensor, t: float, retraction: Retraction) -> Tensor:
@@ -115,7 +121,9 @@ class Block:
             with torch.enable_grad():
                 u, G = torch.zeros_like(g, requires_grad=True), G.requires_grad_()
                 W = space.hor(self.coordinates(u))
-                Lambda = space.implicit_frame(Y, section.R) if isinstance(section, Implicit) else section.Lambda
+                Lambda = (
+                    space.implicit_frame(Y, section.R) if isinstance(section, Implicit) else section.Lambda
+                )
                 at = space.apply_section(space.update_section(Lambda, W, "geodesic"), self.E)
                 (p,) = torch.autograd.grad(at, u, G, create_graph=True)
 
@@ -160,7 +168,9 @@ class Frames:
         kinds: dict[Any, list[int]] = defaultdict(list)
         for i, (p, space) in enumerate(zip(points, spaces, strict=True)):
             if getattr(space, "padding_idx", None) is not None:
-                raise ValueError(f"{space}: solvers and LBFGS move every row; use another optimizer for this weight")
+                raise ValueError(
+                    f"{space}: solvers and LBFGS move every row; use another optimizer for this weight"
+                )
             kinds[(space, i) if isinstance(space, Euclidean) else (space, p.shape, p.dtype)].append(i)
         self.size, self.count = 0, len(points)
         self.eps = max(torch.finfo(p.dtype).eps for p in points)  # of the coarsest
@@ -235,7 +245,9 @@ class Frames:
         transport themselves, an isometry, so they stay as they are, at no cost. They turn where an anchor is renewed.
         """
         both = [(a.section, b.section) for a, b in zip(self.blocks, at.blocks, strict=True)]
-        if any(isinstance(a, Implicit) and isinstance(b, Implicit) and not torch.equal(a.R, b.R) for a, b in both):
+        if any(
+            isinstance(a, Implicit) and isinstance(b, Implicit) and not torch.equal(a.R, b.R) for a, b in both
+        ):
             self.moved(d, t, memory)
 
     def slope(self, g: Tensor, d: Tensor, t: float) -> float:
@@ -254,7 +266,9 @@ class Frames:
         """The length of a step that turns everything by about one radian."""
         return math.sqrt(sum(len(b.Y) * b.reach**2 for b in self.blocks))
 
-    def expansion(self, grads: Sequence[Tensor | None], g: Tensor) -> Callable[[Tensor], tuple[list[Tensor], Tensor]]:
+    def expansion(
+        self, grads: Sequence[Tensor | None], g: Tensor
+    ) -> Callable[[Tensor], tuple[list[Tensor], Tensor]]:
         """v -> how the points move along v, and the second derivative of <grads, points> in g^hor, flat."""
         parts = [b.expansion(b.stacked(grads), g) for b in self.blocks]
 

@@ -57,14 +57,20 @@ class Problem:
         if isinstance(x, Tensor):
             names, points, self.pack = ["x"], [x], lambda points: points[0]
         elif isinstance(x, Mapping):
-            names, points, self.pack = list(x), list(x.values()), lambda points: dict(zip(x, points, strict=True))
+            names, points, self.pack = (
+                list(x),
+                list(x.values()),
+                lambda points: dict(zip(x, points, strict=True)),
+            )
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
         if isinstance(space, type):
             raise TypeError(f"space is the class {space.__name__}, not a space: write {space.__name__}()")
         if isinstance(space, Mapping):
             if not isinstance(x, Mapping) or set(space) - set(x):
-                raise ValueError(f"spaces are given for {sorted(space)}, points are {names}; use the same names")
+                raise ValueError(
+                    f"spaces are given for {sorted(space)}, points are {names}; use the same names"
+                )
             space = [space.get(k, Euclidean()) for k in names]
         self.spaces = [space or Euclidean()] * len(points) if isinstance(space, Space | None) else list(space)
         if len(self.spaces) != len(points) or not points:
@@ -77,7 +83,9 @@ class Problem:
                     f"{name} is a {type(p).__name__} on {s!r}; points are tensors, on spaces such as Stiefel()"
                 )
             if not (p.is_floating_point() or p.is_complex()):
-                raise TypeError(f"{name} is {p.dtype}; points are floating point tensors, convert with .double()")
+                raise TypeError(
+                    f"{name} is {p.dtype}; points are floating point tensors, convert with .double()"
+                )
             s.check_shape(p.shape)
             s.check_dtype(p.dtype)
             if not isinstance(s, Euclidean):
@@ -106,7 +114,9 @@ class Problem:
         with torch.enable_grad():
             value = self._loss(points)
             if not value.requires_grad:
-                raise ValueError("f does not depend on x, or was computed without gradients; use x in torch operations")
+                raise ValueError(
+                    "f does not depend on x, or was computed without gradients; use x in torch operations"
+                )
             grads = torch.autograd.grad(value, points, allow_unused=True, create_graph=twice)
         return Place(frames, float(value.detach()), frames.gradient(grads), (points, grads))
 
@@ -117,7 +127,9 @@ class Problem:
         """
         points, grads = place.graph
         expansion = place.frames.expansion(grads, place.gradient)
-        which = [i for i, G in enumerate(grads) if G is not None and G.requires_grad]  # the others are constant
+        which = [
+            i for i, G in enumerate(grads) if G is not None and G.requires_grad
+        ]  # the others are constant
 
         def product(v: Tensor) -> Tensor:
             self.products += 1
@@ -161,7 +173,10 @@ class Log:
         """Whether value and gradient norm have been the same but for rounding for `PATIENCE` iterations."""
         then, now = self.history[self.since], self.history[-1]
         size = max(abs(now["value"]), eps * abs(self.history[0]["value"]))
-        if abs(now["value"] - then["value"]) > 10 * eps * size or now["gradient_norm"] < 0.9 * then["gradient_norm"]:
+        if (
+            abs(now["value"] - then["value"]) > 10 * eps * size
+            or now["gradient_norm"] < 0.9 * then["gradient_norm"]
+        ):
             self.since = len(self.history) - 1
         return len(self.history) - 1 - self.since >= PATIENCE
 

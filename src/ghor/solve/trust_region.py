@@ -36,12 +36,16 @@ def trust_region(problem: Problem, frames: Frames, log: Log) -> Place:
         if ratio > 0.1 and decrease >= 0:
             place, product = new, None
         elif radius < frames.eps * widest:
-            log.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+            log.status = (
+                f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+            )
             break
     return place
 
 
-def steihaug(g: Tensor, product: Callable[[Tensor], Tensor], radius: float, log: Log) -> tuple[Tensor, Tensor, bool]:
+def steihaug(
+    g: Tensor, product: Callable[[Tensor], Tensor], radius: float, log: Log
+) -> tuple[Tensor, Tensor, bool]:
     """Conjugate gradients for H u = -g, to the edge where they leave the radius or meet negative curvature.
 
     Ends at ||r|| <= ||g|| min(||g||, 0.1), so that the outer iteration converges quadratically, or at half of what is

@@ -55,7 +55,9 @@ class Space(ABC):
     spreads: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
+        given = (
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
+        )
         return f"{type(self).__name__}({', '.join(given)})"
 
     def has(self, name: str) -> bool:
@@ -99,7 +101,9 @@ class Space(ABC):
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise TypeError unless tensors of this dtype can lie on the space."""
         if not dtype.is_floating_point:
-            raise TypeError(f"weights on {self} are real floating point tensors, not {dtype}; convert with .float()")
+            raise TypeError(
+                f"weights on {self} are real floating point tensors, not {dtype}; convert with .float()"
+            )
 
     @abstractmethod
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
@@ -136,7 +140,11 @@ class Space(ABC):
 
     @abstractmethod
     def random(
-        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
+        self,
+        *shape: int,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
     ) -> Tensor:
         """A random point of the given shape."""
 
@@ -168,7 +176,9 @@ class Space(ABC):
         """Lambda R(W), into `out` where that is given (it may be Lambda). Where W = 0 no bit changes."""
 
     @abstractmethod
-    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+    def polish(
+        self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
+    ) -> Tensor:
         """Rounding repaired, in place: Lambda back towards the group, or its point alone back towards the space.
 
         `share`, a number or one for each point, (...), is 0 where no bit may change.
@@ -262,12 +272,18 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     batch = points.shape[: points.dim() - space.dims]
     if len(batch) == 0 or batch[0] == 0:
-        raise ValueError(f"{space}.mean takes points stacked along dimension 0, got shape {tuple(points.shape)}")
+        raise ValueError(
+            f"{space}.mean takes points stacked along dimension 0, got shape {tuple(points.shape)}"
+        )
     X = wide(points)
-    X = X if X.dtype == points.dtype else space.project(X)  # what has been rounded is off by more than `log` allows
+    X = (
+        X if X.dtype == points.dtype else space.project(X)
+    )  # what has been rounded is off by more than `log` allows
     w = torch.ones(len(X), device=X.device) if weights is None else weights.detach()
     if tuple(w.shape) != tuple(batch[: w.dim()]) or w.dim() == 0:
-        raise ValueError(f"{space}.mean: {batch[0]} points take weights ({batch[0]}), got shape {tuple(w.shape)}")
+        raise ValueError(
+            f"{space}.mean: {batch[0]} points take weights ({batch[0]}), got shape {tuple(w.shape)}"
+        )
     w = w.to(X.device, torch.float64).reshape(*w.shape, *[1] * (len(batch) - w.dim())).expand(batch)
     total = w.sum(0)
     if not bool(((w >= 0) & torch.isfinite(w)).all() and (total > 0).all()):
@@ -278,7 +294,9 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     for _ in range(STEPS):
         V = (w * space.log(Y.expand_as(X), X)).sum(0)
         length = float(torch.linalg.vector_norm(V) / (1 + torch.linalg.vector_norm(Y)))
-        if length <= rounding or (length >= last and length <= 1e3 * rounding):  # rounding is all that is left
+        if length <= rounding or (
+            length >= last and length <= 1e3 * rounding
+        ):  # rounding is all that is left
             return space.project(space.exp(Y, V)).to(points.dtype)
         Y, last = space.exp(Y, V), length
     raise ValueError(f"{space}.mean: no mean was found in {STEPS} iterations; are the points too far apart?")

@@ -39,7 +39,11 @@ class Euclidean(Space):
         return Y.new_zeros(())
 
     def random(
-        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
+        self,
+        *shape: int,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
     ) -> Tensor:
         """Standard normal."""
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
@@ -62,7 +66,9 @@ class Euclidean(Space):
     ) -> Tensor:
         return torch.add(Lambda, W, out=out)
 
-    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+    def polish(
+        self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
+    ) -> Tensor:
         return Lambda
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:

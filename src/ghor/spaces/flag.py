@@ -29,14 +29,18 @@ class Flag(Orthogonal):
         super().__post_init__()
         sizes = self.sizes if isinstance(self.sizes, (tuple, list)) else ()
         if not sizes or not all(type(n) is int and n > 0 for n in sizes):
-            raise ValueError(f"the sizes of a flag are positive numbers of columns such as (2, 1), got {self.sizes!r}")
+            raise ValueError(
+                f"the sizes of a flag are positive numbers of columns such as (2, 1), got {self.sizes!r}"
+            )
         object.__setattr__(self, "sizes", tuple(sizes))
 
     def check_shape(self, shape: Sequence[int]) -> None:
         super().check_shape(shape)
         N, n = self.size(shape)
         if n != sum(self.sizes):
-            raise ValueError(f"{self} holds matrices with {sum(self.sizes)} columns, got shape {tuple(shape)}")
+            raise ValueError(
+                f"{self} holds matrices with {sum(self.sizes)} columns, got shape {tuple(shape)}"
+            )
         if N == n and len(self.sizes) == 1:
             raise ValueError(f"{self} of square matrices is a single point, got shape {tuple(shape)}")
 

@@ -75,7 +75,11 @@ class Framed(Space):
             raise
 
     def random(
-        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
+        self,
+        *shape: int,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
     ) -> Tensor:
         """A random point: `from_normal` of a standard normal tensor."""
         self.check_shape(shape)

@@ -19,7 +19,9 @@ def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
     safe = torch.where(small, 1.0, t)
     root = safe.sqrt()
     f = torch.where(small, 1 - t / 3 + t * t / 5 - t**3 / 7, root.atan() / root)
-    df = torch.where(small, -1 / 3 + 2 * t / 5 - 3 * t * t / 7, (1 / (1 + safe) - root.atan() / root) / (2 * safe))
+    df = torch.where(
+        small, -1 / 3 + 2 * t / 5 - 3 * t * t / 7, (1 / (1 + safe) - root.atan() / root) / (2 * safe)
+    )
     return f, df
 
 
@@ -61,7 +63,9 @@ class Grassmann(Subspaces, Orthogonal):
         YZ = M.mH @ ZM
         with torch.no_grad():
             if not bool((torch.linalg.svdvals(YZ)[..., -1] > 1e-6).all()):
-                raise ValueError(f"{self}.log: a principal angle is pi/2, the shortest geodesic is not unique")
+                raise ValueError(
+                    f"{self}.log: a principal angle is pi/2, the shortest geodesic is not unique"
+                )
         L = solve(YZ, ZM - M @ YZ, left=False)
         Delta = L @ symmetric_function(L.mH @ L, _atan_ratio)
         return self.unmatrix(Delta, Y.shape)

@@ -71,7 +71,9 @@ class Boosted(Framed):
         bb = |b|^2 and xb = <x_s, b>.
         """
 
-    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+    def polish(
+        self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
+    ) -> Tensor:
         """x_0 from the spatial part; O by one Newton-Schulz step."""
         self.implicit_polish(Lambda[..., 0, :], share)
         if not point_only:
@@ -172,7 +174,9 @@ class Hyperbolic(Boosted):
     def residual(self, Y: Tensor) -> Tensor:
         """|<x, x> + 1|; infinite beyond the digits, where 1 is less than rounding of x_0."""
         x0, xs = Y[..., 0], Y[..., 1:]
-        return torch.where(x0 * torch.finfo(Y.dtype).eps < 1, (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs(), math.inf)
+        return torch.where(
+            x0 * torch.finfo(Y.dtype).eps < 1, (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs(), math.inf
+        )
 
     def tolerance(self, Y: Tensor) -> Tensor:
         """Rounding of <x, x> grows with x_0^2."""

@@ -56,7 +56,9 @@ class MatrixSpace(Space):
     def __post_init__(self) -> None:
         if type(self.flatten) is not int or self.flatten < 1:
             raise ValueError(f"flatten counts dimensions, 1 or more, got {self.flatten!r}")
-        counts = self.blocks if isinstance(self.blocks, tuple) else (1 if self.blocks is None else self.blocks,)
+        counts = (
+            self.blocks if isinstance(self.blocks, tuple) else (1 if self.blocks is None else self.blocks,)
+        )
         if not counts or not all(type(k) is int and k > 0 for k in counts):
             raise ValueError(f"blocks counts matrices, 3 or (3, heads), got {self.blocks!r}")
 
@@ -88,7 +90,9 @@ class MatrixSpace(Space):
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < 1 + self.flatten:
             hint = "; for unit vectors use ghor.Sphere()" if len(shape) == 1 else ""
-            raise ValueError(f"{self} needs {1 + self.flatten} or more dimensions, got shape {tuple(shape)}{hint}")
+            raise ValueError(
+                f"{self} needs {1 + self.flatten} or more dimensions, got shape {tuple(shape)}{hint}"
+            )
         if 0 in shape:
             raise ValueError(f"{self} has no points of the empty shape {tuple(shape)}")
         self.check_blocks(shape)
@@ -259,7 +263,9 @@ class MatrixSpace(Space):
         out[..., :n].mT.add_(Dt)
         return out
 
-    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+    def polish(
+        self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
+    ) -> Tensor:
         """One Newton-Schulz step towards X* X = I: X + X (I - X* X)/2, which squares the distance.
 
         X is Lambda, O(N^3), or its first columns Y, O(N n^2).
@@ -341,7 +347,9 @@ class MatrixSpace(Space):
         Ys = self.star(Y)
         A = self.skew(Ys @ Delta) / 2
         K = Delta - Y @ A
-        K = K - Y @ (Ys @ K)  # again: what is left along Y after the first pass is rounding of the size of Delta
+        K = K - Y @ (
+            Ys @ K
+        )  # again: what is left along Y after the first pass is rounding of the size of Delta
         F1, F2, T1, T2 = retraction.thin(A, self.star(K) @ K)
         x, z = Ys @ X, self.star(K) @ X
         return Y @ (F1 @ x - T1 @ z) + K @ (F2 @ x - T2 @ z)

@@ -53,7 +53,9 @@ class Anchored(MatrixSpace):
         """Where N = n there is no complement to do without. "auto" goes by time: `benchmarks/step.py --crossover`."""
         N, n = self.size(shape)
         faster = N >= 512 and 4 * n <= N
-        return "implicit" if N > n and (asked == "implicit" or (asked == "auto" and faster)) else "transported"
+        return (
+            "implicit" if N > n and (asked == "implicit" or (asked == "auto" and faster)) else "transported"
+        )
 
     def implicit_start(self, Y: Tensor) -> Tensor:
         """The anchor for a point: R = polar(Y1)."""
@@ -177,7 +179,11 @@ class Orthogonal(Anchored):
         return Lambda.mH
 
     def random(
-        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
+        self,
+        *shape: int,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
     ) -> Tensor:
         """Uniform (Haar): the Q of a normal matrix Q R, with diag(R) made positive."""
         self.check_shape(shape)

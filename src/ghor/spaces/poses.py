@@ -83,7 +83,9 @@ class SpecialEuclidean(Framed):
         X = torch.nn.functional.pad(W, (0, 0, 0, 1))
         return Lambda + Lambda[..., :-1] @ R.dense(X)[..., :-1, :]
 
-    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+    def polish(
+        self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
+    ) -> Tensor:
         """One Newton-Schulz step of R."""
         orthonormalised(Lambda[..., :-1], share)
         return Lambda
@@ -171,7 +173,9 @@ class PositionsOrientations(Framed):
         X = torch.nn.functional.pad(torch.cat([w, v], -1), (0, 0, 0, 1))
         return Lambda + R.dense(X)[..., :3, [3, 2, 0, 1]].mT @ _rotation(Lambda).mT
 
-    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+    def polish(
+        self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
+    ) -> Tensor:
         """One Newton-Schulz step of R, or of n."""
         if point_only:
             S2.implicit_polish(Lambda[..., 1, :], share)

@@ -21,7 +21,9 @@ class SpecialOrthogonal(Orthogonal):
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         if dtype.is_complex:
-            raise TypeError(f"weights on {self} are real floating point tensors; use ghor.Unitary() for {dtype}")
+            raise TypeError(
+                f"weights on {self} are real floating point tensors; use ghor.Unitary() for {dtype}"
+            )
         super().check_dtype(dtype)
 
     def residual(self, Y: Tensor) -> Tensor:

@@ -66,7 +66,9 @@ class Transported:
         self.space.update_section(self.Lambda, W, retraction, out=self.Lambda)
         return self.space.apply_section(self.Lambda, self.E)
 
-    def update_far(self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]) -> None:
+    def update_far(
+        self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
+    ) -> None:
         """The same for some of the stack and steps of any length: in float64, and back to the group at once."""
         Lambda = self.Lambda[rows]
         if not self.space.compact:
@@ -142,7 +144,9 @@ class Implicit:
         self.P = None if torch.compiler.is_compiling() else P
         return Y
 
-    def update_far(self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]) -> None:
+    def update_far(
+        self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
+    ) -> None:
         """The same for some of the stack and steps of any length: in float64, and back to the space at once."""
         part = Implicit(self.space, self.E, wide(self.R[rows]))
         y, turned = wide(Y[rows]), [wide(X[rows]) for X in vectors]
@@ -167,7 +171,11 @@ class Implicit:
 
     def to(self, other: type[Section], Y: Tensor, half: bool, vectors: Sequence[Tensor]) -> Section:
         """As the other kind: the frame of this one, formed, is a transported one, and nothing turns."""
-        return self if other is Implicit else Transported(self.space, self.E, self.space.implicit_frame(Y, self.R))
+        return (
+            self
+            if other is Implicit
+            else Transported(self.space, self.E, self.space.implicit_frame(Y, self.R))
+        )
 
 
 def fingerprint(X: Tensor) -> Tensor:

@@ -101,7 +101,9 @@ class SPD(Framed):
         self.warn_of_digits(indefinite, "to condition 1/eps", after)
         return torch.where(indefinite[..., None, None, None], before, after)
 
-    def polish(self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False) -> Tensor:
+    def polish(
+        self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
+    ) -> Tensor:
         """P made symmetric, where it came from outside."""
         Lambda[..., 0, :, :] = symmetric(Lambda[..., 0, :, :])
         return Lambda

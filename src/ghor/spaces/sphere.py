@@ -27,7 +27,11 @@ class Sphere(Orthogonal):
 
     @property
     def one(self) -> Space:
-        return replace(self, blocks=None, padding_idx=None) if self.blocks or self.padding_idx is not None else self
+        return (
+            replace(self, blocks=None, padding_idx=None)
+            if self.blocks or self.padding_idx is not None
+            else self
+        )
 
     @property
     def dims(self) -> int:
@@ -99,7 +103,9 @@ class Sphere(Orthogonal):
         s2 = (K * K).sum(-2, keepdim=True)
         if not bool((c > -1 + 4 * torch.finfo(Y.dtype).eps).all()):
             raise ValueError(f"{self}.log: the points are antipodal, the shortest geodesic is not unique")
-        small = (s2 < 1e-6) & (c > 0)  # theta/sin(theta) = 1 + s^2/6 + 3 s^4/40 + ...; sqrt has no derivative at 0
+        small = (s2 < 1e-6) & (
+            c > 0
+        )  # theta/sin(theta) = 1 + s^2/6 + 3 s^4/40 + ...; sqrt has no derivative at 0
         s = torch.where(small, 1.0, s2).sqrt()
         ratio = torch.where(small, 1 + s2 / 6 + 3 * s2 * s2 / 40, torch.atan2(s, c) / s)
         return self.unmatrix(K * ratio, Y.shape)

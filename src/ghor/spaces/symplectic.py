@@ -86,7 +86,11 @@ class Symplectic(MatrixSpace):
         return M
 
     def random(
-        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
+        self,
+        *shape: int,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
     ) -> Tensor:
         """Uniform among the orthogonal points [[Re, -Im], [Im, Re]] of an orthonormal complex N x n matrix."""
         self.check_shape(shape)

@@ -42,7 +42,9 @@ class Trivialization(OnMatrices):
     ) -> None:
         check_options(lr, betas, eps=eps)
         if every is not None and not (isinstance(every, int) and every >= 1):
-            raise ValueError(f"Invalid every: {every}; a number of steps, 1 or more, or None for a fixed base")
+            raise ValueError(
+                f"Invalid every: {every}; a number of steps, 1 or more, or None for a fixed base"
+            )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "every": every})
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:

@@ -58,7 +58,14 @@ class CayleySGD(_Cayley):
     """Algorithm 1: M <- momentum M - G, then as above. lr = 0.1 is that of the authors' commands."""
 
     def __init__(
-        self, params: Any, lr: float = 0.1, momentum: float = 0.9, *, q: float = 0.5, s: int = 2, eps: float = 1e-8
+        self,
+        params: Any,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        *,
+        q: float = 0.5,
+        s: int = 2,
+        eps: float = 1e-8,
     ) -> None:
         check_options(lr, momentum=momentum, q=q, s=s, eps=eps)
         super().__init__(params, {"lr": lr, "momentum": momentum, "q": q, "s": s, "eps": eps})

@@ -26,7 +26,9 @@ class OnMatrices(Optimizer):
     """
 
     space: ClassVar[Orthogonal] = Stiefel()
-    room: ClassVar[float] = 0.0  # how far off weights may start beyond rounding: where the method does not stay itself
+    room: ClassVar[float] = (
+        0.0  # how far off weights may start beyond rounding: where the method does not stay itself
+    )
 
     @abstractmethod
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -48,7 +50,9 @@ class OnMatrices(Optimizer):
         if not p.is_floating_point():
             raise TypeError(f"{name}: weights of {kind} are real floating point tensors, not {p.dtype}")
         if p.dtype in COMPUTE_DTYPE:
-            raise TypeError(f"{name} is {p.dtype}, which {kind} has too few digits in; convert it with .float()")
+            raise TypeError(
+                f"{name} is {p.dtype}, which {kind} has too few digits in; convert it with .float()"
+            )
         space.check_shape(p.shape)
         off = float(space.residual(p.detach()).max())
         if not off <= float(space.tolerance(p).max()) + self.room:

@@ -136,7 +136,9 @@ class Attention:
 
     unused: str | None = None
 
-    def __call__(self, heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None
+    ) -> Tensor:
         if torch.compiler.is_compiling():
             return formula(heads, x, M, A, b)
         said, self.unused = self.unused, unavailable(heads, *(t for t in (x, M, A, b) if t is not None))

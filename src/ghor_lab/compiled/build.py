@@ -38,7 +38,9 @@ def build(source: Path, **defines: int) -> ctypes.CDLL:
             warnings.warn(f"{path} was damaged: removed and made again", stacklevel=2)
         with tempfile.TemporaryDirectory(prefix="ghor-") as scratch:
             made = Path(scratch) / "made.so"
-            _run([*compiler, *FLAGS, *(f"-D{k}={v}" for k, v in defines.items()), str(source), "-o", str(made)])
+            _run(
+                [*compiler, *FLAGS, *(f"-D{k}={v}" for k, v in defines.items()), str(source), "-o", str(made)]
+            )
             content = made.read_bytes()
         path = folder / f"{label}-{key}-{_digest(content)}.so"
         store(content, path)

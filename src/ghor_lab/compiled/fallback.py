@@ -14,7 +14,9 @@ def not_plain(*tensors: Tensor) -> str | None:
     """Why no compiled function can take these now, forward or backward (None: it can)."""
     for t in tensors:
         if not t.is_cpu or t.dtype is not torch.float32:
-            return f"it is for float32 on the CPU, not {str(t.dtype).removeprefix('torch.')} on {t.device.type}"
+            return (
+                f"it is for float32 on the CPU, not {str(t.dtype).removeprefix('torch.')} on {t.device.type}"
+            )
         if type(t) not in (Tensor, nn.Parameter):
             return f"it is for tensors of torch itself, not {type(t).__name__}"
     if torch.is_autocast_enabled("cpu"):
@@ -31,8 +33,13 @@ def not_plain(*tensors: Tensor) -> str | None:
 def derivatives(f: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> list[Tensor | None]:
     """Of sum(f(*inputs) * dy), by automatic differentiation, to be differentiated again if gradients are enabled."""
     again = torch.is_grad_enabled()
-    with torch.enable_grad(), torch.autocast("cpu", enabled=False):  # as in the forward pass, which was compiled
-        inputs = [t if t is None else t.view_as(t) for t in inputs]  # a weight may be used before, too: not through x
+    with (
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):  # as in the forward pass, which was compiled
+        inputs = [
+            t if t is None else t.view_as(t) for t in inputs
+        ]  # a weight may be used before, too: not through x
         wanted = [t for t in inputs if t is not None and t.requires_grad]
         found = iter(torch.autograd.grad(f(*inputs), wanted, dy, create_graph=again))
     return [next(found) if t is not None and t.requires_grad else None for t in inputs]

@@ -54,7 +54,12 @@ class SymplecticAutoencoder(PhaseSpaceMap):
                 f"numbers of layers cannot be negative, got encoder_layers={encoder_layers}, "
                 f"decoder_layers={decoder_layers}, decoder_output_layers={decoder_output_layers}"
             )
-        factory: dict[str, Any] = {"copies": self.copies, "generator": generator, "device": device, "dtype": dtype}
+        factory: dict[str, Any] = {
+            "copies": self.copies,
+            "generator": generator,
+            "device": device,
+            "dtype": dtype,
+        }
 
         def gradients(dim: int, count: int) -> list[PhaseSpaceMap]:
             kinds = (GradientQ, GradientP)
@@ -89,5 +94,7 @@ def dimensions(full_dim: int, reduced_dim: int, blocks: int) -> list[int]:
         raise ValueError(f"reduced_dim must be even and less than full_dim={full_dim}, got {reduced_dim}")
     fall = (full_dim - reduced_dim) // 2
     if not 2 <= blocks <= fall + 1:
-        raise ValueError(f"from {full_dim} to {reduced_dim} dimensions there are 2 to {fall + 1} blocks, got {blocks}")
+        raise ValueError(
+            f"from {full_dim} to {reduced_dim} dimensions there are 2 to {fall + 1} blocks, got {blocks}"
+        )
     return [full_dim - 2 * (i * fall // (blocks - 1)) for i in range(blocks)]

@@ -15,7 +15,9 @@ from ghor.spaces import Space
 def patches(images: Tensor, size: int) -> Tensor:
     """Images (batch, height, width) as (size^2, batch, tokens); patches and the pixels in one numbered column-major."""
     B, height, width = images.shape
-    grid = images.reshape(B, height // size, size, width // size, size)  # batch, patch row, row, patch column, column
+    grid = images.reshape(
+        B, height // size, size, width // size, size
+    )  # batch, patch row, row, patch column, column
     return grid.permute(0, 4, 2, 3, 1).reshape(B, size * size, height * width // size**2).transpose(0, 1)
 
 
@@ -46,7 +48,12 @@ class Block(nn.Module):
 
 def alone(module: nn.Module) -> bool:
     """Whether nobody notices that this attention is not called by itself: it has no hook and no other `forward`."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
     ours = getattr(module.forward, "__func__", None) is StiefelAttention.forward
     return ours and not any(hooks) and not _has_any_global_hook()
 
@@ -80,7 +87,9 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if patch_size < 1 or image_size % patch_size:
-            raise ValueError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
+            raise ValueError(
+                f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}"
+            )
         self.image_size, self.patch_size = image_size, patch_size
         dim, factory = patch_size**2, {"device": device, "dtype": dtype}
         self.blocks = nn.ModuleList(Block(dim, heads, space, scale, **factory) for _ in range(blocks))

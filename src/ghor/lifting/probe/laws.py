@@ -47,12 +47,14 @@ NOT_FINITE = "its velocity from the weight 0 is not finite"
 STILL = "it does not move a weight that is 0, as weights are in g^hor before every step"
 OWN_LIST = "it moves tensors of a list of its own, not those in its param_groups, where the lift puts g^hor"
 NORMS = "its update takes a norm or mean over the whole tensor, and weights of one shape are computed as one tensor"
-ANOTHER = (
-    "on weights of one shape, computed as one tensor with one dimension more, it is another rule than on each of them"
+ANOTHER = "on weights of one shape, computed as one tensor with one dimension more, it is another rule than on each of them"
+STATES = (
+    "it keeps state that cannot be told apart by weights, and weights of one shape are computed as one tensor"
 )
-STATES = "it keeps state that cannot be told apart by weights, and weights of one shape are computed as one tensor"
 DECAYED = "its weight decay changes the velocity, not the weight alone; give these weights a group with weight_decay=0"
-NOT_TURNING = "its update does not turn with the gradient, velocity(O B) = O velocity(B), so it depends on the section"
+NOT_TURNING = (
+    "its update does not turn with the gradient, velocity(O B) = O velocity(B), so it depends on the section"
+)
 GROUPED = "its update of a weight depends on the other weights, beside which it may not be in g^hor"
 
 
@@ -91,7 +93,9 @@ def _mixes(case: Case) -> str | None:
     H = shadow(case, case.count) if case.stack else shadow(case)
     generator = torch.Generator().manual_seed(1)
     perm = torch.randperm(H.numel(), generator=generator).to(case.device)
-    signs = torch.where(torch.rand(H.numel(), generator=generator) < 0.5, -1.0, 1.0).to(case.device, case.dtype)
+    signs = torch.where(torch.rand(H.numel(), generator=generator) < 0.5, -1.0, 1.0).to(
+        case.device, case.dtype
+    )
 
     def mix(x: Tensor) -> Tensor:
         return (x.flatten()[perm] * signs).view(x.shape)

@@ -95,7 +95,9 @@ class Trial:
         Base, options = case.Base, dict(case.options if options is None else options)
         self.weights = [nn.Parameter(w.clone()) for w in weights]
         try:
-            self.optimizer = Base([{"params": list(self.weights), **case.own}] if case.own else self.weights, **options)
+            self.optimizer = Base(
+                [{"params": list(self.weights), **case.own}] if case.own else self.weights, **options
+            )
         except Exception as error:
             raise NotBuilt(f"{type(error).__name__}: {error}") from error
         self.born = self._numbers()
@@ -148,7 +150,9 @@ class Trial:
         loose: dict[Any, Any] = self.optimizer.state  # state of no weight
         for key, value in loose.items():
             if isinstance(key, str):
-                kept |= {f"{key} {k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+                kept |= (
+                    {f"{key} {k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+                )
         return {k: float(v) for k, v in kept.items() if _is_number(v)}
 
     def learned(self) -> dict[str, float]:
@@ -270,7 +274,12 @@ def faint_decay(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, Any
 def another_rate(case: Case) -> Case | None:
     """The case with an option that is 0 set to our rate, where that makes the rule move: a rate by another name."""
     for name, value in case.options.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0 and name not in DECAYS:
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and value == 0
+            and name not in DECAYS
+        ):
             other = replace(case, options={**case.options, name: RATE})
             trial = Trial(other, [shadow(case)], [shadow(case)])
             if any(bool(trial.step(g)[0].any()) for g in gradients(other, (), 3)):

@@ -46,7 +46,11 @@ def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) 
                     "taken to another frame; use section='transported'"
                 )
         optimizer, p = runs[0]
-        held = [k for k, v in optimizer.state[p].items() if torch.is_tensor(v) and v.dim() and kinds.get(k) != "vector"]
+        held = [
+            k
+            for k, v in optimizer.state[p].items()
+            if torch.is_tensor(v) and v.dim() and kinds.get(k) != "vector"
+        ]
         if only_vectors and held:
             raise ValueError(
                 f"{Base.__name__} keeps {held[0]!r}, which is no vector of g^hor and cannot be taken to another frame; "
@@ -77,7 +81,9 @@ def _tensors(optimizer: Optimizer, p: Tensor) -> dict[str, Tensor]:
     return {k: v for k, v in optimizer.state[p].items() if torch.is_tensor(v) and v.shape == p.shape}
 
 
-def _turn_all(Base: type[Optimizer], runs: list[tuple[Optimizer, Tensor]], kinds: dict[str, str], g: Tensor) -> None:
+def _turn_all(
+    Base: type[Optimizer], runs: list[tuple[Optimizer, Tensor]], kinds: dict[str, str], g: Tensor
+) -> None:
     """With vectors turned over, the state after g must be as good as that after -g: else a vector is kept elsewhere."""
     (optimizer, p), (other, q) = runs
     for k, v in _tensors(optimizer, p).items():
@@ -90,7 +96,11 @@ def _turn_all(Base: type[Optimizer], runs: list[tuple[Optimizer, Tensor]], kinds
 
 
 def _turn_some(
-    Base: type[Optimizer], run: tuple[Optimizer, Tensor], kinds: dict[str, str], g: Tensor, generator: torch.Generator
+    Base: type[Optimizer],
+    run: tuple[Optimizer, Tensor],
+    kinds: dict[str, str],
+    g: Tensor,
+    generator: torch.Generator,
 ) -> None:
     """With vectors turned and squares as they are, the next step is finite."""
     optimizer, p = run

@@ -106,7 +106,13 @@ def refuse_unless_it_lifts(
 ) -> None:
     """`verify` before there are weights: on two of 6 x 4, orthonormal. What needs more to be built is tried then."""
     case = Case(
-        Base, our_rate(Base, options), Stiefel(), (6, 4), dtype=torch.get_default_dtype(), stack=stack, blocks=blocks
+        Base,
+        our_rate(Base, options),
+        Stiefel(),
+        (6, 4),
+        dtype=torch.get_default_dtype(),
+        stack=stack,
+        blocks=blocks,
     )
     if not (_verdict(case) or "").startswith(NOT_BUILT):
         _refuse(case)
@@ -196,9 +202,7 @@ def _could_not_be_tried(case: Case, error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     for words, what in NEEDS_MORE.items():
         if any(word in text.lower() for word in words):
-            return (
-                f"its step needs {what}, and the lift gives it one gradient a step ({text}); use ghor.optim.Adam or SGD"
-            )
+            return f"its step needs {what}, and the lift gives it one gradient a step ({text}); use ghor.optim.Adam or SGD"
     small = case.within(SIDE, 4096)
     lead = (small.count,) if case.stack else ()
     alone = "" if not case.stack else "; lift(..., stack=False) gives it tensors of the shape of a weight"
