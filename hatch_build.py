@@ -1,4 +1,5 @@
-"""The README as the package index shows it: relative links made absolute, into the repository of [project.urls]."""
+"""The README as the package index shows it: relative links made absolute, into the repository of
+[project.urls]."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 def absolute(text: str, repository: str, ref: str) -> str:
-    """Links to files of the repository, [text](path), as links into it; anchors and addresses stay as they are."""
+    """Links to files of the repository, [text](path), as links into it; anchors and addresses stay as they
+    are."""
     pages, files = f"{repository.rstrip('/')}/blob/{ref}/", f"{repository.rstrip('/')}/raw/{ref}/"
     text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\g<1>{files}", text)
     return re.sub(r"(?<!!)(\[[^\]]*\]\()(?!https?:|#)", rf"\g<1>{pages}", text)

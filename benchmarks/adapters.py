@@ -3,8 +3,9 @@
     python benchmarks/adapters.py                                           # 3 seeds, 3 rates: 20 minutes of one core
     python benchmarks/adapters.py --seeds 1 --rates 6e-3 --only "ghor|OFT"
 
-Every adapter sits on all linear layers of the blocks, the head is trained anew beside it, and every method has the best
-of the same learning rates, by its accuracy on 5,000 digits that are held out of the training. "off" is the largest
+Every adapter sits on all linear layers of the blocks, the head is trained anew beside it, and every method
+has the best of the same learning rates, by its accuracy on 5,000 digits that are held out of the training.
+"off" is the largest
 ||R^T R - I||_F of a block that the layer multiplies with, in float64; "merged" is the largest difference between the
 logits of the merged model and of the model before. peft is tried if it is installed. Fashion-MNIST and MNIST are found
 or fetched as the lab does.
@@ -202,7 +203,8 @@ def run(name: str, base: nn.Module, lr: float, seed: int, steps: int) -> dict[st
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a contender at its best rate by validation, over the seeds: accuracies, the worst off and merged, time."""
+    """A row a contender at its best rate by validation, over the seeds: accuracies, the worst off and merged,
+    time."""
     rows = []
     for name in dict.fromkeys(r["name"] for r in runs):
         rates: dict[float, list[dict[str, Any]]] = {}

@@ -1,12 +1,14 @@
-"""Brockett's function to a relative gradient of 1e-6: our L-BFGS and trust region beside pymanopt's, in one run.
+"""Brockett's function to a relative gradient of 1e-6: our L-BFGS and trust region beside pymanopt's, in one
+run.
 
     python benchmarks/against_pymanopt.py --out out/pymanopt            # 150 x 5, 1000 x 10, 100,000 x 10 (sparse)
 
-min sum_i i y_i^T S y_i on St(n, N), S symmetric and normal, or a sparse matrix with ten low eigenvalues. All start at
-one point, in float64, with f in torch and derivatives by autograd; each ends by the norm of its own metric. f is
-counted as often as it is called: ours has value and gradient of one call, pymanopt calls it again for each gradient and
-each product with the Hessian, so its gradients are also given apart. L-BFGS keeps 30 pairs, 10 of the large problem.
-The gap is that to the best value of the run. CPU seconds depend little on what else the machine does.
+min sum_i i y_i^T S y_i on St(n, N), S symmetric and normal, or a sparse matrix with ten low eigenvalues. All
+start at one point, in float64, with f in torch and derivatives by autograd; each ends by the norm of its own
+metric. f is counted as often as it is called: ours has value and gradient of one call, pymanopt calls it
+again for each gradient and each product with the Hessian, so its gradients are also given apart. L-BFGS keeps
+30 pairs, 10 of the large problem. The gap is that to the best value of the run. CPU seconds depend little on
+what else the machine does.
 """
 
 from __future__ import annotations

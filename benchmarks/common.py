@@ -1,4 +1,5 @@
-"""What the benchmarks share: the machine and its rates, quartiles, parametrizations as contenders, writing."""
+"""What the benchmarks share: the machine and its rates, quartiles, parametrizations as contenders,
+writing."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Weight(nn.Module):
 def parametrized_step(
     modules: list[nn.Module], grads: list[Tensor], lr: float
 ) -> tuple[Callable[[], None], Callable[[], list[Tensor]], torch.optim.Optimizer]:
-    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies below.
+    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies
+    below.
 
     Returns the step, the weights, and the optimizer.
     """

@@ -2,8 +2,9 @@
 
     python benchmarks/constant.py --json constant.json     # seconds; reads MNIST and Fashion-MNIST
 
-With the loss ||prediction - onehot|| / ||onehot|| the prediction e_c has sqrt(2 (1 - p_c)), p_c the share of class c
-among the training images, and its share of the test images right. So a pair of loss and accuracy tells the class.
+With the loss ||prediction - onehot|| / ||onehot|| the prediction e_c has sqrt(2 (1 - p_c)), p_c the share of
+class c among the training images, and its share of the test images right. So a pair of loss and accuracy
+tells the class.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     python benchmarks/contract.py
 
 The configurations and the inputs that must be refused are those of PyTorch's own database
-(torch.testing._internal.common_optimizers), each in the implementations that torch has (forloop, foreach, fused);
-torch's own Adam is in the table too, to show that the checks hold there. A cell counts the cases that behave as torch's
-class does. tests/pytorch/test_torch_database.py has these checks, and more of them, for every class of ghor.optim.
+(torch.testing._internal.common_optimizers), each in the implementations that torch has (forloop, foreach,
+fused); torch's own Adam is in the table too, to show that the checks hold there. A cell counts the cases that
+behave as torch's class does. tests/pytorch/test_torch_database.py has these checks, and more of them, for
+every class of ghor.optim.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def leaves_gradients(make: Make, net: Callable[[], Net], flat: bool, kwargs: dic
 
 
 def tensor_rates(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """A learning rate that is a tensor of 0, 1 or 2 dimensions gives what the number gives; foreach refuses it."""
+    """A learning rate that is a tensor of 0, 1 or 2 dimensions gives what the number gives; foreach refuses
+    it."""
     for dims in range(3):
         one, two = net(), net()
         rate = kwargs | {"lr": torch.full([1] * dims, 1e-2)}

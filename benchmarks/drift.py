@@ -1,17 +1,20 @@
-"""Where drift comes from: the form of the retraction, the length of the steps, and whether rounding is ever repaired.
+"""Where drift comes from: the form of the retraction, the length of the steps, and whether rounding is ever
+repaired.
 
     python benchmarks/drift.py --json drift.json           # 14,500 float32 steps, eight runs; two minutes on one core
     python benchmarks/drift.py --steps 500                 # a first look
 
-Weights on St(7, 49) follow noisy gradients of ||Y - target||^2/2, Adam at 1e-3 with betas 0.9, 0.99 as in the paper.
-Four ways to move the section Lambda by the Cayley transform of the velocity W, the first that of the authors' code:
+Weights on St(7, 49) follow noisy gradients of ||Y - target||^2/2, Adam at 1e-3 with betas 0.9, 0.99 as in the
+paper. Four ways to move the section Lambda by the Cayley transform of the velocity W, the first that of the
+authors' code:
 
     authors     R = (I + B' (I - B''^T B'/2)^-1 B''^T/2) (I + W/2) is formed, N x N, then Lambda <- Lambda R
     dense       R = (I - W/2)^-1 (I + W/2) by a solve, then Lambda <- Lambda R
     increment   Lambda <- Lambda + Lambda (R - I), R - I from an n x n inverse: ghor without its polishing
     ghor        the same with polishing, by ghor.optim.Adam and ghor.baselines.ScalarMomentAdam as they are
 
-each with a second moment by coordinate and with one a matrix (steps about 18 times shorter). Printed: the largest
+each with a second moment by coordinate and with one a matrix (steps about 18 times shorter). Printed: the
+largest
 ||Y^T Y - I||_F over the weights, in float64, after some numbers of steps, and the mean length ||W||_F of a step.
 """
 

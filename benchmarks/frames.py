@@ -3,12 +3,12 @@
     python benchmarks/gauge.py --frames                                  # three problems, minutes; 30 frames, 30 starts
     python benchmarks/gauge.py --frames --only c --data FOLDER           # one epoch of the transformer; half an hour
 
-A frame is the basis of the complement in the first section: any is as good as any other, and Adam, which works by
-coordinates, sees it; Muon, momentum and gradient descent do not. "frames" are runs from one start with one sequence of
-samples in random frames, "starts" are runs from random starts, each with its closed-form frame and the same samples.
-The outcome is the logarithm of the loss, its mean over the last 5 % of the steps; given is its standard deviation, in
-per cent of the loss. Random frames are compared with the closed-form one, transported and implicit: the shift of the
-outcome in standard deviations over frames.
+A frame is the basis of the complement in the first section: any is as good as any other, and Adam, which
+works by coordinates, sees it; Muon, momentum and gradient descent do not. "frames" are runs from one start
+with one sequence of samples in random frames, "starts" are runs from random starts, each with its closed-form
+frame and the same samples. The outcome is the logarithm of the loss, its mean over the last 5 % of the steps;
+given is its standard deviation, in per cent of the loss. Random frames are compared with the closed-form one,
+transported and implicit: the shift of the outcome in standard deviations over frames.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Weights(nn.Module):
 def problem(
     key: str, gen: Generator
 ) -> tuple[tuple[int, int], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """(N, n), and a function of Y (P, N, n) and samples: the exact loss of each, less the optimum, and a gradient."""
+    """(N, n), and a function of Y (P, N, n) and samples: the exact loss of each, less the optimum, and a
+    gradient."""
     N, n = (60, 6) if key == "b" else (60, 5)
     U = torch.linalg.qr(torch.randn(N, N, generator=gen, dtype=torch.float64)).Q
     values = 1 / torch.arange(1, N + 1, dtype=torch.float64)
@@ -121,8 +122,8 @@ def summary(over: Tensor, among: Tensor, closed: Tensor, implicit: Tensor) -> di
 def transformer(rule: str, out: Path, folder: Path | None, count: int) -> dict[str, float]:
     """One epoch of the paper's transformer, batch 2048: the mean loss of its last 5 steps.
 
-    Every run is kept in frames-mnist.json when it is over, and not repeated. Rules that do not see the frame show that
-    with few.
+    Every run is kept in frames-mnist.json when it is over, and not repeated. Rules that do not see the frame
+    show that with few.
     """
     path, count = out / "frames-mnist.json", count if rule == "Adam" else min(count, 4)
     kept: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}

@@ -5,24 +5,26 @@
     python benchmarks/gauge.py --only c --epochs 5 --seeds 2 --data FOLDER
     python benchmarks/gauge.py --frames --out gauge            # spread over frames and starts (frames.py)
 
-Adam works on coordinates, and the two sections give the complement different bases (gauges). A pair shares the start,
-the data and the order of the data; only the section differs.
+Adam works on coordinates, and the two sections give the complement different bases (gauges). A pair shares
+the start, the data and the order of the data; only the section differs.
 
-(a) The top-10 eigenspace of a 200 x 200 covariance with eigenvalues 1/i in a random basis, from samples: minimise
+(a) The top-10 eigenspace of a 200 x 200 covariance with eigenvalues 1/i in a random basis, from samples:
+minimise
     -E |Y^T x|^2, 64 samples a step. Loss: 1 - tr(Y^T C Y) / (largest 10 eigenvalues), exact.
-(b) Procrustes on St(20, 100): minimise E |Y^T x - t|^2, t = Y*^T x + noise, covariance of x with eigenvalues 1/i in a
+(b) Procrustes on St(20, 100): minimise E |Y^T x - t|^2, t = Y*^T x + noise, covariance of x with eigenvalues
+1/i in a
     random basis, 64 samples a step. Loss: tr((Y - Y*)^T C (Y - Y*)) / tr C, exact.
     Both in float64, from uniform starts, constant learning rates, noisy to the end; all seeds in one batch.
 (c) The paper's vision transformer on MNIST, batch 2048, float32, learning rate 1e-3.
 
-Outcomes of a run: "final", the mean loss over the last 5 % of its curve, "area", the mean over all of it, and "early",
-the mean over its first 10 %, where most of the descent happens and a stationary end does not dilute it. Tests on
-logarithms, at level 0.05 with Holm's correction over all of them: Wilcoxon's signed-rank test on the pairs,
-Kolmogorov and Smirnov's on the two distributions; and an equivalence test (two one-sided t-tests on the pairs) for the
-margin: the ratio of the geometric means lies between 1/1.05 and 1.05. Control, for (a) and (b): "turned" is the
-transported section on the same problem in a randomly turned coordinate system, which is the same run in an arbitrary
-other gauge; it shows how much a gauge can matter. One JSON line an epoch goes to records.jsonl, with a checkpoint
-beside it: a run that was killed goes on from there.
+Outcomes of a run: "final", the mean loss over the last 5 % of its curve, "area", the mean over all of it, and
+"early", the mean over its first 10 %, where most of the descent happens and a stationary end does not dilute
+it. Tests on logarithms, at level 0.05 with Holm's correction over all of them: Wilcoxon's signed-rank test on
+the pairs, Kolmogorov and Smirnov's on the two distributions; and an equivalence test (two one-sided t-tests
+on the pairs) for the margin: the ratio of the geometric means lies between 1/1.05 and 1.05. Control, for (a)
+and (b): "turned" is the transported section on the same problem in a randomly turned coordinate system, which
+is the same run in an arbitrary other gauge; it shows how much a gauge can matter. One JSON line an epoch goes
+to records.jsonl, with a checkpoint beside it: a run that was killed goes on from there.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ def generator(*seed: int) -> Generator:
 
 
 class Matrices:
-    """Problems (a) and (b): all seeds at once as a batch of matrices; an epoch is 100 steps, 10 points of the curve."""
+    """Problems (a) and (b): all seeds at once as a batch of matrices; an epoch is 100 steps, 10 points of the
+    curve."""
 
     STEPS, EVERY, SAMPLES, NOISE = 100, 10, 64, 0.3
 
@@ -234,7 +237,8 @@ def train(
     images: data.Images | None,
     threads: int,
 ) -> None:
-    """Up to `epochs`, from the last checkpoint. A record is written before its checkpoint: at worst it stands twice."""
+    """Up to `epochs`, from the last checkpoint. A record is written before its checkpoint: at worst it stands
+    twice."""
     name = run_name(problem, section, seeds)
     checkpoint = out / f"{name}.pt"
     run: Matrices | Transformer
@@ -347,7 +351,8 @@ def holm(tests: dict[str, float]) -> dict[str, float]:
 
 
 def pair_distance(out: Path, problem: str, seeds: list[int]) -> float | None:
-    """Median over the weights of ||Y_implicit - Y_transported||_F / sqrt(2 n) at the end: 1 for unrelated points."""
+    """Median over the weights of ||Y_implicit - Y_transported||_F / sqrt(2 n) at the end: 1 for unrelated
+    points."""
     found = []
     for group in [[s] for s in seeds] if problem == "c" else [seeds]:
         paths = [out / f"{run_name(problem, section, group)}.pt" for section in SECTIONS]

@@ -1,8 +1,9 @@
-"""What `step.py --large` and `step.py --crossover` measure: one step of Adam on large Stiefel matrices, float32.
+"""What `step.py --large` and `step.py --crossover` measure: one step of Adam on large Stiefel matrices,
+float32.
 
-Large: one matrix, in units of what its size allows: a product of N n^2 terms, and a step of Muon, which is five
-Newton-Schulz iterations of three such products each, in bfloat16. Crossover: transported over implicit section, by N
-and n/N, from which the rule of section="auto" can be read off.
+Large: one matrix, in units of what its size allows: a product of N n^2 terms, and a step of Muon, which is
+five Newton-Schulz iterations of three such products each, in bfloat16. Crossover: transported over implicit
+section, by N and n/N, from which the rule of section="auto" can be read off.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ GRID_N = (256, 512, 1024, 2048, 4096)
 GRID_SHARE = tuple(map(Fraction, ("1/64", "1/32", "1/16", "1/8", "1/4", "1/2", "3/4")))
 GRID_BATCH = (1, 16)
 CELL_SECONDS = 1.0  # of timed steps
-# A cell is left out where its set-up (the polar factor of n x n) and one transported step are more than that, or its
-# sections: the ratio has settled by then.
+# A cell is left out where its set-up (the polar factor of n x n) and one transported step are more than that,
+# or its sections: the ratio has settled by then.
 CELL_FLOPS, CELL_BYTES = 1e12, 1 << 29
 
 
@@ -210,7 +211,8 @@ def crossover_record(cap: float = CELL_SECONDS, largest: int = GRID_N[-1]) -> di
 
 
 def crossover_report(record: dict[str, Any]) -> str:
-    """Ratios over 1 are where implicit is faster; in brackets where the quartiles over the rounds have 1 between them.
+    """Ratios over 1 are where implicit is faster; in brackets where the quartiles over the rounds have 1
+    between them.
 
     Of the best times: a cell has few rounds, and a neighbour on the machine only ever adds.
     """

@@ -3,10 +3,10 @@
     python benchmarks/muon.py --json muon.json --plot muon.png           # a minute or two
     python benchmarks/muon.py --quick                                    # is everything alive?
 
-A student relu(x W1) relu(. W2) w with W1 on St(16, 32), taken as its transpose, and W2 on O(32), learns a teacher of
-the same form from fresh samples, 256 a step; the Euclidean head w has torch's AdamW at 1e-2 in all runs. Every method
-runs with four learning rates and shows the best: the smallest mean loss over the last tenth of the steps, of three
-seeds. The time is that of the step on W1 and W2 alone, median.
+A student relu(x W1) relu(. W2) w with W1 on St(16, 32), taken as its transpose, and W2 on O(32), learns a
+teacher of the same form from fresh samples, 256 a step; the Euclidean head w has torch's AdamW at 1e-2 in all
+runs. Every method runs with four learning rates and shows the best: the smallest mean loss over the last
+tenth of the steps, of three seeds. The time is that of the step on W1 and W2 alone, median.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Problems on manifolds with known optima: our solvers, lifted Adam, geoopt, pymanopt. Evaluations and time to 1e-6.
+"""Problems on manifolds with known optima: our solvers, lifted Adam, geoopt, pymanopt. Evaluations and time
+to 1e-6.
 
     python benchmarks/problems.py --out out/problems
 
-Writes problems.md, problems.json and profiles.png (performance profiles). "to 1e-6" is (f - f*) <= 1e-6 max(1, |f*|),
-seen at every evaluation; the gap is the smallest until a method stopped. A problem whose optimum has no closed form
-takes the best value that any method found; LOBPCG stands for one of the eigenspace. A start may end in another critical
-point, which the table says: there are no evaluations then.
+Writes problems.md, problems.json and profiles.png (performance profiles). "to 1e-6" is (f - f*) <= 1e-6
+max(1, |f*|), seen at every evaluation; the gap is the smallest until a method stopped. A problem whose
+optimum has no closed form takes the best value that any method found; LOBPCG stands for one of the
+eigenspace. A start may end in another critical point, which the table says: there are no evaluations then.
 
-An evaluation has the value and, at the same point, the gradient; a product with the Hessian counts as one more in the
-profiles and has a column of its own. pymanopt, which calls f again for each gradient and twice for each product, is
-counted in the same way. Seconds are the CPU's, one thread. Learning rates (Adam 0.02, SGD 1e-3 with momentum 0.9) are
-the same everywhere and not tuned.
+An evaluation has the value and, at the same point, the gradient; a product with the Hessian counts as one
+more in the profiles and has a column of its own. pymanopt, which calls f again for each gradient and twice
+for each product, is counted in the same way. Seconds are the CPU's, one thread. Learning rates (Adam 0.02,
+SGD 1e-3 with momentum 0.9) are the same everywhere and not tuned.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@
     python benchmarks/scaling.py --json scaling.json --plot scaling.png # scaling-time.png and scaling-memory.png
     python benchmarks/scaling.py --crossover                            # from which N on is implicit faster?
 
-n = 16 with N = 256 ... 32768 and n = 64 with N = 256 ... 8192, one matrix and a stack of 32, float32. Every contender
-runs in a process of its own for every size, so that its peak memory is its own, and goes on to larger N until a step,
-the set-up or the memory exceeds its budget; the table says which. Linux only: memory is read from /proc.
+n = 16 with N = 256 ... 32768 and n = 64 with N = 256 ... 8192, one matrix and a stack of 32, float32. Every
+contender runs in a process of its own for every size, so that its peak memory is its own, and goes on to
+larger N until a step, the set-up or the memory exceeds its budget; the table says which. Linux only: memory
+is read from /proc.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Contender:
-    """`step()` does one whole step, `state` is the optimizer's, `held` what else must be kept beside the weight."""
+    """`step()` does one whole step, `state` is the optimizer's, `held` what else must be kept beside the
+    weight."""
 
     step: Callable[[], object]
     state: Callable[[], dict[Any, Any]]
@@ -269,7 +271,8 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def replay(self) -> tuple[list[partial[Any]], list[partial[Any]]]:
-        """The tall products, and the n x n products and inverses, on copies of the same memory, shared alike."""
+        """The tall products, and the n x n products and inverses, on copies of the same memory, shared
+        alike."""
         storages: dict[int, Tensor] = {}
 
         def copy(x: Any) -> Any:
@@ -291,7 +294,8 @@ class Recorder(TorchDispatchMode):
 
 
 def products(contender: str, n: int, N: int, rounds: int) -> dict[str, Any]:
-    """A step beside its own products and inverses, recorded from a step and called alone, and one fused Adam step."""
+    """A step beside its own products and inverses, recorded from a step and called alone, and one fused Adam
+    step."""
     Y, G = points(N, n, 1)
     c = CONTENDERS[contender](Y.clone(), G.clone())
     adam = torch_adam(Y.clone(), G.clone())
@@ -336,7 +340,8 @@ def products(contender: str, n: int, N: int, rounds: int) -> dict[str, Any]:
 
 
 def large(N: int, n: int, steps: int = 100) -> dict[str, Any]:
-    """A layer with an N x n weight: constrain, the optimizer as it comes, and `steps` steps with their backward."""
+    """A layer with an N x n weight: constrain, the optimizer as it comes, and `steps` steps with their
+    backward."""
     ghor: Any = import_module("ghor")
     torch.manual_seed(0)
     layer = nn.Linear(n, N, bias=False)
@@ -368,7 +373,8 @@ def large(N: int, n: int, steps: int = 100) -> dict[str, Any]:
 
 
 def crossover(n: int, batch: int, rounds: int, largest: float) -> dict[str, Any]:
-    """Ratios transported / implicit over N, both fused, ten steps each in turn, until implicit has won for good."""
+    """Ratios transported / implicit over N, both fused, ten steps each in turn, until implicit has won for
+    good."""
     rows: list[dict[str, Any]] = []
     for N in sorted({round(n * 2 ** (k / 2)) for k in range(1, 21)} - {n}):
         if 4 * batch * N * N > largest or N > 4096 or sum(row["ratio"][0] > 1.3 for row in rows) >= 3:
@@ -523,7 +529,8 @@ def panels(record: dict[str, Any]) -> dict[Panel, dict[str, list[dict[str, Any]]
 
 
 def slope(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float | None:
-    """Of log value over log N, fitted over N >= 2048; None from fewer than three N, which would fit the noise."""
+    """Of log value over log N, fitted over N >= 2048; None from fewer than three N, which would fit the
+    noise."""
     found = [
         (math.log(row["N"]), math.log(value(row))) for row in rows if row["N"] >= FIT_FROM and row.get("ms")
     ]
@@ -672,7 +679,8 @@ def report(record: dict[str, Any]) -> str:
 
 
 def in_entries(row: dict[str, Any], key: str) -> float | None:
-    """Bytes in units of the weight's float32; None where they were not measured or are lost in pages and noise."""
+    """Bytes in units of the weight's float32; None where they were not measured or are lost in pages and
+    noise."""
     entries = row["batch"] * row["N"] * row["n"]
     return None if row[key] is None or 4 * entries < 2**20 else float(row[key] / 4 / entries)
 

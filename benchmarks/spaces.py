@@ -1,4 +1,5 @@
-"""What the spaces promise in floating point, run at full length: drift, many seeds, targets found, invariance, means.
+"""What the spaces promise in floating point, run at full length: drift, many seeds, targets found,
+invariance, means.
 
     python benchmarks/spaces.py [--steps 10000] [--seeds 200] [--out results/spaces/spaces.txt]
 

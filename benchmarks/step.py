@@ -1,4 +1,5 @@
-"""One optimizer step over the 336 St(7,49) weights of the paper's transformer: ghor beside its peers, in one run.
+"""One optimizer step over the 336 St(7,49) weights of the paper's transformer: ghor beside its peers, in one
+run.
 
     python benchmarks/step.py                                  # 2 threads, 50 repetitions
     python benchmarks/step.py --quick                          # is everything alive? (not for quoting)
@@ -6,10 +7,10 @@
     python benchmarks/step.py --large                          # one large matrix, beside products and Muon (large.py)
     python benchmarks/step.py --crossover                      # transported / implicit by N and n/N (large.py)
 
-Rounds are interleaved: a round visits every contender once, in shuffled order (optimizers, then the much slower
-parametrizations), so that noise of the machine hits all alike, and ratios are taken within a round. A visit is two
-steps: the first finds the caches filled by the others, as a step after a backward pass does ("first"); the second
-follows at once and is the time that is compared ("again").
+Rounds are interleaved: a round visits every contender once, in shuffled order (optimizers, then the much
+slower parametrizations), so that noise of the machine hits all alike, and ratios are taken within a round. A
+visit is two steps: the first finds the caches filled by the others, as a step after a backward pass does
+("first"); the second follows at once and is the time that is compared ("again").
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def ghor_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
 
 
 def torch_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
-    """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the manifold."""
+    """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the
+    manifold."""
     for implementation in ("foreach", "fused"):
         for layout in LAYOUTS:
             yield bench.torch_adam(Y, G, layout, implementation)
@@ -88,7 +90,8 @@ def geoopt_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
 
 
 def parametrized(name: str, layout: str, modules: list[nn.Module], G: Tensor) -> Contender:
-    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies below."""
+    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies
+    below."""
     step, weights, _ = parametrized_step(modules, split(G, layout), LR)
     return Contender(name, layout, step, weights, parametrized=True)
 
@@ -123,7 +126,8 @@ PEERS: tuple[Callable[[Tensor, Tensor], Iterable[Contender]], ...] = (
 
 
 def contenders(only: str) -> tuple[list[Contender], list[str]]:
-    """The contenders whose label matches `only`, all from the same weights, and a sentence on each that is missing."""
+    """The contenders whose label matches `only`, all from the same weights, and a sentence on each that is
+    missing."""
     Y, G = bench.problem()
     found: list[Contender] = []
     skipped: list[str] = []
@@ -144,7 +148,8 @@ def moved(Y: Tensor, Z: Tensor) -> float:
 
 # ---------------------------------------------------------------------------------------------------- the floor
 
-# Numbers of one weight that must cross memory in a step with a stored section (design: Lambda = [Y, Q] is N x N).
+# Numbers of one weight that must cross memory in a step with a stored section (design: Lambda = [Y, Q] is N x
+# N).
 READ = {"G": N * n, "Lambda": N * N, "moments": 2 * N * n}
 WRITTEN = {"Lambda": N * N, "moments": 2 * N * n, "Y": N * n}
 FLOOR_BYTES = 4 * COUNT * (sum(READ.values()) + sum(WRITTEN.values()))
@@ -163,7 +168,8 @@ FLOPS = {
 
 
 def floor(rates: dict[str, Any]) -> dict[str, float]:
-    """No step can be faster than its traffic at the measured copy rate, nor than its flops at the measured matmul rate.
+    """No step can be faster than its traffic at the measured copy rate, nor than its flops at the measured
+    matmul rate.
 
     The weights of a step fit into the caches of a large machine, so the faster of the two copies counts.
     """
@@ -195,7 +201,8 @@ def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
     end = {c.label: points(c) for c in entries}
 
     def versus(a: Key, b: Key) -> list[float] | None:
-        """Quartiles of time(a) / time(b), each ratio taken within a round; None where one of them did not run."""
+        """Quartiles of time(a) / time(b), each ratio taken within a round; None where one of them did not
+        run."""
         ta, tb = (times.get(" | ".join(key), {}).get("again") for key in (a, b))
         return quartiles([x / y for x, y in zip(ta, tb, strict=True)]) if ta and tb else None
 

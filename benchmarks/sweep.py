@@ -1,13 +1,15 @@
-"""Learning rates: every published method for Stiefel on the paper's transformer, a few epochs at seven rates each.
+"""Learning rates: every published method for Stiefel on the paper's transformer, a few epochs at seven rates
+each.
 
     python benchmarks/sweep.py sweep                           # into the folder sweep; hours on two cores
     python benchmarks/sweep.py sweep --only "ghor|kong|li-2"   # a regular expression on the keys of ghor_lab.methods
     python benchmarks/sweep.py sweep --epochs 1 --steps 2      # is everything alive? (not for quoting)
     python benchmarks/sweep.py sweep --draw                    # nothing is trained: table and sweep.svg of records
 
-One file a run, written when the run is over; runs that have one are left out, so an interrupted sweep goes on where it
-was. The 336 weights on St(7, 49) are the method's, at the rate of the sweep; all others are torch's fused Adam's at
-1e-3, in every run the same. All start from the same seed. Adams have betas 0.9, 0.99 as in the paper.
+One file a run, written when the run is over; runs that have one are left out, so an interrupted sweep goes on
+where it was. The 336 weights on St(7, 49) are the method's, at the rate of the sweep; all others are torch's
+fused Adam's at 1e-3, in every run the same. All start from the same seed. Adams have betas 0.9, 0.99 as in
+the paper.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from ghor_lab.tasks import Classification
 from ghor_lab.train import machine
 
 RATES = tuple(float(f"{10 ** (e / 2):.2g}") for e in range(-8, -1))  # 1e-4, 3.2e-4, ..., 0.1
-# Where lr is not the size of every entry of a step but the length of the whole, or times a gradient: larger rates.
+# Where lr is not the size of every entry of a step but the length of the whole, or times a gradient: larger
+# rates.
 FACTORS = {"li-1": 10.0, "li-2": 10.0, "scalar": 10.0, "muon": 10.0}
 OPTIONS: dict[str, dict[str, Any]] = {"li-1": {}, "muon": {"steps": 10}}
 ADAM = {"betas": (0.9, 0.99)}
@@ -53,7 +56,8 @@ CONTENDERS = tuple(m for m in METHODS if m.stiefel or m.key == "soft")
 def run(
     method: Method, lr: float, seed: int, epochs: int, steps: int | None, batch: int, threads: int
 ) -> dict[str, Any]:
-    """Train, and what came of it: losses by epoch, test accuracy, drift, milliseconds of the method's steps."""
+    """Train, and what came of it: losses by epoch, test accuracy, drift, milliseconds of the method's
+    steps."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     task = Classification(Config("mnist", "geometric-adam", (seed,), epochs, lr, batch, threads=threads))

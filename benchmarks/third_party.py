@@ -1,25 +1,26 @@
-"""Every optimizer of seven libraries: does it lift, and is the lift the same rule on the full matrix of g^hor?
+"""Every optimizer of seven libraries: does it lift, and is the lift the same rule on the full matrix of
+g^hor?
 
     python benchmarks/third_party.py                        # some 250 classes, 10 to 30 minutes
     python benchmarks/third_party.py --quick                # 20 steps at 12 x 4
     python benchmarks/third_party.py --only Lion            # classes with this in their name
     python benchmarks/third_party.py --out table.md
 
-What is accepted is run for 200 steps on three weights at once, with gradients of sizes 1, 10 and 0.1 that are a fixed
-sequence in g^hor, beside a reference that shares no code with ghor: the same class on one N x N parameter for each
-weight, with gradient [[A, -B^T], [B, 0]], its velocity W taken as it is, Lambda <- Lambda (I - W/2)^-1 (I + W/2) with
-dense matrices in float64. The number is the largest |Y - Lambda E| over all steps, weights and entries. For classes
-that lift with stack=False only, because they take a norm or mean of a weight or keep state of an odd shape, the
-reference has one N x n parameter [A; B] for each weight instead.
+What is accepted is run for 200 steps on three weights at once, with gradients of sizes 1, 10 and 0.1 that are
+a fixed sequence in g^hor, beside a reference that shares no code with ghor: the same class on one N x N
+parameter for each weight, with gradient [[A, -B^T], [B, 0]], its velocity W taken as it is, Lambda <- Lambda
+(I - W/2)^-1 (I + W/2) with dense matrices in float64. The number is the largest |Y - Lambda E| over all
+steps, weights and entries. For classes that lift with stack=False only, because they take a norm or mean of a
+weight or keep state of an odd shape, the reference has one N x n parameter [A; B] for each weight instead.
 
-Some rules make much of little: they divide by an entry of the gradient that is near 0. Where the number is above 1e-5
-in float32 or 1e-13 in float64, the reference runs a second time with gradients that differ by one rounding, eps times
-their largest entry, and how far it is then from itself stands in parentheses; a number above ten times that is bold.
-A bold number in float32 beside rounding in float64 comes from a sign, taken of a number that is 0 to rounding (Ano:
-of g^2 - v, in one entry of 90 x 50, at step 65).
+Some rules make much of little: they divide by an entry of the gradient that is near 0. Where the number is
+above 1e-5 in float32 or 1e-13 in float64, the reference runs a second time with gradients that differ by one
+rounding, eps times their largest entry, and how far it is then from itself stands in parentheses; a number
+above ten times that is bold. A bold number in float32 beside rounding in float64 comes from a sign, taken of
+a number that is 0 to rounding (Ano: of g^2 - v, in one entry of 90 x 50, at step 65).
 
-The libraries: pip install ".[third-party]". timm needs torchvision to be imported as a whole; its optimizers do not,
-and are found without.
+The libraries: pip install ".[third-party]". timm needs torchvision to be imported as a whole; its optimizers
+do not, and are found without.
 """
 
 from __future__ import annotations

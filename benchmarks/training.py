@@ -4,10 +4,11 @@
     python benchmarks/training.py --rounds 1 --warmup 1        # is everything alive? (not for quoting)
     python benchmarks/training.py --json training.json
 
-The transformer at batch 2048, on random images: forward and backward with the blocks as compiled C and by the plain
-formula, and the step of each optimizer of the comparison, split into direction (gradient to velocity) and retraction.
-The pendulum's autoencoder: ten networks at once at batch 256, one thread, on random points. All contenders take turns
-within a round, in shuffled order. Subnormal numbers are flushed to zero, as in training.
+The transformer at batch 2048, on random images: forward and backward with the blocks as compiled C and by the
+plain formula, and the step of each optimizer of the comparison, split into direction (gradient to velocity)
+and retraction. The pendulum's autoencoder: ten networks at once at batch 256, one thread, on random points.
+All contenders take turns within a round, in shuffled order. Subnormal numbers are flushed to zero, as in
+training.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def flops() -> dict[str, float]:
 
 
 def limits(rates: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The time of the products alone at the measured rate, and the bar, scaled to this machine in two ways."""
+    """The time of the products alone at the measured rate, and the bar, scaled to this machine in two
+    ways."""
     products, copies = BAR_GFLOPS / rates["matmul_gflops"], BAR_GBS / rates["copy_gbs"]
     total = sum(flops().values())
     floor = total / rates["matmul_gflops"] / 1e9

@@ -1,13 +1,15 @@
-"""Trajectories of every lifted optimizer on every space, to see that a change of the code leaves them as they were.
+"""Trajectories of every lifted optimizer on every space, to see that a change of the code leaves them as they
+were.
 
     python benchmarks/trajectories.py record before.pt         # with the code as it was
     python benchmarks/trajectories.py compare before.pt        # with the code as it is; exit 1 beyond 16 eps
     python benchmarks/trajectories.py compare before.pt --only Adam,Stiefel,float64
 
-A case is an optimizer, a space, a section, a retraction and a dtype: 200 steps of two weights that share a group and of
-one Euclidean weight. Gradients are a fixed mean plus fixed noise and do not depend on the weights, so rounding is not
-fed back; now and then one of them, or all, are missing. Kept are the weights after some steps, the state at the end,
-and the state dict at step 100 as torch.save writes it, from which a new optimizer takes the other 100 steps.
+A case is an optimizer, a space, a section, a retraction and a dtype: 200 steps of two weights that share a
+group and of one Euclidean weight. Gradients are a fixed mean plus fixed noise and do not depend on the
+weights, so rounding is not fed back; now and then one of them, or all, are missing. Kept are the weights
+after some steps, the state at the end, and the state dict at step 100 as torch.save writes it, from which a
+new optimizer takes the other 100 steps.
 """
 
 from __future__ import annotations
@@ -73,8 +75,9 @@ RESUMED = (
     ("geodesic", "float32"),
 )  # half of the cases are enough for loading, and save time
 
-# Steps at which a gradient is missing, of: the first weight, the second, the Euclidean one. Up to step 100 the two
-# weights miss equally many with "geodesic", so that they are of one kind again when loaded; with "cayley" they do not.
+# Steps at which a gradient is missing, of: the first weight, the second, the Euclidean one. Up to step 100
+# the two weights miss equally many with "geodesic", so that they are of one kind again when loaded; with
+# "cayley" they do not.
 MISSING = {
     "cayley": ({25, 33, 60, 90, 91, 150, 177}, {3, 17, 18, 25, 40, 77, 90, 91, 130, 131, 150}, {8, 90, 150}),
     "geodesic": ({25, 33, 60, 88, 90, 91, 150, 177}, {1, 2, 25, 70, 90, 91, 130, 131, 150}, {1, 90, 150}),
@@ -116,7 +119,8 @@ class Case:
 
 
 def cases(only: str = "") -> Iterator[Case]:
-    """All cases, or those that `only` names: "Adam" is Adam and Adam-amsgrad; names of one axis are alternatives."""
+    """All cases, or those that `only` names: "Adam" is Adam and Adam-amsgrad; names of one axis are
+    alternatives."""
     axes: list[list[str]] = [list(OPTIMIZERS), list(SPACES), list(SECTIONS), list(RETRACTIONS), list(DTYPES)]
     wanted: list[set[str]] = [set() for _ in axes]
     for part in filter(None, only.split(",")):
@@ -230,7 +234,8 @@ def resumed(case: Case, half: list[Tensor], saved: Tensor) -> dict[str, Any]:
 
 
 def whole(case: Case, start: list[Tensor], recorded: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Trajectory and resumption, the latter from what was recorded if given; and what was warned or raised."""
+    """Trajectory and resumption, the latter from what was recorded if given; and what was warned or
+    raised."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out: dict[str, Any] = {"start": start}
@@ -296,7 +301,8 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
 
 
 def difference(a: Any, b: Any, eps: float, entrywise: bool) -> float:
-    """In eps, of max(1, |a|) entry by entry, or of the largest entry; 0 means bit-equal, inf another kind of thing.
+    """In eps, of max(1, |a|) entry by entry, or of the largest entry; 0 means bit-equal, inf another kind of
+    thing.
 
     Moments are small numbers of no fixed size, hence the largest entry for states.
     """

@@ -3,8 +3,8 @@
     python benchmarks/walk.py                                  # Adam, 336 weights on St(7,49) and 16 Euclidean ones
     python benchmarks/walk.py --optimizer SGD --weights 1
 
-Counted by `sys.setprofile`, hence exact and without timing. Comprehensions and generator expressions are part of the
-function that they stand in; a generator counts once, however often it is resumed.
+Counted by `sys.setprofile`, hence exact and without timing. Comprehensions and generator expressions are part
+of the function that they stand in; a generator counts once, however often it is resumed.
 """
 
 from __future__ import annotations

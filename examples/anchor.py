@@ -2,9 +2,9 @@
 
     python examples/anchor.py --out anchor.png
 
-A layer on St(12, 20) and a linear head learn to classify points of R^20. Then the inputs are turned, and the layer
-alone is tuned on 60 samples of the new task by AdamW with anchor="start", for several weight decays. Shown are, over
-some problems: how far the layer has gone, and its accuracy on the new and on the old task.
+A layer on St(12, 20) and a linear head learn to classify points of R^20. Then the inputs are turned, and the
+layer alone is tuned on 60 samples of the new task by AdamW with anchor="start", for several weight decays.
+Shown are, over some problems: how far the layer has gone, and its accuracy on the new and on the old task.
 """
 
 import argparse

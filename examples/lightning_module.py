@@ -1,4 +1,5 @@
-"""Lightning: a module with a weight on the Stiefel manifold. Only `__init__` and `configure_optimizers` know of it."""
+"""Lightning: a module with a weight on the Stiefel manifold. Only `__init__` and `configure_optimizers` know
+of it."""
 
 import pytorch_lightning as pl
 import torch

@@ -1,4 +1,5 @@
-"""Needles in a disc, points of positions-and-orientations: they keep apart, align with neighbours and with the wall."""
+"""Needles in a disc, points of positions-and-orientations: they keep apart, align with neighbours and with
+the wall."""
 
 import torch
 from matplotlib.figure import Figure
@@ -10,7 +11,8 @@ PLACES = ghor.PositionsOrientations()
 
 
 def energy(Y: torch.Tensor) -> torch.Tensor:
-    """Of needles (M, 2, 3), n and -n being the same: repulsion, alignment of neighbours, the wall, the plane."""
+    """Of needles (M, 2, 3), n and -n being the same: repulsion, alignment of neighbours, the wall, the
+    plane."""
     x, n = Y[:, 0], Y[:, 1]
     i, j = torch.triu_indices(len(Y), len(Y), offset=1)
     apart = ((x[i] - x[j]).square().sum(-1) + 1e-6).sqrt()

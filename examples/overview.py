@@ -1,6 +1,7 @@
 """What a step costs, and how far weights are from the manifold while training: the picture of the README.
 
-python examples/overview.py --out overview.png       # times: results/step/step.json, made by benchmarks/step.py
+python examples/overview.py --out overview.png       # times: results/step/step.json, made by
+benchmarks/step.py
 """
 
 import json
@@ -31,7 +32,8 @@ def off(Y):
 
 
 def distances(steps):
-    """Sixteen weights of St(7, 49) that follow noisy targets, float32: {optimizer: distance after each step}."""
+    """Sixteen weights of St(7, 49) that follow noisy targets, float32: {optimizer: distance after each
+    step}."""
     rules = {
         "ghor": lambda Y: ghor.optim.Adam([Y], space=ghor.Stiefel(), lr=1e-3),
         "Adam with a penalty": lambda Y: SoftConstraintAdam([Y], lr=1e-3),

@@ -2,9 +2,9 @@
 
     min ||X Y - Z||^2   over Y in St(7, 49),   Z = X Y*,
 
-so that the smallest loss, 0, is known. X has fewer rows than columns: without the constraint, most of the solutions are
-far from the manifold. Its columns differ in size by a factor of ten. A few problems are solved at once, as one batch;
-the figure shows the loss and the distance from the manifold, step by step.
+so that the smallest loss, 0, is known. X has fewer rows than columns: without the constraint, most of the
+solutions are far from the manifold. Its columns differ in size by a factor of ten. A few problems are solved
+at once, as one batch; the figure shows the loss and the distance from the manifold, step by step.
 """
 
 import argparse
@@ -95,7 +95,8 @@ def train(
 
 
 def draw(runs: dict[str, Run], out: Path) -> None:
-    """Loss on the left, distance on the right; written under another name first, so nobody sees half a picture."""
+    """Loss on the left, distance on the right; written under another name first, so nobody sees half a
+    picture."""
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     for name, run in runs.items():

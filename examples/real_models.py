@@ -1,7 +1,8 @@
-"""The right constraint on the weights that models have: attention, BERT, Llama, LSTM, GRU, convolution, embedding.
+"""The right constraint on the weights that models have: attention, BERT, Llama, LSTM, GRU, convolution,
+embedding.
 
-Each model is constrained in one call and trained for 50 steps with AdamW. Then every block that was meant is looked at
-by a formula of its own, in float64 and without the library: what `check` prints is not asked.
+Each model is constrained in one call and trained for 50 steps with AdamW. Then every block that was meant is
+looked at by a formula of its own, in float64 and without the library: what `check` prints is not asked.
 """
 
 import torch

@@ -1,4 +1,5 @@
-"""Averaging rotations, some of which are anything: the mean and the median of SO(3), for more and more outliers."""
+"""Averaging rotations, some of which are anything: the mean and the median of SO(3), for more and more
+outliers."""
 
 import torch
 from matplotlib.figure import Figure

@@ -1,4 +1,5 @@
-"""Covariance regression: a geodesic P(t) = exp(M, t V) of SPD through noisy covariance matrices, against a line."""
+"""Covariance regression: a geodesic P(t) = exp(M, t V) of SPD through noisy covariance matrices, against a
+line."""
 
 import torch
 from matplotlib.figure import Figure

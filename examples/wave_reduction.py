@@ -1,8 +1,10 @@
-"""A wave equation in few variables: linear symplectic bases (PSD) against one optimised on symplectic Stiefel.
+"""A wave equation in few variables: linear symplectic bases (PSD) against one optimised on symplectic
+Stiefel.
 
-q' = p, p' = c^2 q_xx on 60 points of a circle, c near 1; z = (q, p) in R^120, a bump that travels, is approximated by
-U y, y in R^10. With U+ U = I the reduced system is Hamiltonian and keeps its energy; proper orthogonal decomposition
-(POD) does not. PSD needs a basis for q that is one for p, too: twice the size for waves that go one way.
+q' = p, p' = c^2 q_xx on 60 points of a circle, c near 1; z = (q, p) in R^120, a bump that travels, is
+approximated by U y, y in R^10. With U+ U = I the reduced system is Hamiltonian and keeps its energy; proper
+orthogonal decomposition (POD) does not. PSD needs a basis for q that is one for p, too: twice the size for
+waves that go one way.
 """
 
 import torch

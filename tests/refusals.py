@@ -34,7 +34,8 @@ def same_groups(a, b):
 
 
 def refused(group, error, *words, Optimizer=ghor.optim.Adam, **options):
-    """The group is refused by the constructor and by add_param_group, with all the words, and nothing has changed."""
+    """The group is refused by the constructor and by add_param_group, with all the words, and nothing has
+    changed."""
     weights = [p for _, p in group["params"]] if isinstance(group["params"][0], tuple) else group["params"]
     before = [p.detach().clone() for p in weights]
     with pytest.raises(error) as at_once:

@@ -1,4 +1,5 @@
-"""Weights of several kinds, gradients, and steps of any lifted class: what most tests of optimizers begin with."""
+"""Weights of several kinds, gradients, and steps of any lifted class: what most tests of optimizers begin
+with."""
 
 import copy
 import io
@@ -103,8 +104,8 @@ def same(a, b, atol=0.0, rtol=0.0):
 
 
 def exact(cls, dtype=torch.float64):
-    """How many of the weights resume to the bit: all but the last, Euclidean one in NAdam, whose `mu_product` torch's
-    own load_state_dict casts to the weight's dtype."""
+    """How many of the weights resume to the bit: all but the last, Euclidean one in NAdam, whose `mu_product`
+    torch's own load_state_dict casts to the weight's dtype."""
     return -1 if cls == "NAdam" and dtype != torch.float32 else None
 
 
@@ -116,8 +117,8 @@ def through_a_file(value, weights_only=True):
 
 
 def beside_torch(lifted, plain, gen, steps):
-    """Euclidean weights, one on Stiefel beside them, gradients missing at times: values and state are those of torch's
-    class to the bit."""
+    """Euclidean weights, one on Stiefel beside them, gradients missing at times: values and state are those
+    of torch's class to the bit."""
     start = [randn(shape, gen, torch.float32) for shape in [(5, 3), (4,), (), (2, 3, 4)]]
     ours, theirs = ([nn.Parameter(x.clone()) for x in start] for _ in range(2))
     Y = nn.Parameter(STIEFEL.random(6, 2, generator=gen))

@@ -1,7 +1,8 @@
 """The law table: every space of the package with shapes to try it on, found by walking `ghor.spaces`.
 
-What a space can do is asked here and nowhere else: `has`, `is_flat`, `is_compact`, ... Tests ask these, so that none of
-them has the name of a space in a condition, and a new space is tried by all that it has what they need for.
+What a space can do is asked here and nowhere else: `has`, `is_flat`, `is_compact`, ... Tests ask these, so
+that none of them has the name of a space in a condition, and a new space is tried by all that it has what
+they need for.
 """
 
 import importlib
@@ -25,7 +26,8 @@ from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.orthogonal import Anchored, Orthogonal
 from ghor.spaces.symplectic import Symplectic
 
-# Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions 0, 1, 2.
+# Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions
+# 0, 1, 2.
 SHAPES = [
     (7,),
     (3, 5),
@@ -68,7 +70,8 @@ def is_helper(cls: type[Space]) -> bool:
 
 
 def has(space: Space, what: str) -> bool:
-    """Whether the space has this part of the geometry of points: metric, rgrad, exp, log, transport, Omega, ..."""
+    """Whether the space has this part of the geometry of points: metric, rgrad, exp, log, transport, Omega,
+    ..."""
     return space.has(what)
 
 
@@ -83,12 +86,14 @@ def is_flat(space: Space) -> bool:
 
 
 def is_compact(space: Space) -> bool:
-    """Whether points cannot grow: `project` finds the nearest point of any X of full rank, no velocity is too long."""
+    """Whether points cannot grow: `project` finds the nearest point of any X of full rank, no velocity is too
+    long."""
     return space.compact
 
 
 def has_frame(space: Space) -> bool:
-    """Whether points are tall matrices, Lambda = [Y, Q] is a matrix of the group, and W in g^hor is W E = [A; B]."""
+    """Whether points are tall matrices, Lambda = [Y, Q] is a matrix of the group, and W in g^hor is W E = [A;
+    B]."""
     return isinstance(space, MatrixSpace)
 
 
@@ -102,7 +107,8 @@ def has_complex(space: Space) -> bool:
 
 
 def is_graph(space: Space) -> bool:
-    """Whether every tensor has a point near it, 0 as well: all but one coordinate are free, and give that one."""
+    """Whether every tensor has a point near it, 0 as well: all but one coordinate are free, and give that
+    one."""
     return isinstance(space, Boosted)
 
 
@@ -112,7 +118,8 @@ def is_cone(space: Space) -> bool:
 
 
 def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
-    """Points off the space by this part of their size: too long, or where that is a point too, not symmetric."""
+    """Points off the space by this part of their size: too long, or where that is a point too, not
+    symmetric."""
     if not is_cone(space):
         return (1 + by) * Y
     X = Y.clone()
@@ -121,7 +128,8 @@ def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
 
 
 def has_canonical_metric(space: Space) -> bool:
-    """Whether the metric is that of g^hor: then transport is an isometry, and rgrad in coordinates is global_grad."""
+    """Whether the metric is that of g^hor: then transport is an isometry, and rgrad in coordinates is
+    global_grad."""
     return isinstance(space, Orthogonal | ghor.Euclidean) or (isinstance(space, Framed) and space.scale == 1)
 
 
@@ -217,7 +225,8 @@ LAWS: dict[str, Callable] = {}
 def law(
     *needs: str, where: Callable[[Space], bool] = lambda space: True, dtypes=DTYPES, **more: list[object]
 ) -> Callable:
-    """A test that is a law of (space, shape, dtype, ...), on every space of the table that has what it needs."""
+    """A test that is a law of (space, shape, dtype, ...), on every space of the table that has what it
+    needs."""
 
     def holds(space: Space) -> bool:
         return where(space) and all(has(space, n) for n in needs)
@@ -274,7 +283,8 @@ def horizontal(
 def point(
     space: Space, shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """A generic point: a random one, moved a little (random symplectic points are orthogonal too, which is special)."""
+    """A generic point: a random one, moved a little (random symplectic points are orthogonal too, which is
+    special)."""
     return _point(space, shape, int(torch.randint(2**31, (), generator=gen)), wide(dtype)).to(
         dtype, copy=True
     )
@@ -303,7 +313,8 @@ def close(a: torch.Tensor, b: torch.Tensor, tol: float) -> None:
 
 
 def on(space: Space, Y: torch.Tensor) -> bool:
-    """On the space and finite: rounding of a few steps in an N x n matrix of norm sqrt(n) (more if not compact)."""
+    """On the space and finite: rounding of a few steps in an N x n matrix of norm sqrt(n) (more if not
+    compact)."""
     Y = Y.detach()
     rounding = 4 * eps(Y) * (1 + Y.double().norm() ** 2)
     return bool(torch.isfinite(Y).all()) and bool(space.residual(Y.double()).max() <= rounding)

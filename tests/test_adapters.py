@@ -1,4 +1,5 @@
-"""Adapters: what they start as, merge, save, several at once, half precision, shared weights, and what is refused."""
+"""Adapters: what they start as, merge, save, several at once, half precision, shared weights, and what is
+refused."""
 
 import copy
 import io
@@ -249,7 +250,8 @@ def test_what_cannot_be(net):
 
 @each_kind
 def test_beside_an_adapter_of_peft(kind, net, x):
-    """On the layer that peft wraps, W + B A becomes (W adapted) + B A; both are trained, merged and taken off."""
+    """On the layer that peft wraps, W + B A becomes (W adapted) + B A; both are trained, merged and taken
+    off."""
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(
         net, peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head"])

@@ -1,4 +1,5 @@
-"""The examples that draw pictures run, for two steps each, and are those of which the documentation has pictures."""
+"""The examples that draw pictures run, for two steps each, and are those of which the documentation has
+pictures."""
 
 import importlib
 import sys

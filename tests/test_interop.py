@@ -23,7 +23,8 @@ def declared(model):
 
 
 def train(model, values, steps=10):
-    """Some steps of Adam towards where the `values`, name -> tensor, of a model are not yet; the loss falls."""
+    """Some steps of Adam towards where the `values`, name -> tensor, of a model are not yet; the loss
+    falls."""
     target = {name: value.detach() + 0.1 for name, value in values().items()}
     opt = ghor.optim.Adam(model, lr=1e-2)
     losses = []

@@ -1,4 +1,5 @@
-"""The package as it is shipped: what importing it costs, that its examples run, that its names and texts are there."""
+"""The package as it is shipped: what importing it costs, that its examples run, that its names and texts are
+there."""
 
 import ast
 import importlib
@@ -40,8 +41,8 @@ def python(*args, **env):
 
 
 def test_importing_the_core_loads_torch_and_nothing_else():
-    """Top-level packages that appear when the core is imported after torch are ghor and the standard library; torch's
-    random state and defaults stay, and nothing warns."""
+    """Top-level packages that appear when the core is imported after torch are ghor and the standard library;
+    torch's random state and defaults stay, and nothing warns."""
     script = (
         "import sys, torch, importlib\n"
         "def look(): return (torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.get_num_threads(),\n"

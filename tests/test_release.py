@@ -1,4 +1,5 @@
-"""What would be published: the files of wheel and sdist, what they say of themselves, links, versions, linting."""
+"""What would be published: the files of wheel and sdist, what they say of themselves, links, versions,
+linting."""
 
 import email
 import re

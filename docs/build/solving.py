@@ -1,4 +1,5 @@
-"""Runs the examples of docs/solving.md and draws what they found into docs/pictures; `make pictures` runs it."""
+"""Runs the examples of docs/solving.md and draws what they found into docs/pictures; `make pictures` runs
+it."""
 
 import re
 from pathlib import Path

@@ -3,14 +3,15 @@
     Rotation(block)    y = W R x + c            R = diag(R_1, R_2, ...), rotations of SO(block); orthogonal fine-tuning
     LowRank(rank)      y = W x + U diag(s) V^T x + c      U, V on the Stiefel manifold, s their singular values
 
-Both start as what was there: R = I, s = 0. The layers are ordinary modules around the ones they adapt, and the factors
-are declared with `ghor.constrain`, so that any ghor optimizer trains them:
+Both start as what was there: R = I, s = 0. The layers are ordinary modules around the ones they adapt, and
+the factors are declared with `ghor.constrain`, so that any ghor optimizer trains them:
 
     adapt(model, ["q_proj", "v_proj"], Rotation(block=16))
     optimizer = ghor.optim.AdamW(ghor.param_groups(model), lr=1e-3)
 
-`merge` writes the sum into the frozen weights and `unmerge` takes it out again, to the bit; `save` and `load` keep the
-adapters alone. A layer can have several, by name: rotations act one after the other, low-rank parts add up.
+`merge` writes the sum into the frozen weights and `unmerge` takes it out again, to the bit; `save` and `load`
+keep the adapters alone. A layer can have several, by name: rotations act one after the other, low-rank parts
+add up.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ KINDS: dict[str, type[Rotation | LowRank]] = {"Rotation": Rotation, "LowRank": L
 
 
 class Adapted(nn.Module):
-    """A linear layer, `base`, with adapters by name. `active` names those that count; when merged, none is computed."""
+    """A linear layer, `base`, with adapters by name. `active` names those that count; when merged, none is
+    computed."""
 
     before_merge: Tensor | None  # the weight, as it was: in the state dict, which fits merged layers alone
 
@@ -152,7 +154,8 @@ class Adapted(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it acts: W R_k ... R_1 + sum of U diag(s) V^T, computed in the precision of the adapters."""
+        """The weight as it acts: W R_k ... R_1 + sum of U diag(s) V^T, computed in the precision of the
+        adapters."""
         parts, W = self.current(), self.base.weight
         M = W.to(next(parts[0].parameters()).dtype) if parts else W
         for part in reversed(parts):
@@ -192,9 +195,10 @@ def adapt(
 ) -> list[str]:
     """Put an adapter on the linear layers of a model that `targets` name; returns the names of the layers.
 
-    A target is the end of a layer's name ("q_proj") or a pattern ("model.layers.[0-7].*.q_proj"). A layer that the
-    model has in several places is adapted in all, as one. All other parameters are frozen, except adapters that are
-    there and those that the patterns `train` name, such as a new head's; with `freeze=False` they stay as they are.
+    A target is the end of a layer's name ("q_proj") or a pattern ("model.layers.[0-7].*.q_proj"). A layer
+    that the model has in several places is adapted in all, as one. All other parameters are frozen, except
+    adapters that are there and those that the patterns `train` name, such as a new head's; with
+    `freeze=False` they stay as they are.
     """
     if type(adapter) not in (Rotation, LowRank):
         raise TypeError(f"adapter is a Rotation(block) or LowRank(rank), got {adapter!r}")
@@ -314,7 +318,8 @@ def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def save(model: nn.Module, path: Any, name: str = "default") -> None:
-    """Write one adapter, and nothing else of the model, to a file that `torch.load(weights_only=True)` reads."""
+    """Write one adapter, and nothing else of the model, to a file that `torch.load(weights_only=True)`
+    reads."""
     tensors = {n: p.detach().clone() for n, p in _tensors(model, name)}
     if not tensors:
         raise ValueError(f"the model has no adapter {name!r}")
@@ -346,7 +351,8 @@ def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = Tr
 
 
 def _fill(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -> None:
-    """Saved tensors into the parts of the layers; other names or shapes, and points off their spaces, are refused."""
+    """Saved tensors into the parts of the layers; other names or shapes, and points off their spaces, are
+    refused."""
     wanted = {
         f"{n}.{leaf}": (p, space) for n, part in parts.items() for leaf, p, space in declared_spaces(part)
     }

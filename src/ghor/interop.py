@@ -44,12 +44,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def from_geoopt(model: Model) -> Model:
-    """Every `geoopt.ManifoldParameter` of a model, in place, as a plain parameter that is declared on its space.
+    """Every `geoopt.ManifoldParameter` of a model, in place, as a plain parameter that is declared on its
+    space.
 
-    A PoincareBall weight u becomes the point Y of `Hyperbolic()` with u = to_ball(Y), a ProductManifold one a point of
-    each part: these are parameters of their own (`parametrizations.<name>.original0`, ...), of which `module.<name>` is
-    computed as before, by a parametrization. Curvatures other than 1 and manifolds without an equivalent raise
-    ValueError, and nothing is changed. Make the optimizer afterwards: the parameters are new.
+    A PoincareBall weight u becomes the point Y of `Hyperbolic()` with u = to_ball(Y), a ProductManifold one a
+    point of each part: these are parameters of their own (`parametrizations.<name>.original0`, ...), of which
+    `module.<name>` is computed as before, by a parametrization. Curvatures other than 1 and manifolds without
+    an equivalent raise ValueError, and nothing is changed. Make the optimizer afterwards: the parameters are
+    new.
 
     >>> opt = ghor.optim.Adam(from_geoopt(model), lr=1e-3)
     """
@@ -83,7 +85,8 @@ def from_geoopt(model: Model) -> Model:
 
 
 class Part:
-    """A factor of a product: its space, the shape that its points had, and whether they were points of the ball."""
+    """A factor of a product: its space, the shape that its points had, and whether they were points of the
+    ball."""
 
     def __init__(self, space: Space, shape: Sequence[int], ball: bool) -> None:
         self.space, self.shape, self.ball = space, tuple(shape), ball
@@ -146,10 +149,11 @@ def _space(manifold: Any, name: str) -> Space:
 
 
 def from_parametrized(model: Model) -> Model:
-    """Weights under `torch.nn.utils.parametrizations.orthogonal` or geotorch's, in place, as plain declared ones.
+    """Weights under `torch.nn.utils.parametrizations.orthogonal` or geotorch's, in place, as plain declared
+    ones.
 
-    They keep their present values. geotorch's manifolds without an equivalent raise ValueError, and nothing is changed;
-    other parametrizations stay. Make the optimizer afterwards.
+    They keep their present values. geotorch's manifolds without an equivalent raise ValueError, and nothing
+    is changed; other parametrizations stay. Make the optimizer afterwards.
 
     >>> layer = torch.nn.utils.parametrizations.orthogonal(nn.Linear(49, 7))
     >>> opt = ghor.optim.Adam(from_parametrized(layer), lr=1e-3)

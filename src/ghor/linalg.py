@@ -17,7 +17,8 @@ def wide(X: Tensor) -> Tensor:
 
 
 def parts(X: Tensor) -> Tensor:
-    """Real tensors as they are, complex ones as pairs (..., 2) of real numbers, as torch's optimizers see them."""
+    """Real tensors as they are, complex ones as pairs (..., 2) of real numbers, as torch's optimizers see
+    them."""
     return torch.view_as_real(X.resolve_conj()) if X.is_complex() else X
 
 
@@ -47,7 +48,8 @@ def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
 
 
 def product(A: Tensor, B: Tensor) -> Tensor:
-    """A B; where the sums are long, in parts that are added up in float64: 1e6 terms in float32 would lose 4 digits."""
+    """A B; where the sums are long, in parts that are added up in float64: 1e6 terms in float32 would lose 4
+    digits."""
     k = A.shape[-1] // PART * PART
     if A.shape[-1] <= LONG:
         return A @ B
@@ -79,8 +81,8 @@ def det(X: Tensor) -> Tensor:
 def _each(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
     """A function of batches of matrices that rests on LU; large ones on the CPU are taken one by one.
 
-    torch runs a batch in parallel there, and oneMKL's LU is not safe for that: with two threads the factors of two
-    matrices larger than about 150 are garbage (pytorch#141358, #142815).
+    torch runs a batch in parallel there, and oneMKL's LU is not safe for that: with two threads the factors
+    of two matrices larger than about 150 are garbage (pytorch#141358, #142815).
     """
     first = matrices[0]
     if first.shape[-1] <= SMALL or first.dim() == 2 or first.device.type != "cpu":
@@ -104,8 +106,8 @@ def polar(X: Tensor) -> Tensor:
 def phi(X: Tensor) -> Tensor:
     """A(X) = sum_k X^(k-1)/k!, (..., m, m) -> (..., m, m), by scaling and modified squaring.
 
-    exp(X) = I + X A(X). The series is summed at X/2^s, where ||X/2^s||_1 <= 1/2, and brought back with the exact
-    W <- 2W + WXW (Algorithm "Evaluation of A(X)" in the paper). Every matrix of a batch has its own s.
+    exp(X) = I + X A(X). The series is summed at X/2^s, where ||X/2^s||_1 <= 1/2, and brought back with the
+    exact W <- 2W + WXW (Algorithm "Evaluation of A(X)" in the paper). Every matrix of a batch has its own s.
     """
     I = eye_like(X)
     with torch.no_grad():
@@ -133,10 +135,11 @@ def phi(X: Tensor) -> Tensor:
 
 
 def log_rotation(R: Tensor) -> Tensor:
-    """The principal logarithm of rotations or unitary matrices, (..., N, N) -> (..., N, N) skew, for angles below pi.
+    """The principal logarithm of rotations or unitary matrices, (..., N, N) -> (..., N, N) skew, for angles
+    below pi.
 
-    Square roots sqrt(R) = polar(I + R) until R is near I, then log R = 2 atanh((R - I)(R + I)^-1). Products and
-    solves only, so autograd goes through it also where angles coincide.
+    Square roots sqrt(R) = polar(I + R) until R is near I, then log R = 2 atanh((R - I)(R + I)^-1). Products
+    and solves only, so autograd goes through it also where angles coincide.
     """
     I = eye_like(R)
     roots = 0
@@ -206,7 +209,8 @@ class _Derivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, ...]:
-        """The second derivative, sum over k of f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj), is symmetric in all three."""
+        """The second derivative, sum over k of f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj), is symmetric in all
+        three."""
         T, G, t, V = ctx.saved_tensors
         with torch.no_grad():
             A, B, F = _in_basis(G, V), _in_basis(H, V), _second(t, *ctx.of)
@@ -242,7 +246,8 @@ def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
 
 
 def _first(t: Tensor, f: Any, zero: float) -> Tensor:
-    """f[a, b] = (f(a) - f(b))/(a - b); where eigenvalues meet the mean of f' between them, by Simpson's rule."""
+    """f[a, b] = (f(a) - f(b))/(a - b); where eigenvalues meet the mean of f' between them, by Simpson's
+    rule."""
     a, b = t.unsqueeze(-1), t.unsqueeze(-2)
     near, (ft, dft) = _near(a, b, zero), f(t)
     mean = (dft.unsqueeze(-1) + 4 * f((a + b) / 2)[1] + dft.unsqueeze(-2)) / 6

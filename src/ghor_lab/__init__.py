@@ -1,4 +1,5 @@
-"""Experiments: their data, configurations, training, records, reports and command line. Needs the extra `ghor[lab]`."""
+"""Experiments: their data, configurations, training, records, reports and command line. Needs the extra
+`ghor[lab]`."""
 
 from __future__ import annotations
 

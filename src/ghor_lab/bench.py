@@ -1,8 +1,10 @@
-"""`ghor bench`: one Adam step over the 336 weights on St(7,49) of the paper's transformer, beside torch and geoopt.
+"""`ghor bench`: one Adam step over the 336 weights on St(7,49) of the paper's transformer, beside torch and
+geoopt.
 
-Rounds are interleaved: a round visits every contender once, in shuffled order, so that noise of the machine hits all
-alike, and ratios are taken within a round. A visit is two steps: the first finds the caches filled by the others, as a
-step after a backward pass does ("first"); the second follows at once and is the time that is compared ("again").
+Rounds are interleaved: a round visits every contender once, in shuffled order, so that noise of the machine
+hits all alike, and ratios are taken within a round. A visit is two steps: the first finds the caches filled
+by the others, as a step after a backward pass does ("first"); the second follows at once and is the time that
+is compared ("again").
 """
 
 from __future__ import annotations
@@ -91,14 +93,16 @@ def ghor_adam(
 
 
 def torch_adam(Y: Tensor, G: Tensor, layout: str, implementation: str) -> Contender:
-    """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the manifold."""
+    """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the
+    manifold."""
     params, options = leaves(Y, G, layout), {implementation: True}
     opt = torch.optim.Adam(params, lr=LR, **options)  # type: ignore[arg-type]
     return Contender(f"torch Adam, {implementation}", layout, opt.step, partial(list, params))
 
 
 def geoopt_adam(Y: Tensor, G: Tensor, layout: str, metric: str = "canonical") -> Contender:
-    """geoopt as its documentation has it; `stabilize` stays at its default (never), which is also its fastest."""
+    """geoopt as its documentation has it; `stabilize` stays at its default (never), which is also its
+    fastest."""
     geoopt: Any = import_module("geoopt")
     manifold = geoopt.Stiefel(canonical=metric == "canonical")
     params = leaves(Y, G, layout, partial(geoopt.ManifoldParameter, manifold=manifold))
@@ -112,7 +116,8 @@ def geoopt_adam(Y: Tensor, G: Tensor, layout: str, metric: str = "canonical") ->
 def measure(
     entries: list[Contender], repeats: int, warmup: int, tell: Callable[[], object] = lambda: None
 ) -> dict[str, dict[str, list[float]]]:
-    """label -> {"first": ms per round, "again": ms per round}, in interleaved rounds without garbage collection.
+    """label -> {"first": ms per round, "again": ms per round}, in interleaved rounds without garbage
+    collection.
 
     `tell` is called after each round.
     """

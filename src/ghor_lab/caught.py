@@ -1,4 +1,5 @@
-"""How often its first steps catch a run in the constant prediction: by start, frame and warm-up, k of n seeds.
+"""How often its first steps catch a run in the constant prediction: by start, frame and warm-up, k of n
+seeds.
 
 A run is caught if the loss of the last step of its first epoch is still above 1.32: a constant prediction has
 sqrt(1.8) = 1.34, and a uniform one, where training begins, 0.95.
@@ -31,10 +32,11 @@ def configurations(
     lr: float = 1e-3,
     **common: Any,
 ) -> list[Config]:
-    """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there is one.
+    """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there
+    is one.
 
-    Only optimizers that work by coordinates see the frame: the others have one. Seed by seed: whenever the count is
-    stopped, all cells have the same seeds, but for the last.
+    Only optimizers that work by coordinates see the frame: the others have one. Seed by seed: whenever the
+    count is stopped, all cells have the same seeds, but for the last.
     """
     frames = FRAMES if optimizer in ("geometric-adam", "adamw-anchor") else FRAMES[:1]
     manifold = optimizer != "standard-adam"

@@ -1,4 +1,5 @@
-"""`ghor check`: whether the files of runs are as they were written, and the weights in checkpoints on their spaces."""
+"""`ghor check`: whether the files of runs are as they were written, and the weights in checkpoints on their
+spaces."""
 
 from __future__ import annotations
 

@@ -243,7 +243,8 @@ def run(
         option("Address of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine"),
     ] = None,
 ) -> None:
-    """Train: every optimizer with every seed, one record a run. The same command resumes where it was stopped.
+    """Train: every optimizer with every seed, one record a run. The same command resumes where it was
+    stopped.
 
     Ctrl-C, a kill or a full disk costs the epoch under way and nothing else.
 

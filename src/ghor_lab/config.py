@@ -1,4 +1,5 @@
-"""What a run is: one frozen value that names everything that decides its numbers, and is written into its record."""
+"""What a run is: one frozen value that names everything that decides its numbers, and is written into its
+record."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ AUTOENCODER = {
     "upscale": 20,
 }
 
-# The paper's table states 1e-4 for every pendulum run. The numbers beside it agree with the defaults of the authors'
-# library: 1e-3 for its own Adam, 1e-2 for the other methods.
+# The paper's table states 1e-4 for every pendulum run. The numbers beside it agree with the defaults of the
+# authors' library: 1e-3 for its own Adam, 1e-2 for the other methods.
 READINGS: dict[str, dict[str, float]] = {
     "as run": {"geometric-adam": 1e-3, "scalar-moment-adam": 1e-2, "momentum": 1e-2, "gradient": 1e-2},
     "as stated": {"geometric-adam": 1e-4, "scalar-moment-adam": 1e-4, "momentum": 1e-4, "gradient": 1e-4},

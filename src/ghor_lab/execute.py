@@ -1,7 +1,7 @@
 """Many runs: one after another, in several processes, on a Ray cluster, or as one rank of torchrun.
 
-A run that cannot be done now, because another process has it in hand or a file of it is damaged, is left, and why is
-returned; any other error ends them all.
+A run that cannot be done now, because another process has it in hand or a file of it is damaged, is left, and
+why is returned; any other error ends them all.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def ranks() -> Iterator[tuple[int, int]]:
     except RuntimeError as error:
         if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error).lower():
             raise
-        # Another process is gone. Gloo's objects, which the error holds, may wait for ever when they are torn down:
-        # end without.
+        # Another process is gone. Gloo's objects, which the error holds, may wait for ever when they are torn
+        # down: end without.
         atexit.register(lambda kept: os._exit(1), error)
         reason = str(error).partition(". ")[0]
         raise OSError(
@@ -93,7 +93,8 @@ def attempt(
 
 
 def with_other_threads(configs: Sequence[Config], folder: Path) -> list[str]:
-    """Of runs that are to begin: records of the same with another number of threads, and how to go on with them."""
+    """Of runs that are to begin: records of the same with another number of threads, and how to go on with
+    them."""
     found: dict[int, list[Run]] = {}
     for config in configs:
         if not begun(folder / f"{config.name}.jsonl"):
@@ -198,7 +199,8 @@ def knock(address: str) -> None:
 
 
 def work(values: dict[str, Any], folder: Path, data: Path | None) -> Exception | None:
-    """One run in another process; errors for people come back as values, without the stack of that process."""
+    """One run in another process; errors for people come back as values, without the stack of that
+    process."""
     try:
         return attempt(Config.from_dict(values), folder, data)
     except (ValueError, OSError) as error:

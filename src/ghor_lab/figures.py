@@ -1,8 +1,9 @@
-"""The report's figures: drawn from records, as SVG that stands alone and as SVG that takes the colours of a page.
+"""The report's figures: drawn from records, as SVG that stands alone and as SVG that takes the colours of a
+page.
 
-Runs are drawn one by one, and there are no bands; bars hold what the paper reports, at the paper's number of epochs.
-Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart, those of it that are legible on
-white and on black; line styles tell the same.
+Runs are drawn one by one, and there are no bands; bars hold what the paper reports, at the paper's number of
+epochs. Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart, those of it that
+are legible on white and on black; line styles tell the same.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ Reported = Callable[[str, str], tuple[float, float, float] | None]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is drawn over epochs: keys of the record, words, and the paper's (mid, low, high) of an optimizer."""
+    """What is drawn over epochs: keys of the record, words, and the paper's (mid, low, high) of an
+    optimizer."""
 
     keys: tuple[str, ...]
     words: str
@@ -141,7 +143,8 @@ class Quantity:
 
 
 def reported(key: str) -> Reported:
-    """The paper's number of that name: mean, mean - s.d., mean + s.d.; of the drift its middle and its ends."""
+    """The paper's number of that name: mean, mean - s.d., mean + s.d.; of the drift its middle and its
+    ends."""
 
     def find(experiment: str, optimizer: str) -> tuple[float, float, float] | None:
         outcome = paper.OUTCOMES.get(experiment, {}).get(optimizer)
@@ -182,10 +185,11 @@ def series(quantity: Quantity, pools: Sequence[Pool]) -> Drawn:
 
 
 def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
-    """The quantity over epochs, on a logarithmic axis: every run a line, the paper's bars at the paper's epoch.
+    """The quantity over epochs, on a logarithmic axis: every run a line, the paper's bars at the paper's
+    epoch.
 
-    Optimizers are named on the right, at the height of the paper's bar or of their line's end. None where no pool has
-    the quantity.
+    Optimizers are named on the right, at the height of the paper's bar or of their line's end. None where no
+    pool has the quantity.
     """
     drawn = series(quantity, pools)
     if not drawn:
@@ -407,7 +411,8 @@ def _in_words(drawn: Drawn, quantity: Quantity) -> str:
 
 
 def angles(points: Array) -> tuple[Array, Array]:
-    """theta in [0, 2 pi) and its derivative from q = (sin, cos), p = (theta' cos, -theta' sin): (..., 4) -> (...)."""
+    """theta in [0, 2 pi) and its derivative from q = (sin, cos), p = (theta' cos, -theta' sin): (..., 4) ->
+    (...)."""
     sin, cos, p1, p2 = np.moveaxis(points, -1, 0)
     return np.arctan2(sin, cos) % (2 * np.pi), p1 * cos - p2 * sin
 

@@ -1,4 +1,5 @@
-"""The first screen of a report: what came out in a few sentences, and three figures with the paper's bars in them."""
+"""The first screen of a report: what came out in a few sentences, and three figures with the paper's bars in
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ WITHIN = 2  # of the paper's standard deviations: what a verdict calls agreement
 
 @dataclass(frozen=True)
 class Measure:
-    """What a figure is about: a number for each seed of a pool, (seeds,), and the paper's (mid, low, high)."""
+    """What a figure is about: a number for each seed of a pool, (seeds,), and the paper's (mid, low,
+    high)."""
 
     key: str
     words: str
@@ -55,7 +57,8 @@ def _best(p: Pool) -> Array | None:
 
 
 def _minutes(p: Pool) -> Array | None:
-    """Of one seed and 1000 epochs, as in the paper: the share of a run that trains several at once, for ever so few."""
+    """Of one seed and 1000 epochs, as in the paper: the share of a run that trains several at once, for ever
+    so few."""
     seconds = p.numbers("seconds")
     scale = paper.EPOCHS["pendulum"] / p.epochs / len(p.seeds) / 60
     return np.full(len(p.seeds), seconds.sum() * scale) if len(seconds) else None
@@ -74,7 +77,8 @@ PENDULUM = (
 
 
 def plain(pools: Sequence[Pool]) -> list[Pool]:
-    """Of pools of one experiment those of the paper's configurations: no label (or the first reading), usual settings.
+    """Of pools of one experiment those of the paper's configurations: no label (or the first reading), usual
+    settings.
 
     Every run is in one of them, at its full length.
     """
@@ -130,7 +134,8 @@ def verdict(pools: Sequence[Pool]) -> list[str]:
 
 
 def _distances(experiment: str, pools: Sequence[Pool]) -> Iterator[tuple[Pool, str, float]]:
-    """Of pools at the paper's length: "loss" or "accuracy", and how far off, in the paper's standard deviations."""
+    """Of pools at the paper's length: "loss" or "accuracy", and how far off, in the paper's standard
+    deviations."""
     for p in pools:
         theirs = paper.OUTCOMES.get(experiment, {}).get(p.optimizer)
         if theirs is None or p.epochs != paper.EPOCHS[experiment]:

@@ -1,4 +1,5 @@
-"""The paper's comparison of methods, as data: what each can do, and how to make it. Tests check every cell."""
+"""The paper's comparison of methods, as data: what each can do, and how to make it. Tests check every
+cell."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from .table import Column, Row, Table
 
 @dataclass(frozen=True)
 class Method:
-    """A row. None stands for "not applicable": without second moments by entry there is nothing to project."""
+    """A row. None stands for "not applicable": without second moments by entry there is nothing to
+    project."""
 
     key: str
     title: str

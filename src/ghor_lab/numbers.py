@@ -6,7 +6,8 @@
 
     <!-- /numbers -->
 
-What is between the comments is written again from the template numbers/first-look.jinja in the folder of results, here
+What is between the comments is written again from the template numbers/first-look.jinja in the folder of
+results, here
 
     After 25 epochs the loss is {{ run("mnist", "geometric-adam").loss(25) }}.
 
@@ -102,7 +103,8 @@ class Found:
 
 
 class Book:
-    """What templates can use: the records and JSON files under a folder of results, and the paper's numbers."""
+    """What templates can use: the records and JSON files under a folder of results, and the paper's
+    numbers."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
@@ -169,7 +171,8 @@ def count(files: Sequence[Path]) -> int:
 
 
 def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str]:
-    """Write the numbers again; where they change (or, for a check, would), and the blocks that are not closed."""
+    """Write the numbers again; where they change (or, for a check, would), and the blocks that are not
+    closed."""
     for path in files:
         if not path.is_file():
             raise ValueError(f"{path}: no such file")

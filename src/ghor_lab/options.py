@@ -1,4 +1,5 @@
-"""Options of the command line: how the help shows them, and what it says of those that several commands have."""
+"""Options of the command line: how the help shows them, and what it says of those that several commands
+have."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def option(
     default: str | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """An option and what the help says of it; `default` is in words, where the value does not speak for itself."""
+    """An option and what the help says of it; `default` is in words, where the value does not speak for
+    itself."""
     return typer.Option(
         *names,
         help=text,

@@ -1,7 +1,8 @@
-"""Records packed for keeping: the lines of epochs as columns, as JSON, compressed by xz with its SHA-256 inside.
+"""Records packed for keeping: the lines of epochs as columns, as JSON, compressed by xz with its SHA-256
+inside.
 
-About a seventh of the size for long runs, and every digit is there: `unpacked` gives the very lines back. Packed
-records are for `ghor report` and `ghor check`; a run resumes from the record that it wrote itself.
+About a seventh of the size for long runs, and every digit is there: `unpacked` gives the very lines back.
+Packed records are for `ghor report` and `ghor check`; a run resumes from the record that it wrote itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The pendulum of the paper's second experiment: its trajectories, lifted to R^4, and the reconstruction error."""
+"""The pendulum of the paper's second experiment: its trajectories, lifted to R^4, and the reconstruction
+error."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ SHAPE = (GRID * GRID, STEPS + 1, 2)
 
 @dataclass(frozen=True)
 class Trajectories:
-    """100 trajectories of 101 points in float64: t is (101,), theta and velocity are (100, 101), z is (100, 101, 4)."""
+    """100 trajectories of 101 points in float64: t is (101,), theta and velocity are (100, 101), z is (100,
+    101, 4)."""
 
     t: Tensor
     theta: Tensor
@@ -33,9 +35,11 @@ class Trajectories:
 
 
 def integrate() -> Tensor:
-    """(theta, theta') of all trajectories, (100, 101, 2): theta'' = sin(theta) from a grid on [0, 2 pi] x [-2, 2].
+    """(theta, theta') of all trajectories, (100, 101, 2): theta'' = sin(theta) from a grid on [0, 2 pi] x
+    [-2, 2].
 
-    Trajectory 10 i + j starts at the i-th angle with the j-th velocity. The error is below 1e-9 at every point.
+    Trajectory 10 i + j starts at the i-th angle with the j-th velocity. The error is below 1e-9 at every
+    point.
     """
     theta, velocity = np.meshgrid(np.linspace(0, 2 * np.pi, GRID), np.linspace(-2, 2, GRID), indexing="ij")
     count = GRID * GRID
@@ -43,7 +47,8 @@ def integrate() -> Tensor:
     def field(t: float, y: np.ndarray) -> np.ndarray:
         return np.concatenate([y[count:], np.sin(y[:count])])
 
-    # All at once. The tolerance is for the mean over the trajectories, and errors grow by e^10 near the unstable rest.
+    # All at once. The tolerance is for the mean over the trajectories, and errors grow by e^10 near the
+    # unstable rest.
     solution = solve_ivp(
         field,
         (0, STEPS * STEP),
@@ -107,7 +112,8 @@ def load(folder: str | Path | None = None) -> Trajectories:
 
 
 def reconstruction_error(model: PhaseSpaceMap, x: Tensor) -> Tensor:
-    """||z - decoder(encoder(z))|| / ||z|| over the points, for each copy: (copies,). The loss, and the error reported.
+    """||z - decoder(encoder(z))|| / ||z|| over the points, for each copy: (copies,). The loss, and the error
+    reported.
 
     Features first: x is (copies, dim, points), or (1, dim, points) for the same points in every copy.
     """

@@ -1,4 +1,5 @@
-"""Runs of one configuration, pooled over their seeds: what a row of a table and a line of a figure stand for."""
+"""Runs of one configuration, pooled over their seeds: what a row of a table and a line of a figure stand
+for."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Array = NDArray[np.float64]
 Spread = tuple[float, float | None]
 FEW = 4  # so many runs are shown one by one
 
-# the paper's names, in the paper's order, then ours; other optimizers and experiments have the names they came with
+# the paper's names, in the paper's order, then ours; other optimizers and experiments have the names they
+# came with
 OPTIMIZERS = {
     "geometric-adam": "Geometric Adam",
     "scalar-moment-adam": "Scalar-moment Adam",
@@ -41,7 +43,8 @@ EXPERIMENTS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "pendulum": "
 
 @dataclass(frozen=True)
 class Pool:
-    """Runs that differ in their seeds only and got equally far; `variant` tells them from others of the same name."""
+    """Runs that differ in their seeds only and got equally far; `variant` tells them from others of the same
+    name."""
 
     config: dict[str, Any]
     runs: tuple[Run, ...]
@@ -91,7 +94,8 @@ class Pool:
         return title if epochs else title.removesuffix(f", {counted(self.epochs, 'epoch')}")
 
     def series(self, *keys: str) -> Array | None:
-        """A quantity recorded per seed, (epochs, seeds), nan where it was no number; None where it is not recorded."""
+        """A quantity recorded per seed, (epochs, seeds), nan where it was no number; None where it is not
+        recorded."""
         columns = []
         for run in self.runs:
             rows = [_at(epoch, keys) for epoch in run.epochs]
@@ -136,7 +140,8 @@ def place(order: Iterable[str], key: str | None) -> tuple[int, str]:
 
 
 def off(ours: float, theirs: tuple[float, float] | None) -> float | None:
-    """How far a number is from a mean and standard deviation, in such deviations; None where there is none."""
+    """How far a number is from a mean and standard deviation, in such deviations; None where there is
+    none."""
     return (ours - theirs[0]) / theirs[1] if theirs and theirs[1] else None
 
 
@@ -148,15 +153,18 @@ def spread(values: Array) -> Spread:
 
 
 def best(losses: Array) -> Array:
-    """The smallest value of each seed over the epochs, what is not finite left out: (epochs, seeds) -> (seeds,)."""
+    """The smallest value of each seed over the epochs, what is not finite left out: (epochs, seeds) ->
+    (seeds,)."""
     smallest = np.where(np.isfinite(losses), losses, np.inf).min(0)
     return np.where(np.isfinite(smallest), smallest, np.nan)
 
 
 def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
-    """Pools in the paper's order, and what had to be left out, in words. Of a seed run twice the newer run counts.
+    """Pools in the paper's order, and what had to be left out, in words. Of a seed run twice the newer run
+    counts.
 
-    A run that is longer than others of its configuration counts twice: by itself, and as far as they got, with them.
+    A run that is longer than others of its configuration counts twice: by itself, and as far as they got,
+    with them.
     """
     kinds: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
     warnings = []

@@ -1,4 +1,5 @@
-"""How far the runs are: bars in a terminal, lines elsewhere; loss and time left, of each run and of all of them."""
+"""How far the runs are: bars in a terminal, lines elsewhere; loss and time left, of each run and of all of
+them."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def found(line: dict[str, Any]) -> str:
 
 @contextmanager
 def progress(console: Console, configs: list[Config], rank: int) -> Iterator[Show]:
-    """A bar for every run under way and one for all of them; lines now and then where there is no terminal."""
+    """A bar for every run under way and one for all of them; lines now and then where there is no
+    terminal."""
     pace = Pace(configs)
     if rank > 0:
         yield lambda config, epoch, line: None

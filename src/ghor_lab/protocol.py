@@ -1,7 +1,7 @@
 """The authors' protocol where it differs from ours: how runs start, their frames, and which runs count.
 
-From a public version of the scripts that made the paper's tables. Every part is a field of the configuration, or is
-recorded with every run.
+From a public version of the scripts that made the paper's tables. Every part is a field of the configuration,
+or is recorded with every run.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def on_manifolds(model: nn.Module) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def authors_start(model: nn.Module) -> None:
-    """Uniform points Y to theirs: the Q of LAPACK's X = Q R without a correction of signs, E[Y] = -0.11 [I; 0].
+    """Uniform points Y to theirs: the Q of LAPACK's X = Q R without a correction of signs, E[Y] = -0.11 [I;
+    0].
 
-    X is the normal matrix that Y was made from, Y = Q sign(R). The reflections of X and of Y are the same, so are
-    their Q.
+    X is the normal matrix that Y was made from, Y = Q sign(R). The reflections of X and of Y are the same, so
+    are their Q.
     """
     for p in on_manifolds(model):
         p.copy_(torch.linalg.qr(p.double()).Q)
@@ -45,8 +46,8 @@ def authors_start(model: nn.Module) -> None:
 def random_frames(opt: Optimizer, model: nn.Module, generator: Generator) -> None:
     """First sections Lambda = [Y, Q] with random Q: that of the QR decomposition of (I - Y Y^T) X, X normal.
 
-    Computed from that of [Y, X], where Q is as orthogonal to Y as can be. Only the signs of its columns can differ,
-    which no lifted optimizer can tell.
+    Computed from that of [Y, X], where Q is as orthogonal to Y as can be. Only the signs of its columns can
+    differ, which no lifted optimizer can tell.
     """
     for p in on_manifolds(model):
         Y = p.double()
@@ -62,9 +63,9 @@ def random_frames(opt: Optimizer, model: nn.Module, generator: Generator) -> Non
 def judge(optimizer: str, epochs: Sequence[dict[str, Any]]) -> list[str | None]:
     """For each seed why its run would not count, None if it would, from the lines of its epochs.
 
-    A run counts if all losses are finite, the drift is at most 1e-2 and, for standard Adam, the last loss is within
-    0.05 of sqrt(1.8); for the others, the last loss is below 0.98 of the first and, from 50 epochs on, the accuracy
-    at least 30 %.
+    A run counts if all losses are finite, the drift is at most 1e-2 and, for standard Adam, the last loss is
+    within 0.05 of sqrt(1.8); for the others, the last loss is below 0.98 of the first and, from 50 epochs on,
+    the accuracy at least 30 %.
     """
     last = epochs[-1]
     losses = list(zip(*(line["loss"] for line in epochs), strict=True))

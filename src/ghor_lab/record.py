@@ -1,7 +1,7 @@
 """The record of a run: JSON lines, appended one by one, readable while they grow.
 
-Every line ends with the CRC-32 of the rest of it, so that a changed digit is found. The last line may be half written
-(a kill, a full disk): readers leave it out, and a run that resumes cuts it off.
+Every line ends with the CRC-32 of the rest of it, so that a changed digit is found. The last line may be half
+written (a kill, a full disk): readers leave it out, and a run that resumes cuts it off.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Run:
 
 
 def read(path: Path) -> Run | None:
-    """The record, or None if it has no whole line yet. `Damaged` names the line that is not as it was written."""
+    """The record, or None if it has no whole line yet. `Damaged` names the line that is not as it was
+    written."""
     found, size = lines(path)
     return assemble(path, found, size)
 
@@ -104,7 +105,8 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def assemble(path: Path, lines: list[dict[str, Any]], size: int) -> Run | None:
-    """The run that these lines tell of, None if there are none; `Damaged` if they do not follow one another."""
+    """The run that these lines tell of, None if there are none; `Damaged` if they do not follow one
+    another."""
     if not lines:
         return None
     header, *rest = lines
@@ -129,7 +131,8 @@ def ours(path: Path) -> bool:
 
 
 def append(path: Path, values: dict[str, Any], size: int) -> int:
-    """Add a line after the first `size` bytes (what follows them is a half-written line) and return the new size.
+    """Add a line after the first `size` bytes (what follows them is a half-written line) and return the new
+    size.
 
     The line is on the disk when this returns; if it could not be written, the file is as it was.
     """

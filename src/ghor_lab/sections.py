@@ -1,4 +1,5 @@
-"""What stands under which heading of a report, and the words: what is compared, and what differs from the paper."""
+"""What stands under which heading of a report, and the words: what is compared, and what differs from the
+paper."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Parallel transport on the sphere S^2 = St(1, 3): the figure of the paper's appendix "Parallel Transport".
 
-v1 (vermilion) is the final velocity, v2 (blue) the cache of an optimizer. The geodesic of v1 is followed for a number
-of steps eta, and v2 is transported along it with the canonical connection of the second kind, under which its
-coordinates in g^hor stay the same.
+v1 (vermilion) is the final velocity, v2 (blue) the cache of an optimizer. The geodesic of v1 is followed for
+a number of steps eta, and v2 is transported along it with the canonical connection of the second kind, under
+which its coordinates in g^hor stay the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ VIEW = camera(azimuth=10, elevation=24)
 
 
 def line(axes: Axes, points: Tensor, behind: float = 0.0, **style: Any) -> None:
-    """A curve on the sphere, (T, 3); the part on the far side is drawn with the opacity `behind` times as strong."""
+    """A curve on the sphere, (T, 3); the part on the far side is drawn with the opacity `behind` times as
+    strong."""
     x, y, depth = VIEW @ points.mT
     alpha = style.pop("alpha", 1.0)
     for side, strength in ((depth >= 0, 1.0), (depth < 0, behind)):

@@ -1,7 +1,7 @@
 """A table in four forms: for the terminal, as CSV, as Markdown, and as cells for a page.
 
-A cell is a text, a number, or a pair; None is an empty cell. People read "0.292 ± 0.055"; the CSV has the two numbers
-with all their digits, in columns of their own.
+A cell is a text, a number, or a pair; None is an empty cell. People read "0.292 ± 0.055"; the CSV has the two
+numbers with all their digits, in columns of their own.
 """
 
 from __future__ import annotations

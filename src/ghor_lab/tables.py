@@ -1,4 +1,5 @@
-"""The paper's tables made from records, the paper's rows among ours; numbers only, the words are in report.py."""
+"""The paper's tables made from records, the paper's rows among ours; numbers only, the words are in
+report.py."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def _outcome(p: Pool, source: str, which: NDArray[np.int64], reported: paper.Out
 
 
 def equal_epochs(pools: Sequence[Pool]) -> Table | None:
-    """MNIST at the last epochs that the authors' tables and our runs both have, the authors' single run first."""
+    """MNIST at the last epochs that the authors' tables and our runs both have, the authors' single run
+    first."""
     rows = []
     for p in pools:
         ours = {key: p.series(key) for key in QUANTITIES}
@@ -135,7 +137,8 @@ def equal_epochs(pools: Sequence[Pool]) -> Table | None:
 
 
 def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
-    """Final and best error by configuration and reading, and the difference to the paper in its deviations."""
+    """Final and best error by configuration and reading, and the difference to the paper in its
+    deviations."""
     rows = []
     asked = paper.EPOCHS["pendulum"]
     for optimizer, same in by_optimizer(pools):
@@ -174,7 +177,8 @@ def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
 
 
 def pendulum_time(pools: Sequence[Pool]) -> Table:
-    """Wall-clock minutes of all seeds of a configuration; the paper's for as many seeds and epochs, one after another.
+    """Wall-clock minutes of all seeds of a configuration; the paper's for as many seeds and epochs, one after
+    another.
 
     A reading that has one pool of each of the paper's configurations gets a total.
     """
@@ -207,7 +211,8 @@ def _paper_minutes(p: Pool) -> float | None:
 
 
 def pendulum_structure(pools: Sequence[Pool]) -> Table | None:
-    """How far weights are from St(1, 2), encoder and decoder from symplectic, at worst over epochs and seeds."""
+    """How far weights are from St(1, 2), encoder and decoder from symplectic, at worst over epochs and
+    seeds."""
     rows = []
     for p in pools:
         worst = [
@@ -231,7 +236,8 @@ def pendulum_structure(pools: Sequence[Pool]) -> Table | None:
 
 
 def cost(experiment: str, pools: Sequence[Pool]) -> Table | None:
-    """Milliseconds a step by its parts, seconds an epoch, memory: medians over epochs, the memory's maximum."""
+    """Milliseconds a step by its parts, seconds an epoch, memory: medians over epochs, the memory's
+    maximum."""
     rows = []
     for optimizer, same in by_optimizer(pools):
         theirs = paper.COSTS.get(experiment, {}).get(optimizer)
@@ -273,7 +279,8 @@ def _at_once(p: Pool) -> str:
 
 
 def state(pools: Sequence[Pool]) -> Table | None:
-    """Entries of the optimizer state: what the paper counts, counted here on the tensors of a real optimizer."""
+    """Entries of the optimizer state: what the paper counts, counted here on the tensors of a real
+    optimizer."""
     rows: list[Row] = []
     seen = set()
     transformer = {"mnist", "fashion-mnist"}

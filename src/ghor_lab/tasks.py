@@ -1,4 +1,5 @@
-"""The two experiments: networks, batches, losses and what is measured after an epoch. Seeds alone decide them.
+"""The two experiments: networks, batches, losses and what is measured after an epoch. Seeds alone decide
+them.
 
 A task has `model`, `steps` (an epoch), `batches(epoch)`, `loss(batch)`, one number for every seed, and
 `evaluate()`, fields for the record.
@@ -28,12 +29,14 @@ CLASSES = 10
 
 
 def generator(seed: int, epoch: int = 0) -> Generator:
-    """Random numbers that depend on the seed and the epoch alone: a run that resumes needs no saved random state."""
+    """Random numbers that depend on the seed and the epoch alone: a run that resumes needs no saved random
+    state."""
     return Generator().manual_seed(seed * 1_000_003 + epoch)
 
 
 def drift(model: nn.Module, copies: int) -> list[float] | None:
-    """The largest distance of a weight from its space, one for each of the copies; None where all are Euclidean."""
+    """The largest distance of a weight from its space, one for each of the copies; None where all are
+    Euclidean."""
     worst = []
     for _, p, space in declared_spaces(model):
         if not isinstance(space, Euclidean):
@@ -58,7 +61,8 @@ def brief(values: list[float]) -> list[float]:
 
 
 class Classification:
-    """The vision transformer on MNIST or Fashion-MNIST: ||prediction - onehot||_F / ||onehot||_F over the batch.
+    """The vision transformer on MNIST or Fashion-MNIST: ||prediction - onehot||_F / ||onehot||_F over the
+    batch.
 
     With several processes each has its share of every batch; the loss is that of the whole batch.
     """
@@ -107,7 +111,8 @@ class Classification:
         return images.to(self.device, self.dtype) / 255
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, list[float]]:
-        """What to differentiate, and the loss. The norm is taken over the whole batch, also if it is spread out."""
+        """What to differentiate, and the loss. The norm is taken over the whole batch, also if it is spread
+        out."""
         images, labels = batch
         onehot = nn.functional.one_hot(labels, CLASSES).to(self.dtype)
         square = (self.predict(images) - onehot).square().sum()
@@ -116,7 +121,8 @@ class Classification:
             torch.distributed.all_reduce(total)
         norm = math.sqrt(self.config.batch_size)  # of onehot
         self.last_loss = [float(total.sqrt() / norm)]
-        # d sqrt(total) = d square / (2 sqrt(total)); the gradients of several processes are averaged, hence world
+        # d sqrt(total) = d square / (2 sqrt(total)); the gradients of several processes are averaged, hence
+        # world
         return square * (self.world / (2 * norm * total.sqrt())), self.last_loss
 
     @torch.no_grad()
@@ -136,7 +142,8 @@ class Classification:
 
 
 class Autoencoder:
-    """The symplectic autoencoder of the pendulum, one copy for every seed: the relative reconstruction error."""
+    """The symplectic autoencoder of the pendulum, one copy for every seed: the relative reconstruction
+    error."""
 
     def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
         assert world == 1, "refused by the command line"
@@ -182,8 +189,9 @@ class Autoencoder:
     def evaluate(self) -> dict[str, Any]:
         """The drift, and how symplectic encoder and decoder are at five points of the data.
 
-        The weights are those of the training; the Jacobians are computed in float64 ("encoder", "decoder") and in the
-        dtype of the training ("encoder_rounded", ...), where rounding is multiplied by the square of their norms.
+        The weights are those of the training; the Jacobians are computed in float64 ("encoder", "decoder")
+        and in the dtype of the training ("encoder_rounded", ...), where rounding is multiplied by the square
+        of their norms.
         """
         found = {}
         exact = compiled.use(copy.deepcopy(self.model).double(), False)  # compiled C is for float32
@@ -197,7 +205,8 @@ class Autoencoder:
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any]:
-        """Five trajectories, their reconstruction and their latent coordinates by the first seed's network."""
+        """Five trajectories, their reconstruction and their latent coordinates by the first seed's
+        network."""
         rows = [13, 24, 37, 62, 85]
         z = self.trajectories.z[rows].to(self.device, self.dtype)
         shape = z.shape

@@ -1,7 +1,9 @@
-"""From a configuration to its record: train, write a checkpoint and a line after every epoch, go on where it stopped.
+"""From a configuration to its record: train, write a checkpoint and a line after every epoch, go on where it
+stopped.
 
-A checkpoint carries the line of its epoch and is written first. Whenever the process is killed, what is on the disk is
-a whole checkpoint and a record that lacks at most that line; the next call adds it and resumes, to the bit.
+A checkpoint carries the line of its epoch and is written first. Whenever the process is killed, what is on
+the disk is a whole checkpoint and a record that lacks at most that line; the next call adds it and resumes,
+to the bit.
 """
 
 from __future__ import annotations
@@ -141,7 +143,8 @@ def count(model: nn.Module) -> dict[str, int]:
 
 
 def count_state(config: Config, model: nn.Module) -> dict[str, Any]:
-    """Entries of a real optimizer's state after one step of a copy; numbers that all weights share are left out."""
+    """Entries of a real optimizer's state after one step of a copy; numbers that all weights share are left
+    out."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for p in model.parameters():
@@ -204,7 +207,8 @@ def train(
     rank: int = 0,
     world: int = 1,
 ) -> Path:
-    """Train until the record has `config.epochs` epochs; the path of the record. `report` is called after each epoch.
+    """Train until the record has `config.epochs` epochs; the path of the record. `report` is called after
+    each epoch.
 
     Raises `Busy` if another process has the run in hand, and `Damaged` if a file is not what was written.
     """
@@ -221,7 +225,8 @@ def train(
 
 
 def forget(config: Config, folder: Path) -> None:
-    """Remove the record and the checkpoint of a run, so that it starts from scratch; `Busy` if a process has it."""
+    """Remove the record and the checkpoint of a run, so that it starts from scratch; `Busy` if a process has
+    it."""
     path = folder / f"{config.name}.jsonl"
     with in_hand(path):
         path.with_suffix(".ckpt").unlink(missing_ok=True)
@@ -240,7 +245,8 @@ def check_device(name: str) -> None:
 def in_hand(path: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
     """The first process of those that train together locks the run; `Busy` in all of them if another one has.
 
-    The system frees the lock of a process that was killed. Its file stays: another process may just be opening it.
+    The system frees the lock of a process that was killed. Its file stays: another process may just be
+    opening it.
     """
     lock, free = FileLock(path.with_suffix(".lock")), [True]
     if rank == 0:
@@ -315,7 +321,8 @@ def resume(
     rank: int,
     world: int,
 ) -> tuple[int, int]:
-    """Bring record, network and optimizer to the last finished epoch; its number, and the size of the record."""
+    """Bring record, network and optimizer to the last finished epoch; its number, and the size of the
+    record."""
     saved, write = path.with_suffix(".ckpt"), rank == 0
     state = checkpoint.load(saved, config.device) if saved.exists() else None
     for file, owner in ((saved, state and state["name"]), (path, run and run.header["name"])):

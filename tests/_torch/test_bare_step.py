@@ -1,4 +1,5 @@
-"""Hooks of the step, of state_dict and of load_state_dict: they fire as torch's do, and see weights, not shadows."""
+"""Hooks of the step, of state_dict and of load_state_dict: they fire as torch's do, and see weights, not
+shadows."""
 
 import copy
 
@@ -11,7 +12,8 @@ import ghor
 
 @classes
 def test_hooks_of_the_step(cls):
-    """Global pre, local pre, local post, global post; removed ones are silent; a pre-hook may change the arguments."""
+    """Global pre, local pre, local post, global post; removed ones are silent; a pre-hook may change the
+    arguments."""
     net = Net()
     opt, fired = build(cls, net), []
     hooks = [
@@ -54,7 +56,8 @@ def test_a_pre_hook_sees_weights_and_may_change_gradients(cls):
 
 @classes
 def test_hooks_of_state_dict_and_load_state_dict(cls):
-    """Pre-hooks in their order and before, post-hooks after; `prepend` comes first; what they return counts."""
+    """Pre-hooks in their order and before, post-hooks after; `prepend` comes first; what they return
+    counts."""
     net = Net()
     opt, calls = build(cls, net), []
     train(net, opt, gradients(net, 1))

@@ -23,8 +23,8 @@ TRIED = [(12, 4), (4, 4), (3, 12)]
 @sections
 @halves
 def test_autocast_forward(cls, section, dtype):
-    """Weights and state stay float32 and on their spaces, the loss goes down, and it makes no difference whether the
-    optimizer is built and stepped inside: no product of ours is rounded."""
+    """Weights and state stay float32 and on their spaces, the loss goes down, and it makes no difference
+    whether the optimizer is built and stepped inside: no product of ours is rounded."""
     x, y = data()
     ends = []
     for inside in (False, True):
@@ -56,7 +56,8 @@ def test_autocast_forward(cls, section, dtype):
 
 
 def test_autocast_does_not_reach_projections(gen):
-    """constrain, project and distance, where a rounded product would show as 1e-3; and a closure keeps its autocast."""
+    """constrain, project and distance, where a rounded product would show as 1e-3; and a closure keeps its
+    autocast."""
     for space in MANIFOLDS:
         shape = shapes(space, TRIED)[0]
         X = point(space, shape, gen, torch.float32)
@@ -86,8 +87,8 @@ def test_autocast_does_not_reach_projections(gen):
 @pytest.mark.parametrize("retraction", RETRACTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=name)
 def test_runs_repeat_to_the_bit(space, shape, section, retraction, dtype, gen):
-    """Under torch.use_deterministic_algorithms, which also fills memory that nobody has written with NaN: nothing of it
-    is read. And the run without it is the same."""
+    """Under torch.use_deterministic_algorithms, which also fills memory that nobody has written with NaN:
+    nothing of it is read. And the run without it is the same."""
     start = [point(space, shape, gen, torch.float32).to(dtype) for _ in range(3)]
     gradients = [[randn(shape, gen, dtype) for _ in start] for _ in range(12)]
     ends = []
@@ -120,8 +121,8 @@ AVERAGES = {
 @sections
 @pytest.mark.parametrize("kind", AVERAGES)
 def test_averaged_weights_come_back_by_one_call(section, kind):
-    """The mean of points is off the space; ghor.project(averaged) brings each to its nearest point, which is what
-    `constrain` would do, and says how far off it was. The run that is averaged does not notice."""
+    """The mean of points is off the space; ghor.project(averaged) brings each to its nearest point, which is
+    what `constrain` would do, and says how far off it was. The run that is averaged does not notice."""
     x, y = data()
     net, twin = Net(norm=True), Net(norm=True)
     opt, other = (ghor.optim.Adam(n, lr=0.05, section=section) for n in (net, twin))
@@ -175,7 +176,8 @@ def test_project_moves_all_or_nothing():
 
 @sections
 def test_project_under_a_running_optimizer(section):
-    """As after `constrain`: the step goes on from the projected point, with one warning where a section was rebuilt."""
+    """As after `constrain`: the step goes on from the projected point, with one warning where a section was
+    rebuilt."""
     x, y = data()
     net = Net()
     opt = ghor.optim.Adam(net, lr=0.02, section=section)

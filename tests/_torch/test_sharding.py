@@ -1,4 +1,5 @@
-"""Training on two processes is training on one: DDP, FSDP2, ZeroRedundancyOptimizer, over gloo, in float64."""
+"""Training on two processes is training on one: DDP, FSDP2, ZeroRedundancyOptimizer, over gloo, in
+float64."""
 
 import copy
 import warnings
@@ -182,8 +183,8 @@ def spread_by_hand(rank, space, section, dtype):
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=name)
 def test_a_step_does_not_depend_on_how_a_weight_is_spread(space, section, dtype):
-    """Whole matrices are computed from the same numbers; batches in other pieces, where a kernel may add in another
-    order. A weight in bfloat16 may then round to the neighbour."""
+    """Whole matrices are computed from the same numbers; batches in other pieces, where a kernel may add in
+    another order. A weight in bfloat16 may then round to the neighbour."""
     for worst in ranks().run(spread_by_hand, space, section, dtype):
         assert len(worst) >= 3
         for case, value in worst.items():
@@ -215,7 +216,8 @@ def messages(rank, section):
 
 @sections
 def test_batches_of_matrices_need_no_communication(section):
-    """Matrices that are cut are gathered, a stack in one message: gradient and weight. State lies where it is used."""
+    """Matrices that are cut are gathered, a stack in one message: gradient and weight. State lies where it is
+    used."""
     key = {"transported": "section", "implicit": "anchor"}[section]
     for sent, state in ranks().run(messages, section):
         assert sent == {("heads", "single", "units"): 0, ("rows", "more"): 2, ("wide",): 2}

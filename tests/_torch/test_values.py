@@ -67,8 +67,8 @@ def steps(opt, ws, gen, count=1, size=1.0):
 @retractions
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_a_step_reads_no_value(space, section, retraction, optimizer):
-    """Over as many steps as lie between two checks; torch's fused rules read none either. What is counted is the same
-    for every rule and retraction: one of each goes all the way."""
+    """Over as many steps as lie between two checks; torch's fused rules read none either. What is counted is
+    the same for every rule and retraction: one of each goes all the way."""
     opt, ws, gen = build(space, section, retraction, optimizer, lr=1e-3)
     steps(opt, ws, gen, 2)
     with Reads() as reads:

@@ -24,7 +24,8 @@ def parameter(Y):
 
 
 def dense_step(skew, Lambda, n, G, cache, t, lr, betas, eps, norm, retraction):
-    """One step with N x N matrices throughout, from the formulas of the paper; returns Lambda (M, N, N) and cache.
+    """One step with N x N matrices throughout, from the formulas of the paper; returns Lambda (M, N, N) and
+    cache.
 
     `skew` says what the block A may be; with A skew, Delta is G - Y G^T Y, with A = 0 it is G - Y Y^T G.
     """
@@ -51,7 +52,8 @@ def dense_step(skew, Lambda, n, G, cache, t, lr, betas, eps, norm, retraction):
 )
 @over(ORTHOGONAL)
 def test_it_is_the_dense_algorithm(space, shape, section, norm, gen):
-    """25 steps of random gradients, a section of QR's: the rule sees norms only, so every completion is as good."""
+    """25 steps of random gradients, a section of QR's: the rule sees norms only, so every completion is as
+    good."""
     retraction = "geodesic" if len(shape) % 2 else "cayley"
     options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "norm": norm, "retraction": retraction}
     Y = parameter(point(space, shape, gen))
@@ -75,7 +77,8 @@ def test_it_is_the_dense_algorithm(space, shape, section, norm, gen):
 @norms
 @over(OTHERS)
 def test_it_is_the_dense_algorithm_in_the_coordinates_of_the_space(space, shape, norm, gen):
-    """The same with the space's own section and coordinates, and the Cayley transform of the full N x N matrix."""
+    """The same with the space's own section and coordinates, and the Cayley transform of the full N x N
+    matrix."""
     Y = parameter(point(space, shape, gen))
     opt = ScalarMomentAdam([Y], space=space, norm=norm, lr=0.01)
     n = space.matrix(Y).shape[-1]
@@ -111,7 +114,8 @@ def test_euclidean_weights_are_torchs_adam_to_the_bit(section, gen):
 @sections
 @pytest.mark.parametrize(("space", "shape"), [(ST, (7, 3)), (ST, (2, 6)), (ghor.Sphere(), (4, 5))], ids=name)
 def test_a_stack_is_its_weights_one_by_one(space, shape, section, norm, gen):
-    """Also where one has no gradient at times. Gradients differ in size by 1e4: a norm over the stack would show."""
+    """Also where one has no gradient at times. Gradients differ in size by 1e4: a norm over the stack would
+    show."""
     start = [space.random(*shape, generator=gen, dtype=torch.float64) for _ in range(5)]
     stacked, alone = ([parameter(Y) for Y in start] for _ in range(2))
     opt = ScalarMomentAdam(stacked, space=space, section=section, norm=norm, lr=0.01)

@@ -1,4 +1,5 @@
-"""Declaring spaces: constrain, what a declaration survives, param_groups, check, and how optimizers find it."""
+"""Declaring spaces: constrain, what a declaration survives, param_groups, check, and how optimizers find
+it."""
 
 import copy
 import gc
@@ -18,7 +19,8 @@ from ghor.constraints.registry import declared_space
 
 manifolds = pytest.mark.parametrize(("space", "shape"), MANIFOLD_CASES, ids=name)
 
-# Distances of a projected float32 weight, measured in float64: rounding of each entry, eps/2, in n <= 8 columns.
+# Distances of a projected float32 weight, measured in float64: rounding of each entry, eps/2, in n <= 8
+# columns.
 F32 = 8 * torch.finfo(torch.float32).eps
 
 
@@ -155,7 +157,8 @@ def test_tied_weights_are_one_weight(gen):
 
 
 def test_meta_device():
-    """There is nothing to move: refused with the way out, which works; a declaration made before is kept on meta."""
+    """There is nothing to move: refused with the way out, which works; a declaration made before is kept on
+    meta."""
     meta = nn.Linear(9, 3, bias=False, device="meta")
     with pytest.raises(
         ValueError, match=r"weight is on the meta device.*materialise the module, then constrain"
@@ -228,7 +231,8 @@ SURVIVES = {
 
 @pytest.mark.parametrize("way", SURVIVES)
 def test_declarations_survive(way, net):
-    """Also for an optimizer that is given the model, its parameters after the model was seen, or named ones."""
+    """Also for an optimizer that is given the model, its parameters after the model was seen, or named
+    ones."""
     other = SURVIVES[way](net)
     assert found(other) == DECLARED
     if way == "to_empty":
@@ -243,8 +247,8 @@ def test_declarations_survive(way, net):
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "load_state_dict(assign=True)"])
 def test_bare_parameters_of_a_copy_never_train_in_silence(way, net):
-    """A copy's parameters are new tensors, and nothing has looked at the copy yet: either the spaces are found, or the
-    optimizer warns that it found none."""
+    """A copy's parameters are new tensors, and nothing has looked at the copy yet: either the spaces are
+    found, or the optimizer warns that it found none."""
     params = list(SURVIVES[way](net).parameters())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -407,7 +411,8 @@ def test_weight_decay_on_manifold_weights_warns_once(net):
 
 
 def test_weight_decay_for_the_euclidean_weights_of_a_model_is_no_reason_to_warn(net):
-    """Warnings are errors here: AdamW's default, an option for the whole model, a group of Euclidean weights."""
+    """Warnings are errors here: AdamW's default, an option for the whole model, a group of Euclidean
+    weights."""
     ghor.optim.AdamW([net.conv.weight])
     ghor.optim.AdamW(net, weight_decay=0.1)
     opt = ghor.optim.AdamW(net.block["tall"])

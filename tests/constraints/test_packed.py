@@ -1,4 +1,5 @@
-"""Weights as modules have them: several matrices in one, kernels, padding; chosen by pattern; moved by others."""
+"""Weights as modules have them: several matrices in one, kernels, padding; chosen by pattern; moved by
+others."""
 
 import copy
 import re
@@ -63,7 +64,8 @@ RULES = {
 @pytest.mark.parametrize("space", SPACES, ids=repr)
 @pytest.mark.parametrize("rule", RULES)
 def test_blocks_are_a_batch(rule, space, section, dtype, gen):
-    """A stacked weight moves to the bit as the same matrices with a batch dimension, and so does its state."""
+    """A stacked weight moves to the bit as the same matrices with a batch dimension, and so does its
+    state."""
     if section == "implicit" and not space.implicit:
         pytest.skip("no implicit section")
     several = type(space)(**{**vars(space), "blocks": (2, 2)})
@@ -113,7 +115,8 @@ def test_rules_of_matrices_take_stacked_weights(gen):
 
 
 def test_geometry_of_blocks(gen):
-    """exp, log, dist, transport of a stack are those of its members; points survive `random` and `project`."""
+    """exp, log, dist, transport of a stack are those of its members; points survive `random` and
+    `project`."""
     space = ghor.Stiefel(blocks=3)
     Y = space.random(24, 4, generator=gen, dtype=torch.float64)
     D = space.tangent(Y, 0.1 * randn((24, 4), gen))
@@ -218,7 +221,8 @@ def test_packed_gates(kind, gates, gen):
 
 
 def test_padding_of_embeddings(gen):
-    """Left alone by constrain, by steps whatever its gradient is, by project; the other rows are on the sphere."""
+    """Left alone by constrain, by steps whatever its gradient is, by project; the other rows are on the
+    sphere."""
     e = nn.Embedding(6, 4, padding_idx=2)
     ghor.constrain(e, "weight", ghor.Sphere())
     assert declared_space(e.weight) == ghor.Sphere(padding_idx=2)
@@ -361,7 +365,8 @@ def test_names_that_nobody_has():
 
 
 def test_the_recipes_run(capsys):
-    """Those that need no Hugging Face: what they print of a weight is 0 or, of determinants and lengths, 1."""
+    """Those that need no Hugging Face: what they print of a weight is 0 or, of determinants and lengths,
+    1."""
     page = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     blocks = [b for b in blocks if "torch.nn." in b]

@@ -1,4 +1,5 @@
-"""Weights that no space takes: an error that names the weight, the numbers and the way out, and nothing is changed."""
+"""Weights that no space takes: an error that names the weight, the numbers and the way out, and nothing is
+changed."""
 
 import re
 import warnings
@@ -112,7 +113,8 @@ def test_weight_that_is_not_finite(space, shape, value, gen):
 @each_shape
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=name)
 def test_weight_off_its_space(space, shape, dtype, gen):
-    """The message gives the distance and the call that brings the weight there; after that call it is taken."""
+    """The message gives the distance and the call that brings the weight there; after that call it is
+    taken."""
     module = Holder(spoiled(space, point(space, shape, gen), 0.1).to(dtype))
     measured = module.weight.detach().to(torch.float32 if dtype == torch.bfloat16 else dtype)
     off = f"{float(space.residual(measured).max()):.1e} off {space!r}"
@@ -177,7 +179,8 @@ def test_weights_that_share_memory(gen):
 
 @each_space
 def test_weights_of_other_kinds(space, gen):
-    """Complex where a space is real, sparse, lazy, an empty batch: refused by constrain and by the optimizer."""
+    """Complex where a space is real, sparse, lazy, an empty batch: refused by constrain and by the
+    optimizer."""
     shape = kinds(space)[-1]
     Y = point(space, shape, gen, torch.float32)
     cases = [
@@ -204,7 +207,8 @@ def test_weights_of_other_kinds(space, gen):
 
 @each_section
 def test_meta_device(space, section, gen):
-    """An optimizer can be built there, as torch's can. Its step has nothing to go from: refused, nothing moved."""
+    """An optimizer can be built there, as torch's can. Its step has nothing to go from: refused, nothing
+    moved."""
     shape = kinds(space)[-1]
     free = nn.Parameter(torch.zeros(3))
     p = nn.Parameter(torch.empty(shape, device="meta"))

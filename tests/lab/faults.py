@@ -1,4 +1,5 @@
-"""A command that was disturbed, given again, must leave what `undisturbed` leaves: record and weights, bit for bit."""
+"""A command that was disturbed, given again, must leave what `undisturbed` leaves: record and weights, bit
+for bit."""
 
 import shutil
 

@@ -1,7 +1,7 @@
 """The command `ghor` in processes that can be killed at any point, and what their records say.
 
-`Forks` is one process that has imported everything; what it forks is a fresh process after some milliseconds, as torch
-has done nothing yet in its parent.
+`Forks` is one process that has imported everything; what it forks is a fresh process after some milliseconds,
+as torch has done nothing yet in its parent.
 """
 
 import atexit
@@ -329,7 +329,8 @@ def kill():
 
 
 def kill_at_line(number):
-    """Before the line of that number, counted over all functions that write, move or remove files of a run."""
+    """Before the line of that number, counted over all functions that write, move or remove files of a
+    run."""
     import ghor_lab.files
     from ghor_lab import checkpoint, record, train
 

@@ -122,7 +122,8 @@ def run(folders, out, width=80):
 
 @pytest.fixture(scope="module", name="mixed")
 def mixed_records(tmp_path_factory):
-    """Three experiments under two folders, an unfinished run among them; the report, and what the terminal showed."""
+    """Three experiments under two folders, an unfinished run among them; the report, and what the terminal
+    showed."""
     root = tmp_path_factory.mktemp("mixed")
     for optimizer in OPTIMIZERS:
         for seed in (0, 1):

@@ -1,4 +1,5 @@
-"""Published methods: each has the property that its paper claims, and lacks the one that its docstring names."""
+"""Published methods: each has the property that its paper claims, and lacks the one that its docstring
+names."""
 
 import copy
 import io
@@ -38,7 +39,8 @@ def start(cls, gen, *shape):
 
 
 def walk(opts, weights, gen, steps):
-    """Random gradients, of other sizes from step to step, the same for all; the largest distance on the way."""
+    """Random gradients, of other sizes from step to step, the same for all; the largest distance on the
+    way."""
     worst = 0.0
     for t in range(steps):
         G = randn(tuple(weights[0].shape), gen) * (1 + t % 3)
@@ -77,7 +79,8 @@ def test_a_batch_is_its_matrices_one_by_one(cls, gen):
         for p, G, one in zip(alone, Y.grad.reshape(4, 4, 4), ones, strict=True):
             p.grad = G.clone()
             one.step()
-    # products of a batch and of one matrix are summed in another order; exactly skew 0/0 entries cannot differ
+    # products of a batch and of one matrix are summed in another order; exactly skew 0/0 entries cannot
+    # differ
     torch.testing.assert_close(Y.detach().reshape(4, 4, 4), torch.stack(alone).detach(), rtol=0, atol=1e-12)
 
 
@@ -201,7 +204,8 @@ def test_they_descend(method, gen):
 
 
 def test_the_iterated_cayley_transform_converges_to_the_solved_one(gen):
-    """By q or more an iteration, for every matrix of a batch, since alpha ||W|| <= 2 q; in alpha with order s + 2."""
+    """By q or more an iteration, for every matrix of a batch, since alpha ||W|| <= 2 q; in alpha with order s
+    + 2."""
     X = ST.random(3, 9, 4, generator=gen, dtype=torch.float64)
     W = li2020.rotation(X, randn((3, 9, 4), gen) * torch.tensor([0.1, 1.0, 10.0]).reshape(3, 1, 1))
     I = torch.eye(9, dtype=torch.float64)
@@ -220,7 +224,8 @@ def test_the_iterated_cayley_transform_converges_to_the_solved_one(gen):
 
 
 def test_cayley_adam_is_algorithm_2(gen):
-    """Line by line with the solved transform, which 60 iterations are; the step bound is met at some steps."""
+    """Line by line with the solved transform, which 60 iterations are; the step bound is met at some
+    steps."""
     Y = start(baselines.CayleyAdam, gen, 6, 2)
     opt = baselines.CayleyAdam([Y], lr=0.8, betas=(0.8, 0.95), eps=1e-3, s=60)
     X, M, v, I = Y.detach().clone(), 0.0, 0.0, torch.eye(6, dtype=torch.float64)
@@ -265,7 +270,8 @@ def test_li_adam_has_one_second_moment_a_matrix(gen):
 @pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
 @pytest.mark.parametrize("eps", [1e-8, 1e-2])
 def test_algorithm_5_is_lifted_adam_on_so(retraction, eps, gen):
-    """As the paper claims for n = N: a = 1/2, so that f = X^T G - G^T X; eps outside the root, v corrected."""
+    """As the paper claims for n = N: a = 1/2, so that f = X^T G - G^T X; eps outside the root, v
+    corrected."""
     options = {"lr": 0.03, "betas": (0.9, 0.99), "eps": eps}
     X = start(baselines.AdamSO, gen, 2, 6, 6)
     Y = parameter(X.detach())
@@ -296,7 +302,8 @@ def test_algorithm_2_on_square_matrices_is_algorithm_5(gen):
 
 @pytest.mark.parametrize("expm", ["cayley", "euler", "geodesic"])
 def test_algorithm_2_keeps_its_structure(expm, gen):
-    """X^T X = I, Y skew, X^T V = 0 after every step, as the paper proves, whatever stands for the exponential."""
+    """X^T X = I, Y skew, X^T V = 0 after every step, as the paper proves, whatever stands for the
+    exponential."""
     X = start(baselines.AdamStiefel, gen, 3, 9, 4)
     opt = baselines.AdamStiefel([X], lr=0.05, expm=expm)
     for _ in range(30):
@@ -339,7 +346,8 @@ def test_algorithm_2_needs_its_projection(gen):
 
 
 def test_canonical_geodesics_turn_no_v(gen):
-    """X' = X Y + V and V' = c V Y - X V^T V: the normal part of X'' is (1 + c) V Y. c is 0, and -1/4 as published."""
+    """X' = X Y + V and V' = c V Y - X V^T V: the normal part of X'' is (1 + c) V Y. c is 0, and -1/4 as
+    published."""
     X = ST.random(7, 3, generator=gen, dtype=torch.float64)
     Delta = ST.rgrad(X, randn((7, 3), gen))
     h = 1e-3
@@ -423,13 +431,15 @@ def test_the_soft_constraint_is_off_by_one_over_mu(gen):
 
 
 def brockett(Y):
-    """-sum_i (n - i) y_i^T S y_i with S = diag(1, ..., N): the minimum has the last N eigenvectors, in order."""
+    """-sum_i (n - i) y_i^T S y_i with S = diag(1, ..., N): the minimum has the last N eigenvectors, in
+    order."""
     N, n = Y.shape
     return -(torch.arange(n, 0, -1) * (torch.arange(1, N + 1).unsqueeze(1) * Y * Y).sum(0)).sum()
 
 
 def test_adam_then_qr_moves_where_there_is_nothing_to_gain(gen):
-    """A gradient Y S, S symmetric, is normal: Riemannian methods rest. So an eigenvalue problem ends at a loss."""
+    """A gradient Y S, S symmetric, is normal: Riemannian methods rest. So an eigenvalue problem ends at a
+    loss."""
     S = randn((3, 3), gen)
     moved = {}
     for key, make in (
@@ -451,7 +461,8 @@ def test_adam_then_qr_moves_where_there_is_nothing_to_gain(gen):
 
 
 def test_muons_direction_is_optimal(gen):
-    """Closed forms for n = N and n = 1; for others it is tangent, of norm 1, and no tangent vector does better."""
+    """Closed forms for n = N and n = 1; for others it is tangent, of norm 1, and no tangent vector does
+    better."""
     Y, G = SO.random(5, 5, generator=gen, dtype=torch.float64), randn((5, 5), gen)
     A = manifold_muon.steepest(Y, G, 0.01, 0, 1e-6)  # without an iteration
     U, s, Vh = torch.linalg.svd(Y.mT @ G - G.mT @ Y)

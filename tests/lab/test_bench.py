@@ -1,4 +1,5 @@
-"""`ghor bench`, and the benchmarks that share its parts: what they time is right; how long it takes is not asserted."""
+"""`ghor bench`, and the benchmarks that share its parts: what they time is right; how long it takes is not
+asserted."""
 
 import importlib
 import io
@@ -170,7 +171,8 @@ def test_training_times_every_configuration(training, tmp_path, monkeypatch, cap
 
 
 def test_training_counts_the_flops_that_torch_counts(training):
-    """torch counts the products of the plain formula; it does not need the gradient of the first block's input."""
+    """torch counts the products of the plain formula; it does not need the gradient of the first block's
+    input."""
     from torch.utils.flop_counter import FlopCounterMode
 
     model = VisionTransformer()
@@ -181,7 +183,8 @@ def test_training_counts_the_flops_that_torch_counts(training):
 
 
 def test_training_scales_the_bar(training):
-    """At the rates of the bar it is the bar; a machine twice as slow in products has twice the time, or 1.5 times."""
+    """At the rates of the bar it is the bar; a machine twice as slow in products has twice the time, or 1.5
+    times."""
     rates = {"matmul_gflops": training.BAR_GFLOPS, "copy_gbs": training.BAR_GBS}
     assert training.limits(rates, 0.5)["bar_seconds"] == {"max": 0.5, "mean": 0.5}
     assert training.limits(rates, 0.5)["met"] == {"max": True, "mean": True}

@@ -305,7 +305,8 @@ def test_a_pipe_has_lines(tmp_path):
 
 
 def test_a_terminal_has_bars(tmp_path):
-    """One for all and one for the run under way, with the loss and both times left; what is finished is a line."""
+    """One for all and one for the run under way, with the loss and both times left; what is finished is a
+    line."""
     argv = (*PENDULUM, "-o", "momentum", "--epochs", "4", "--out", tmp_path)
     text = forks().run(*argv, columns=80, fault={"slow_epochs": 0.3})
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
@@ -458,7 +459,8 @@ def test_check_finds_files_that_do_not_belong_together(tmp_path):
 
 
 def test_check_of_a_run_under_way(tmp_path, monkeypatch):
-    """Between its looks at the two files the run may get ahead; a checkpoint that stays behind is another matter."""
+    """Between its looks at the two files the run may get ahead; a checkpoint that stays behind is another
+    matter."""
     shutil.copytree(undisturbed(*TWO), tmp_path, dirs_exist_ok=True)
     load, epochs = checkpoint.load, [0, 2]
     monkeypatch.setattr(checkpoint, "load", lambda path: {**load(path), "epoch": epochs.pop(0)})

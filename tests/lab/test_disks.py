@@ -1,4 +1,5 @@
-"""Full disks and damaged files: found before anything is written, nothing is silently wrong, and there is a way out."""
+"""Full disks and damaged files: found before anything is written, nothing is silently wrong, and there is a
+way out."""
 
 import shutil
 import subprocess
@@ -27,7 +28,8 @@ def fails(out, argv=TWO, **fault):
     ],
 )
 def test_a_full_disk(tmp_path, what, number):
-    """Half of the bytes fit. The record is as it was before, no unfinished file stays, and the message names both."""
+    """Half of the bytes fit. The record is as it was before, no unfinished file stays, and the message names
+    both."""
     text = fails(tmp_path, **{what: number})
     assert "No space left on device" in text
     assert (".jsonl" if what == "full_at_record" else ".ckpt") in text

@@ -50,8 +50,8 @@ def test_it_is_the_formula(sizes, batch, alone, gen):
         plain = with_gradients(formula, sizes[0], given, dy)
         ours = with_gradients(compiled, sizes[0], given, dy)
         for mine, theirs, value in zip(ours, plain, right, strict=True):
-            # Scores are rounded by their size, which exp makes the relative error of a probability, and differences of
-            # gradients cancel: what the formula loses in float32 says how much, up to luck.
+            # Scores are rounded by their size, which exp makes the relative error of a probability, and
+            # differences of gradients cancel: what the formula loses in float32 says how much, up to luck.
             assert off(mine, value) <= max(8 * ULP, 5 * off(theirs, value))
 
 

@@ -87,8 +87,9 @@ def test_values_and_gradients_are_those_of_the_formula(d, m, layers, copies, poi
     rounded = gradients(plain(chain, torch.float32), z, weights)
     names = ["y", "z", *(name for name, _ in chain.named_parameters())]
     for name, ours, formula, value in zip(names, gradients(chain, z, weights), rounded, exact, strict=True):
-        # Sums of m and of `points` numbers, layer after layer. Their rounding depends on the weights: what the formula
-        # loses in float32 says how much, up to luck; 30 eps of the norm is the least that is asked for.
+        # Sums of m and of `points` numbers, layer after layer. Their rounding depends on the weights: what
+        # the formula loses in float32 says how much, up to luck; 30 eps of the norm is the least that is
+        # asked for.
         assert off(ours, value) <= max(30 * EPS, 8 * off(formula, value)), name
 
 
@@ -115,7 +116,8 @@ def test_runs(gen):
 
 
 def test_tanh():
-    """One layer with K = a = 1, b = 0 at x = 0 is tanh: all binades, both signs, what is 1, infinite, or no number."""
+    """One layer with K = a = 1, b = 0 at x = 0 is tanh: all binades, both signs, what is 1, infinite, or no
+    number."""
     layer = use(Chain([GradientQ(2, 1)]))
     with torch.no_grad():
         layer.layers[0].weight.fill_(1)
@@ -324,7 +326,8 @@ def test_differentiated_twice_with_frozen_layers(gen):
 
 
 def backward_passes(gen):
-    """Cotangents, and the backward pass of the compiled layers and of the formula, both run forward as they are."""
+    """Cotangents, and the backward pass of the compiled layers and of the formula, both run forward as they
+    are."""
     z = torch.randn(6, 4, generator=gen)
 
     def of(model):

@@ -29,7 +29,8 @@ pytestmark = COMPILER
 
 
 def assert_plain(layer: StiefelAttention, x: Tensor, reason: str) -> None:
-    """The layer says why it does not use the compiled block, once, and gives what a layer without it gives."""
+    """The layer says why it does not use the compiled block, once, and gives what a layer without it
+    gives."""
     with pytest.warns(UserWarning, match=f"compiled attention is not used: .*{reason}"):
         y = layer(x)
     plain = StiefelAttention(layer.dim, layer.heads, dtype=x.dtype)
@@ -164,7 +165,8 @@ def test_sparse_tensors_are_refused():
 
 
 def backward_passes(gen) -> tuple[list[Tensor], list]:
-    """Cotangents, and the backward pass of the compiled block and of the formula, both run forward as they are."""
+    """Cotangents, and the backward pass of the compiled block and of the formula, both run forward as they
+    are."""
     given, dy = inputs(*SIZES[1], 3, gen)
     given = [t.requires_grad_() for t in given]
     dys = torch.stack([dy, 2 * dy.flip(0), dy.mT.reshape(dy.shape)])

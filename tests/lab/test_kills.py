@@ -1,4 +1,5 @@
-"""Killed at any line, in any write, at any moment: the same command ends as if it had been left alone, bit for bit."""
+"""Killed at any line, in any write, at any moment: the same command ends as if it had been left alone, bit
+for bit."""
 
 import random
 import time

@@ -20,7 +20,8 @@ PAPER = {  # columns as in the paper: SO(N), St(n, N), vector-valued second mome
 
 
 def stays(method, shape, gen):
-    """Whether 30 steps of random gradients keep a weight on the space; Li's to some 1e-6, which short steps give."""
+    """Whether 30 steps of random gradients keep a weight on the space; Li's to some 1e-6, which short steps
+    give."""
     space = ghor.SpecialOrthogonal() if shape[0] == shape[1] else ghor.Stiefel()
     Y = torch.nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64))
     before = Y.detach().clone()
@@ -49,7 +50,8 @@ def test_on_stiefel(method, gen):
 
 @every
 def test_second_moment_by_entry(method, gen):
-    """Adam's first step does not see how large an entry of the gradient is: at Y = I, entries (0, 1) and (1, 0)."""
+    """Adam's first step does not see how large an entry of the gradient is: at Y = I, entries (0, 1) and (1,
+    0)."""
     G = randn((4, 4), gen)
     G = G - G.mT
     steps = []
@@ -68,7 +70,8 @@ def test_second_moment_by_entry(method, gen):
 
 
 def off_tangent(method, state, Y):
-    """How far from the vector space it came from is what Adam makes of its moments, before anything repairs it."""
+    """How far from the vector space it came from is what Adam makes of its moments, before anything repairs
+    it."""
     moment, square = (
         (state["V"], state["q"]) if method.key == "kong-2" else (state["exp_avg"], state["exp_avg_sq"])
     )
@@ -80,7 +83,8 @@ def off_tangent(method, state, Y):
 
 @every
 def test_no_projections(method, gen):
-    """In g^hor and so(N) a tangent vector is one after a division by entries: A stays skew. X^T V = 0 does not stay."""
+    """In g^hor and so(N) a tangent vector is one after a division by entries: A stays skew. X^T V = 0 does
+    not stay."""
     if not method.vector:
         assert method.unprojected is None
         return

@@ -1,4 +1,5 @@
-"""The symplectic layers: the formulas, symplecticity, copies against a loop, seeds, declarations, training."""
+"""The symplectic layers: the formulas, symplecticity, copies against a loop, seeds, declarations,
+training."""
 
 import copy
 import math

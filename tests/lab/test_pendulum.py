@@ -1,4 +1,5 @@
-"""The trajectories obey the equation and its conserved energy; the lift; the cache; the reconstruction error."""
+"""The trajectories obey the equation and its conserved energy; the lift; the cache; the reconstruction
+error."""
 
 import math
 
@@ -55,7 +56,8 @@ def test_the_lift(loaded):
     torch.testing.assert_close(
         q.square().sum(-1), torch.ones(100, 101, dtype=torch.float64), rtol=0, atol=1e-15
     )
-    # p is the derivative of q: central differences of step 0.1 are off by 0.1^2 / 6 of a third derivative below 100
+    # p is the derivative of q: central differences of step 0.1 are off by 0.1^2 / 6 of a third derivative
+    # below 100
     torch.testing.assert_close((q[:, 2:] - q[:, :-2]) / 0.2, p[:, 1:-1], rtol=0, atol=100 * 0.1**2 / 6)
 
 

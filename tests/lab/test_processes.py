@@ -1,4 +1,5 @@
-"""Many processes, at one run or at many, and one of them killed: one record a run, and the others end or go on."""
+"""Many processes, at one run or at many, and one of them killed: one record a run, and the others end or go
+on."""
 
 import os
 import signal

@@ -28,7 +28,8 @@ def points(**change):
 
 
 def test_the_authors_start_is_the_q_of_a_normal_matrix(gen):
-    """LAPACK's own, of the matrix that the uniform point comes from; hence a mean of -0.11 on the diagonal."""
+    """LAPACK's own, of the matrix that the uniform point comes from; hence a mean of -0.11 on the
+    diagonal."""
     X = torch.randn(50, 49, 7, dtype=torch.float64, generator=gen)
     Q, R = torch.linalg.qr(X)
     uniform = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
@@ -39,7 +40,8 @@ def test_the_authors_start_is_the_q_of_a_normal_matrix(gen):
         protocol.authors_start(model)
         torch.testing.assert_close(model.weight.detach(), q, rtol=0, atol=1e-13)
     (a, ours), (b, theirs) = points(), points(start="authors")
-    # Q's first entry is -|x| / ||X||, of mean -sqrt(2 / pi / 49) = -0.114; 2352 entries of deviation below 1/7
+    # Q's first entry is -|x| / ||X||, of mean -sqrt(2 / pi / 49) = -0.114; 2352 entries of deviation below
+    # 1/7
     assert abs(float(theirs.diagonal(dim1=-2, dim2=-1).mean()) + 0.11) < 0.01
     assert abs(float(ours.diagonal(dim1=-2, dim2=-1).mean())) < 0.01
     assert float(ghor.Stiefel().residual(theirs.double()).max()) < 1e-6

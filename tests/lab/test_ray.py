@@ -1,6 +1,7 @@
 """`ghor run --executor ray`: the records of a plain run, whoever is killed on the way.
 
-Ray's workers are processes of their own, which know nothing of the patched commit of the others; no run has one here.
+Ray's workers are processes of their own, which know nothing of the patched commit of the others; no run has
+one here.
 """
 
 import os

@@ -153,7 +153,8 @@ def test_state_is_listed_once_a_network(mixed):
 
 
 def test_the_papers_numbers_agree_with_each_other():
-    """Shares with times, totals with entries a weight, mebibytes with totals: a digit copied wrong would show."""
+    """Shares with times, totals with entries a weight, mebibytes with totals: a digit copied wrong would
+    show."""
     for costs in paper.COSTS.values():
         for cost in costs.values():
             share = 100 * (cost.direction + cost.retraction) / (cost.ad + cost.direction + cost.retraction)
@@ -297,7 +298,8 @@ def test_a_record_with_other_seeds_than_losses_is_refused(tmp_path):
 
 
 class Page(HTMLParser):
-    """What the tests ask of a page: its addresses, ids, headings and text, and that its elements are closed."""
+    """What the tests ask of a page: its addresses, ids, headings and text, and that its elements are
+    closed."""
 
     VOID = ("meta", "br", "img", "link", "input", "hr")
 

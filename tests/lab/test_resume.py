@@ -1,4 +1,5 @@
-"""Training that goes on where it stopped: the record and the weights of a run that was not stopped, bit for bit."""
+"""Training that goes on where it stopped: the record and the weights of a run that was not stopped, bit for
+bit."""
 
 import dataclasses
 import itertools
@@ -51,7 +52,8 @@ def test_stopped_between_two_polishings(options, tmp_path):
 
 
 def test_a_longer_run_is_a_run_made_longer(finished, tmp_path):
-    """2 epochs, then 4: the epochs, the last sample and the weights of 4 at once; both ends stay in the record."""
+    """2 epochs, then 4: the epochs, the last sample and the weights of 4 at once; both ends stay in the
+    record."""
     four = dataclasses.replace(PENDULUM, epochs=4)
     train.train(four, tmp_path / "a")
     for config in (PENDULUM, four):

@@ -1,4 +1,5 @@
-"""Tables of a report: the committed ones are of the committed records, and rows say whose numbers they have."""
+"""Tables of a report: the committed ones are of the committed records, and rows say whose numbers they
+have."""
 
 import csv
 import math

@@ -48,7 +48,8 @@ def test_what_a_record_says(finished):
 
 
 def test_the_state_of_the_papers_transformer():
-    """336 weights on St(7, 49), and N^2 + 2 N n numbers for each of them: section, first and second moment."""
+    """336 weights on St(7, 49), and N^2 + 2 N n numbers for each of them: section, first and second
+    moment."""
     config = Config("mnist", "geometric-adam", (0,), 1, 1e-3, 2048, compile=False)
     model = tasks.Classification.network(config)
     assert train.count(model) == {
@@ -68,7 +69,8 @@ def test_the_state_of_the_papers_transformer():
 
 
 def test_the_state_is_counted_on_a_real_optimizer():
-    """St(7, 49): a section of 49^2 and two moments of 49 x 7; one number instead of a moment; one moment; none."""
+    """St(7, 49): a section of 49^2 and two moments of 49 x 7; one number instead of a moment; one moment;
+    none."""
     expected = {"geometric-adam": 686, "scalar-moment-adam": 344, "momentum": 343, "gradient": 0}
     model = tasks.Classification.network(MNIST)
     for name, entries in expected.items():

@@ -1,5 +1,6 @@
-"""Laws on what the optimizer asks of a space, and no more: section, apply_section, global_grad, update_section, and for
-its points random, project, distance, tolerance, polish, E. A new space is in the table as soon as its file is there."""
+"""Laws on what the optimizer asks of a space, and no more: section, apply_section, global_grad,
+update_section, and for its points random, project, distance, tolerance, polish, E. A new space is in the
+table as soon as its file is there."""
 
 import pytest
 import torch
@@ -31,8 +32,8 @@ F64 = [torch.float64]
 HALVES = [torch.bfloat16, torch.float16]
 
 
-# Tolerances: rounding of sums of at most 49 x 7 products, hence a few hundred eps, times the condition of the point
-# where the group is not compact (||Y|| <= 4 in the table).
+# Tolerances: rounding of sums of at most 49 x 7 products, hence a few hundred eps, times the condition of the
+# point where the group is not compact (||Y|| <= 4 in the table).
 def tol(Y):
     return 500 * eps(Y)
 
@@ -91,7 +92,8 @@ def test_distance_is_one_number_for_each_member_of_a_batch(space, shape, dtype, 
 
 @law(where=is_manifold, dtypes=[torch.float64, torch.float32, *HALVES])
 def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, dtype, gen):
-    """What `random` and `project` give is on the space; a weight 1 % too long (10 % in half precision) is off it."""
+    """What `random` and `project` give is on the space; a weight 1 % too long (10 % in half precision) is off
+    it."""
     wide = COMPUTE_DTYPE.get(dtype, dtype)
     Y = space.random(*shape, generator=gen, dtype=dtype)
     assert space.residual(Y.to(wide)).max() <= tolerance(space, Y)
@@ -165,7 +167,8 @@ def test_a_step_stays_on_the_space(space, shape, dtype, retraction, gen):
 def test_global_grad_is_the_derivative_of_the_loss_in_coordinates(space, shape, dtype, retraction, gen):
     """d/dt L(Lambda R(t W) E) at t = 0 is <global_grad, W> for every W of g^hor, whatever the retraction.
 
-    L is linear and ||W|| = 1: central differences at h = 1e-4 have the error h^2 ||G|| ||Y||/6 and rounding eps/h.
+    L is linear and ||W|| = 1: central differences at h = 1e-4 have the error h^2 ||G|| ||Y||/6 and rounding
+    eps/h.
     """
     Y = point(space, shape, gen, dtype)
     Lambda, G, h = space.section(Y), randn(shape, gen, dtype), 1e-4

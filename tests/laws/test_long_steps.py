@@ -15,7 +15,8 @@ retractions = pytest.mark.parametrize("retraction", RETRACTIONS)
 
 
 def huge(space):
-    """Vectors where the space holds vectors; else n = N, N = n + 1, tall, very tall and wide, as far as it has them."""
+    """Vectors where the space holds vectors; else n = N, N = n + 1, tall, very tall and wide, as far as it
+    has them."""
     vectors, matrices = [(200,)], [(7, 7), (10, 9), (49, 7), (200, 3), (3, 200)]
     return [x for x in vectors if accepts(space, x)] or shapes(space, matrices)
 

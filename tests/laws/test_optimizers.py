@@ -1,4 +1,5 @@
-"""Rules are verified where they run: at the size and dimension of the weights, with the options of their group."""
+"""Rules are verified where they run: at the size and dimension of the weights, with the options of their
+group."""
 
 import math
 
@@ -21,7 +22,8 @@ SP = ghor.Sphere()
 
 
 class FactoredFrom16(Rule):
-    """Divides by row and column norms of its two largest dimensions, where both are 16 or more: as Adafactor does."""
+    """Divides by row and column norms of its two largest dimensions, where both are 16 or more: as Adafactor
+    does."""
 
     def velocity(self, g, group):
         big = sorted(range(g.dim()), key=lambda i: g.shape[i])[-2:]
@@ -32,7 +34,8 @@ class FactoredFrom16(Rule):
 
 
 class QuantisedFrom4096(Rule):
-    """Rounds to 256 steps of the largest in a block, where there are 4096 entries or more: as 8 bit states do."""
+    """Rounds to 256 steps of the largest in a block, where there are 4096 entries or more: as 8 bit states
+    do."""
 
     def velocity(self, g, group):
         if g.numel() < 4096:

@@ -134,7 +134,8 @@ def test_points_carry_no_matrices(gen):
 
 
 def test_it_says_when_digits_run_out(gen):
-    """A weight that is pulled outwards for ever is held at distance 15.2 in float32, finite and on the space."""
+    """A weight that is pulled outwards for ever is held at distance 15.2 in float32, finite and on the
+    space."""
     Y = torch.nn.Parameter(HYPERBOLIC.random(3, 4, generator=gen))
     opt = ghor.optim.SGD([Y], space=HYPERBOLIC, lr=0.5)
     with warnings.catch_warnings(record=True) as said:

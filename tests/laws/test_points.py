@@ -1,5 +1,6 @@
-"""Laws on the geometry of points: metric, gradients, geodesics, transport, logarithm. A space may lack some of these;
-it says so when they are asked for, and the optimizer does without them (test_laws_of_the_step.py)."""
+"""Laws on the geometry of points: metric, gradients, geodesics, transport, logarithm. A space may lack some
+of these; it says so when they are asked for, and the optimizer does without them
+(test_laws_of_the_step.py)."""
 
 import pytest
 import torch
@@ -43,8 +44,8 @@ OPTIONAL = [
 ]
 
 
-# Tolerances: rounding of sums of at most 49 x 7 products, hence a few hundred eps, times the condition of the point
-# where the group is not compact (||Y|| <= 4 in the table).
+# Tolerances: rounding of sums of at most 49 x 7 products, hence a few hundred eps, times the condition of the
+# point where the group is not compact (||Y|| <= 4 in the table).
 def tol(Y):
     return 500 * eps(Y)
 
@@ -222,7 +223,8 @@ def test_geodesics_continue_themselves(space, shape, dtype, gen):
 
 @law("exp", "transport", "tangent")
 def test_transport_keeps_coordinates(space, shape, dtype, gen):
-    """Along the connection of the second kind: coordinates in g^hor stay, so it is an isometry of their metric."""
+    """Along the connection of the second kind: coordinates in g^hor stay, so it is an isometry of their
+    metric."""
     Y = point(space, shape, gen, dtype)
     V, U, Lambda = tangent(space, Y, gen), tangent(space, Y, gen), space.section(Y)
     moved, Z = space.transport(Y, V, U), space.exp(Y, V)

@@ -19,7 +19,8 @@ COMPACT += [(s, shape, torch.complex128, "auto") for s, shape in COMPLEX_CASES i
 
 @pytest.mark.parametrize(("space", "shape", "dtype", "section"), COMPACT, ids=name)
 def test_the_rate_of_decay(space, shape, dtype, section, gen):
-    """Without gradients -d/dt |Y - Y0|^2/2 = wd |global_grad(Lambda, Y0)|^2: fitted over a run, within 1 %."""
+    """Without gradients -d/dt |Y - Y0|^2/2 = wd |global_grad(Lambda, Y0)|^2: fitted over a run, within 1
+    %."""
     Y = nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
     Y0, lr, wd = space.random(*shape, generator=gen, dtype=dtype), 0.02, 0.5
     opt = ghor.optim.AdamW([Y], space=space, section=section, lr=lr, weight_decay=wd, anchor=Y0)
@@ -78,7 +79,8 @@ def test_no_decay_or_no_anchor_is_a_no_op(cls, options):
 
 @sections
 def test_through_a_file_and_a_copy(section):
-    """ "start" is where the first step found the weight, also after a file, a copy, and a gradient that was missing."""
+    """ "start" is where the first step found the weight, also after a file, a copy, and a gradient that was
+    missing."""
     nets = [Net(), Net()]
     opts = [ghor.optim.AdamW(net, lr=0.02, weight_decay=0.5, anchor="start", section=section) for net in nets]
     steps = gradients(nets[0], 6)

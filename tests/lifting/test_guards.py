@@ -65,7 +65,8 @@ def test_a_weight_moved_within_its_space(how, section, gen):
         warnings.simplefilter("always")
         train(net, opt, steps)
     said = [str(w.message).split(",")[0] for w in caught]
-    # an implicit section is a function of the weight: nothing has to be rebuilt, and writes through .data go unnoticed
+    # an implicit section is a function of the weight: nothing has to be rebuilt, and writes through .data go
+    # unnoticed
     assert said == ["a changed outside the optimizer"] or (section == "implicit" and said == [])
     # SGD does not see the basis of the complement: as a new optimizer from the new point, up to rounding
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):

@@ -16,8 +16,8 @@ import ghor
 @each_shape_and_section
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
 def test_half_precision_weights_are_float32_inside(space, shape, section, dtype, gen):
-    """The weight is the float32 point, rounded; so it is off by eps/2 in each entry, which takes Y* Y off I by
-    eps ||Y||_2 ||Y||_F at most."""
+    """The weight is the float32 point, rounded; so it is off by eps/2 in each entry, which takes Y* Y off I
+    by eps ||Y||_2 ||Y||_F at most."""
     Y = nn.Parameter(space.project(point(space, shape, gen, torch.float32)).to(dtype))
     start = Y.detach().clone()
     opt = ghor.optim.Adam([Y], lr=1e-2, space=space, section=section)
@@ -43,7 +43,8 @@ def test_half_precision_weights_are_float32_inside(space, shape, section, dtype,
 @sections
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
 def test_half_precision_follows_the_float32_run(section, dtype, gen):
-    """Steps far below one ulp of the weight add up in the section: 200 steps of 1e-4 end where float32 ends."""
+    """Steps far below one ulp of the weight add up in the section: 200 steps of 1e-4 end where float32
+    ends."""
     start = point(ghor.Stiefel(), (9, 3), gen, torch.float32).to(dtype)
     Z = nn.Parameter(ghor.Stiefel().project(start.float()))
     Y = nn.Parameter(start.clone())
@@ -60,7 +61,8 @@ def test_half_precision_follows_the_float32_run(section, dtype, gen):
 
 
 def test_float32_gradient_of_a_half_weight_and_the_other_way_round(gen):
-    """torch allows no other dtype in p.grad, so the gradient's dtype is the weight's; in the step it is float32."""
+    """torch allows no other dtype in p.grad, so the gradient's dtype is the weight's; in the step it is
+    float32."""
     Y = nn.Parameter(ghor.Stiefel().project(point(ghor.Stiefel(), (9, 3), gen, torch.float32)).half())
     opt = ghor.optim.SGD([Y], lr=1.0, space=ghor.Stiefel())
     Y.grad = torch.full_like(Y, 6e4)  # sums of products of it overflow in float16, not in float32
@@ -75,8 +77,8 @@ def test_float32_gradient_of_a_half_weight_and_the_other_way_round(gen):
 @sections
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=name)
 def test_a_run_in_each_dtype_follows_float32(cls, section, dtype):
-    """The same gradients to weights of each dtype, 40 steps: half precision weights are the float32 run's, rounded;
-    moments are float32 there, and the float64 run differs by float32's rounding."""
+    """The same gradients to weights of each dtype, 40 steps: half precision weights are the float32 run's,
+    rounded; moments are float32 there, and the float64 run differs by float32's rounding."""
     nets = loops.Net(), loops.Net()
     nets[0].to(dtype)
     if dtype == torch.float64:

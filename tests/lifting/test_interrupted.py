@@ -1,4 +1,5 @@
-"""Steps that are broken off, by an interrupt or an error anywhere: groups and state are whole, and it goes on."""
+"""Steps that are broken off, by an interrupt or an error anywhere: groups and state are whole, and it goes
+on."""
 
 import copy
 import warnings
@@ -99,8 +100,8 @@ def test_interrupted_anywhere(where, section, monkeypatch):
 
 @classes
 def test_an_exception_inside_the_base_step_leaves_groups_and_weights(cls, monkeypatch):
-    """Also a keyboard interrupt: the groups hold the weights again, manifold weights have not moved, and a retry is
-    an ordinary step."""
+    """Also a keyboard interrupt: the groups hold the weights again, manifold weights have not moved, and a
+    retry is an ordinary step."""
     net, twin = Net(), Net()
     opt, other = build(cls, net), build(cls, twin)
     steps = gradients(net, 4)

@@ -1,4 +1,5 @@
-"""What lifts: rules that are odd, elementwise and do not look at the weight; others are refused, with the reason."""
+"""What lifts: rules that are odd, elementwise and do not look at the weight; others are refused, with the
+reason."""
 
 import copy
 
@@ -219,7 +220,8 @@ def test_optimizers_of_torch_that_do_not_lift_say_why(Base, words):
 
 
 def test_what_does_not_lift_is_what_is_not_in_optim():
-    """Every optimizer of torch is in ghor.optim or is refused with a reason; LBFGS takes closures, and stands apart."""
+    """Every optimizer of torch is in ghor.optim or is refused with a reason; LBFGS takes closures, and stands
+    apart."""
     theirs = {
         n for n in torch.optim.__all__ if isinstance(getattr(torch.optim, n, None), type) and n != "Optimizer"
     }

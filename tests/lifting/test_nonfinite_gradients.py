@@ -1,4 +1,5 @@
-"""Gradients that are NaN or infinite: the weight stays and a warning says so, or error_if_nonfinite raises first."""
+"""Gradients that are NaN or infinite: the weight stays and a warning says so, or error_if_nonfinite raises
+first."""
 
 import copy
 import warnings

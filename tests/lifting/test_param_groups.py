@@ -1,4 +1,5 @@
-"""Options that nobody knows or that make no sense, given to the constructor, in a group, or written there later."""
+"""Options that nobody knows or that make no sense, given to the constructor, in a group, or written there
+later."""
 
 import copy
 import re
@@ -217,7 +218,8 @@ def test_a_bad_option_set_live_is_refused_before_anything_moves(key, value, gen)
 @each_section
 @pytest.mark.parametrize("lr", [float("nan"), float("inf"), -1e-2, 1e30])
 def test_learning_rates_set_live(space, section, lr, gen):
-    """torch looks at a learning rate in the constructor only. Negative: uphill. Huge: on. Not finite: held."""
+    """torch looks at a learning rate in the constructor only. Negative: uphill. Huge: on. Not finite:
+    held."""
     shape = kinds(space)[-1]
     Y = nn.Parameter(point(space, shape, gen))
     opt = ghor.optim.SGD([("w0", Y)], lr=1e-2, space=space, section=section)

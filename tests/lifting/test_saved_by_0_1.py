@@ -1,7 +1,7 @@
 """State dicts that version 0.1.0 has saved load, and training goes on as it did there.
 
-`data/state-0.1.pt` was written by version 0.1.0 with `write` below. It is not to be written anew: what counts is that
-files of that version can be read.
+`data/state-0.1.pt` was written by version 0.1.0 with `write` below. It is not to be written anew: what counts
+is that files of that version can be read.
 """
 
 import sys

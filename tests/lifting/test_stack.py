@@ -43,7 +43,8 @@ def rank_one(space, Y, gen):
 
 
 def normal_to_the_space(space, Y, gen):
-    """(Y*)^T S, S = S*: its coordinates [Y^T G - (Y^T G)*; Q^T G] are rounding, and Adam makes steps of it."""
+    """(Y*)^T S, S = S*: its coordinates [Y^T G - (Y^T G)*; Q^T G] are rounding, and Adam makes steps of
+    it."""
     M = space.matrix(Y)
     S = torch.ones(M.shape[-1], M.shape[-1], dtype=Y.dtype)
     return space.unmatrix(space.star(M).mT @ (S + space.star(S)), Y.shape).contiguous()
@@ -217,7 +218,8 @@ def snapshot(opt):
 
 @each_section
 def test_tied_and_frozen_weights(space, section, gen):
-    """One Parameter in two modules is one weight. Frozen later and without a gradient it is still, as in torch."""
+    """One Parameter in two modules is one weight. Frozen later and without a gradient it is still, as in
+    torch."""
     shape = kinds(space)[-1]
     module, other = declared(point(space, shape, gen, F32), space), nn.Module()
     other.weight = module.weight

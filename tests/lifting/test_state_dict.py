@@ -1,4 +1,5 @@
-"""The state: its shapes, that it is live, and what it is after saving, loading and copying, for every lifted class."""
+"""The state: its shapes, that it is live, and what it is after saving, loading and copying, for every lifted
+class."""
 
 import copy
 import pickle
@@ -92,7 +93,8 @@ def test_plain_data_in_the_state():
 @sections
 @dtypes
 def test_resume_is_exact(cls, section, dtype):
-    """5 steps, a file read with weights_only=True, 5 more, equals 10 steps, to the bit; gradients missing at times."""
+    """5 steps, a file read with weights_only=True, 5 more, equals 10 steps, to the bit; gradients missing at
+    times."""
     net, twin = Net(dtype), Net(dtype, seed=7)
     steps = gradients(net, 10)
     steps[1][1] = steps[6][0] = None
@@ -116,7 +118,8 @@ def test_resume_is_exact(cls, section, dtype):
 
 @sections
 def test_training_after_loading_leaves_the_state_dict_alone(section):
-    """For the weights on manifolds; Euclidean state is torch's, which shares memory with what it was loaded from."""
+    """For the weights on manifolds; Euclidean state is torch's, which shares memory with what it was loaded
+    from."""
     net, twin = Net(), Net()
     opt, other = build("Adam", net, section=section), build("Adam", twin, section=section)
     train(net, opt, gradients(net, 3))
@@ -135,8 +138,8 @@ def test_training_after_loading_leaves_the_state_dict_alone(section):
 def test_a_checkpoint_of_one_section_loads_into_the_other(one, two, retraction, dtype):
     """SGD with momentum does not see the basis of the complement, so the further run is the same.
 
-    1e-12 in float64: ten steps of a few eps each, in two different orders of operations; float32 in proportion, and a
-    weight in bfloat16 may round to the neighbour.
+    1e-12 in float64: ten steps of a few eps each, in two different orders of operations; float32 in
+    proportion, and a weight in bfloat16 may round to the neighbour.
     """
     tol = {torch.float64: 1e-12, torch.float32: 1e-12 * 2**29, torch.bfloat16: 2**-8}[dtype]
     net, twin = Net(dtype), Net(dtype)
@@ -174,8 +177,8 @@ def test_changing_the_section_of_a_group_is_the_same_as_loading(cls):
 
 @classes
 def test_a_state_dict_of_the_plain_optimizer_loads(cls):
-    """Euclidean moments are kept; those of manifold weights mean nothing in g^hor and start anew, with a warning.
-    Spaces stay."""
+    """Euclidean moments are kept; those of manifold weights mean nothing in g^hor and start anew, with a
+    warning. Spaces stay."""
     needs_late_state(cls)
     net, plain = Net(), Net()
     Base = getattr(ghor.optim, cls).Base

@@ -81,8 +81,8 @@ def test_every_optimizer_descends_and_stays(cls, retraction, section, gen):
 def test_a_stack_is_its_weights_one_by_one(cls, option, section, gen):
     """8 weights, gradients missing at irregular steps: one optimizer for all = one optimizer each.
 
-    Products of a batch and of a single matrix differ in the last bit at most, and 40 steps do not amplify it. Rules
-    other than Adam, and options, have fewer steps, in which Y is polished.
+    Products of a batch and of a single matrix differ in the last bit at most, and 40 steps do not amplify it.
+    Rules other than Adam, and options, have fewer steps, in which Y is polished.
     """
     if not knows(cls, OPTIONS[option]):
         pytest.skip("no such option")
@@ -104,7 +104,8 @@ def test_a_stack_is_its_weights_one_by_one(cls, option, section, gen):
         for b, p, q in zip(before, together, alone, strict=True):
             gap = max(gap, float((p - q).detach().abs().max()))
             assert p.grad is not None or torch.equal(b, p)
-    # Adam divides by a second moment that may be near 0: a bit in the gradient becomes sqrt(eps) there at worst.
+    # Adam divides by a second moment that may be near 0: a bit in the gradient becomes sqrt(eps) there at
+    # worst.
     assert gap <= 4 * torch.finfo(torch.float64).eps * (
         1 if "Ada" not in cls.__name__ and cls.__name__ != "Rprop" else 1e3
     )
@@ -142,7 +143,8 @@ def test_on_the_group_lifted_adam_is_adam_in_coordinates(retraction, gen):
 
 
 def test_lifted_adam_is_the_dense_algorithm_3(gen):
-    """N x N matrices throughout, written from the paper: Omega, Lambda^-1 Omega Lambda, Adam on all N^2 entries."""
+    """N x N matrices throughout, written from the paper: Omega, Lambda^-1 Omega Lambda, Adam on all N^2
+    entries."""
     N, n = 9, 3
     Y = torch.nn.Parameter(ST.random(N, n, generator=gen, dtype=torch.float64))
     opt = ghor.optim.Adam([Y], space=ST, lr=0.02, section="transported")
@@ -285,7 +287,8 @@ def test_symplectic_stiefel_12_x_4(retraction, gen):
 )
 @sections
 def test_layouts(space, shape, section, gen):
-    """Wide matrices, kernels, vectors: state in the weight's shape, the same step as that of the tall matrix."""
+    """Wide matrices, kernels, vectors: state in the weight's shape, the same step as that of the tall
+    matrix."""
     Y = torch.nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64))
     tall = torch.nn.Parameter(space.matrix(Y.detach()).clone())
     plain = ST if space.matrix(Y).shape[-1] == 1 or space.flatten > 1 else type(space)()

@@ -1,4 +1,5 @@
-"""Optimizers from elsewhere: those that lift work, those that would do something else than they say are refused."""
+"""Optimizers from elsewhere: those that lift work, those that would do something else than they say are
+refused."""
 
 import contextlib
 import copy
@@ -18,7 +19,8 @@ from torch.optim import Optimizer
 
 import ghor
 
-# Elementwise, odd, independent of the weight: (class, learning rate at which Procrustes below falls in 100 steps)
+# Elementwise, odd, independent of the weight: (class, learning rate at which Procrustes below falls in 100
+# steps)
 LIFT = [
     (lion_pytorch.Lion, 1e-2),
     (po.AdaBelief, 5e-2),
@@ -42,7 +44,8 @@ lifting = pytest.mark.parametrize(
 @lifting
 @sections
 def test_lifted_third_party_optimizers_descend_and_stay(Base, lr, section, gen):
-    """||Y - T||^2 to a T on the space, so that the minimum is 0; a random start is 2 n = 14 away on average."""
+    """||Y - T||^2 to a T on the space, so that the minimum is 0; a random start is 2 n = 14 away on
+    average."""
     Y, T = drawn(gen), STIEFEL.random(49, 7, generator=gen, dtype=torch.float64)
     opt = ghor.lift(Base)([Y], lr=lr, space=STIEFEL, section=section)
     values = descend(opt, Y, loss_to(T), 100)
@@ -105,10 +108,12 @@ def takes(Lifted, Y, space=STIEFEL, **options):
 
 @pytest.mark.parametrize("Base", everything_in_the_collection())
 def test_whatever_lifts_closes(Base):
-    """The law of the lift: weights that are computed together move as they do one by one, and all of them move.
+    """The law of the lift: weights that are computed together move as they do one by one, and all of them
+    move.
 
-    Gradients of different sizes, over weights and over time, with a part that is always the same: so norms over a
-    tensor, statistics over all tensors, and rules that look at how far a weight has come, show themselves.
+    Gradients of different sizes, over weights and over time, with a part that is always the same: so norms
+    over a tensor, statistics over all tensors, and rules that look at how far a weight has come, show
+    themselves.
     """
     gen = torch.Generator().manual_seed(0)
     starts = [STIEFEL.random(9, 3, generator=gen, dtype=torch.float64) for _ in range(3)]
@@ -131,7 +136,8 @@ def test_whatever_lifts_closes(Base):
         params, singles = ([nn.Parameter(Y.clone()) for Y in starts] for _ in range(2))
         together = run([Lifted(params, space=STIEFEL)], params)
         one_by_one = run([Lifted([p], space=STIEFEL) for p in singles], singles)
-    # batched products of 9 x 3 matrices are those of one, up to the order of sums: 12 steps of a few eps, ||W|| <= 100
+    # batched products of 9 x 3 matrices are those of one, up to the order of sums: 12 steps of a few eps,
+    # ||W|| <= 100
     assert (together - one_by_one).abs().max() <= 1e-12
     assert all(not torch.equal(Y, start) for Y, start in zip(together, starts, strict=True))
     assert STIEFEL.residual(together).max() <= 1e-12

@@ -1,4 +1,5 @@
-"""Muon in g^hor: no gauge, torch's own on Euclidean matrices, AdamW on what is no matrix; and rules that lift alike."""
+"""Muon in g^hor: no gauge, torch's own on Euclidean matrices, AdamW on what is no matrix; and rules that lift
+alike."""
 
 import math
 
@@ -21,7 +22,8 @@ ByBlocks = ghor.lift(torch.optim.Muon, blocks=True)
 
 
 def brockett(space, shape, dtype, section, steps=100, turn_at=None, cls=ghor.optim.Muon):
-    """Steps on tr(Y^H S Y D); before step `turn_at` the complement's basis is turned, and the momentum with it."""
+    """Steps on tr(Y^H S Y D); before step `turn_at` the complement's basis is turned, and the momentum with
+    it."""
     gen = torch.Generator().manual_seed(0)
     N, n = space.size(shape)
     Y = nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
@@ -202,7 +204,8 @@ def test_newton_schulz(gen):
 
 
 def test_the_rate_is_an_angle():
-    """One step of full rank in B alone turns every principal angle by lr, with exact signs; A alone every plane."""
+    """One step of full rank in B alone turns every principal angle by lr, with exact signs; A alone every
+    plane."""
     lr, exact = 0.1, {"ns_coefficients": (1.5, -0.5, 0.0), "ns_steps": 60}
     Y = nn.Parameter(torch.eye(9, 4, dtype=torch.float64))
     opt = ghor.optim.Muon([Y], space=STIEFEL, retraction="geodesic", lr=lr, **exact)
@@ -217,7 +220,8 @@ def test_the_rate_is_an_angle():
 
 
 class Sign(Plain):
-    """The matrix sign itself, without state; 0 where it is not defined, as on skew matrices with an odd side."""
+    """The matrix sign itself, without state; 0 where it is not defined, as on skew matrices with an odd
+    side."""
 
     def velocity(self, p, g):
         U, s, Vh = torch.linalg.svd(g, full_matrices=False)
@@ -255,7 +259,8 @@ def test_rules_of_matrices_lift_by_blocks(Base, gen):
 
 
 def test_blocks_have_no_gauge_either():
-    """Up to bfloat16, in which torch's class computes; a rule with state of other shapes has a transported section."""
+    """Up to bfloat16, in which torch's class computes; a rule with state of other shapes has a transported
+    section."""
     Y, other = (
         brockett(STIEFEL, (12, 4), torch.float64, s, 3, cls=ByBlocks) for s in ("transported", "implicit")
     )

@@ -1,6 +1,7 @@
 """torch's own database of optimizers (torch.testing._internal.common_optimizers) as a table of cases.
 
-It lists for every optimizer of torch the configurations that are tried there, and inputs that must be refused.
+It lists for every optimizer of torch the configurations that are tried there, and inputs that must be
+refused.
 """
 
 import copy

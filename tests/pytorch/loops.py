@@ -1,4 +1,5 @@
-"""A network and a loss as training loops have them: weights on three spaces, Euclidean ones, running statistics."""
+"""A network and a loss as training loops have them: weights on three spaces, Euclidean ones, running
+statistics."""
 
 import torch
 from table import is_flat, randn

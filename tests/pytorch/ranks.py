@@ -1,6 +1,7 @@
 """Processes that run functions of the tests together, over gloo. They are started once and serve many tests.
 
-They are forks of a process that has imported torch and done nothing with it: importing takes longer than most tests.
+They are forks of a process that has imported torch and done nothing with it: importing takes longer than most
+tests.
 """
 
 import contextlib
@@ -39,10 +40,12 @@ def forks():
 
 
 def into_a_file(rank, path, function, args):
-    """function(rank, *args) with what it prints in a file: forks have the output of the process they come from.
+    """function(rank, *args) with what it prints in a file: forks have the output of the process they come
+    from.
 
-    The process group is kept to the end of the process. If a DDP model has the last reference to it, torch joins the
-    group's threads with Python's lock in its hands, and one of them may want that lock: both then wait for ever.
+    The process group is kept to the end of the process. If a DDP model has the last reference to it, torch
+    joins the group's threads with Python's lock in its hands, and one of them may want that lock: both then
+    wait for ever.
     """
     import torch.distributed as dist
 

@@ -1,6 +1,8 @@
-"""A model with weights of every kind, to be spread over processes; and how far it is then from one that is not.
+"""A model with weights of every kind, to be spread over processes; and how far it is then from one that is
+not.
 
-1e-12: ten steps of an optimizer on numbers of order one whose gradients were summed in another order, some eps each.
+1e-12: ten steps of an optimizer on numbers of order one whose gradients were summed in another order, some
+eps each.
 """
 
 import torch
@@ -28,8 +30,8 @@ SPACES = {
 
 
 class Net(nn.Module):
-    """Weights of every kind: matrices with an odd number of rows, by rows, batches of 3 and of 1, unit vectors, and
-    Euclidean ones."""
+    """Weights of every kind: matrices with an odd number of rows, by rows, batches of 3 and of 1, unit
+    vectors, and Euclidean ones."""
 
     def __init__(self, names=tuple(SPACES), implicit=False):
         super().__init__()
@@ -45,7 +47,8 @@ class Net(nn.Module):
         self.weights = [n for n, _ in self.named_parameters(recurse=False)]
 
     def forward(self, x):
-        """Of each sample (as many numbers as the largest weight has) one number for each weight, and their loss."""
+        """Of each sample (as many numbers as the largest weight has) one number for each weight, and their
+        loss."""
         features = [
             torch.tanh(x[:, : getattr(self, n).numel()] @ getattr(self, n).flatten()) for n in self.weights
         ]

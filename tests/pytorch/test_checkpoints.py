@@ -1,4 +1,5 @@
-"""Checkpoints of every kind: torch.save, safetensors, torch.distributed.checkpoint between one and two processes."""
+"""Checkpoints of every kind: torch.save, safetensors, torch.distributed.checkpoint between one and two
+processes."""
 
 import copy
 import warnings
@@ -36,8 +37,8 @@ alone = pytest.mark.filterwarnings(
 @classes
 @each_section
 def test_resume_is_exact_for_every_optimizer_space_and_section(cls, space, section, gen):
-    """In the middle of a run with a schedule; the polishing of Y at move 10 comes after the break. Weights of all
-    shapes, two of each so that there are stacks."""
+    """In the middle of a run with a schedule; the polishing of Y at move 10 comes after the break. Weights of
+    all shapes, two of each so that there are stacks."""
 
     def make(start, lr):
         params = [nn.Parameter(Y.clone()) for Y in start]
@@ -94,7 +95,8 @@ def test_resume_is_exact_with_every_retraction(space, shape, retraction, gen):
 
 
 def test_safetensors(tmp_path):
-    """The file holds tensors only; the spaces are the module's own business, and the module it goes into has them."""
+    """The file holds tensors only; the spaces are the module's own business, and the module it goes into has
+    them."""
     safetensors = pytest.importorskip("safetensors.torch")
     net = Net()
     opt = build("Adam", net)
@@ -216,8 +218,8 @@ def second_part(rank, cls, section, how, folder, options):
 @sections
 @alone
 def test_dcp_between_one_process_and_two(cls, how, options, section, tmp_path):
-    """Saved by two and loaded by two: exact. Saved by two and loaded by one, and the reverse: the state is that which
-    was saved, and the run is that of one process."""
+    """Saved by two and loaded by two: exact. Saved by two and loaded by one, and the reverse: the state is
+    that which was saved, and the run is that of one process."""
     one, opt = make(cls, section)
     train(one, opt, batches()[:BREAK])
     saved_by_one = state_of(opt)

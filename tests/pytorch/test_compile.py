@@ -1,9 +1,10 @@
-"""torch.compile of the step and of a whole training step: as many graphs and breaks as torch's own optimizer has.
+"""torch.compile of the step and of a whole training step: as many graphs and breaks as torch's own optimizer
+has.
 
-torch's steps break the graph once, on purpose, before the graph of the step itself; and so does the lifted one. The
-numbers are those of the eager run up to rounding, whatever happens: what needs a look at numbers is done after the
-graph. torch counts steps in the default dtype, and works with those tensors when it compiles: float64 here, or torch's
-own Adam would differ by 1e-6 from its eager self.
+torch's steps break the graph once, on purpose, before the graph of the step itself; and so does the lifted
+one. The numbers are those of the eager run up to rounding, whatever happens: what needs a look at numbers is
+done after the graph. torch counts steps in the default dtype, and works with those tensors when it compiles:
+float64 here, or torch's own Adam would differ by 1e-6 from its eager self.
 """
 
 import warnings
@@ -132,8 +133,8 @@ def test_step(cls):
     apart, distance, counts = compare(lambda net: lifted(cls, net, **OPTIONS.get(cls, {})))
     assert apart <= CLOSE
     assert distance <= 1e-14
-    # PaperAdam's own class is not torch's and has no break; it makes its state in the graph, hence a second one
-    # Muon goes from torch's Muon to torch's AdamW in between
+    # PaperAdam's own class is not torch's and has no break; it makes its state in the graph, hence a second
+    # one Muon goes from torch's Muon to torch's AdamW in between
     own = {"PaperAdam": (2, 1), "Muon": (2, 2)}
     assert counts == (own[cls] if cls in own else torchs(cls))
 
@@ -201,9 +202,11 @@ def test_other_spaces(space):
 
 @sections
 def test_numbers_that_need_a_look(section):
-    """Velocities from 1e-3 to 1e9, NaN, zero, and a weight written outside, in float32, over 300 steps and one graph.
+    """Velocities from 1e-3 to 1e9, NaN, zero, and a weight written outside, in float32, over 300 steps and
+    one graph.
 
-    The weights stay on the space and go where the eager ones go: 1e-4 apart is what float32 leaves after the long ones.
+    The weights stay on the space and go where the eager ones go: 1e-4 apart is what float32 leaves after the
+    long ones.
     """
     nets, said = [Net(dtype=torch.float32), Net(dtype=torch.float32)], [[], []]
     gen = torch.Generator().manual_seed(1)
@@ -259,7 +262,8 @@ def test_schedules_compile_no_more_often_than_torchs():
 
 
 def test_missing_gradients_state_dicts_and_new_groups():
-    """A stack that splits, a state dict loaded, a group added: compiled anew where needed, and right throughout."""
+    """A stack that splits, a state dict loaded, a group added: compiled anew where needed, and right
+    throughout."""
     nets = Net(), Net()
     extra = [nn.Parameter(STIEFEL.random(6, 2, generator=torch.Generator().manual_seed(5))) for _ in nets]
     for compiled, net in enumerate(nets):

@@ -1,4 +1,5 @@
-"""Learning rates that are tensors, schedules, and what schedulers write into the groups: as with torch's optimizers."""
+"""Learning rates that are tensors, schedules, and what schedulers write into the groups: as with torch's
+optimizers."""
 
 import database
 import pytest
@@ -14,7 +15,8 @@ TENSOR_LR = [c for c in ghor.optim.__all__ if c not in ("Muon", "PaperAdam")]
 
 @pytest.mark.parametrize("cls", TENSOR_LR)
 def test_a_tensor_learning_rate_is_live(cls):
-    """A tensor lr of the same value gives the same run, and writing to it counts; torch wants foreach off for it."""
+    """A tensor lr of the same value gives the same run, and writing to it counts; torch wants foreach off for
+    it."""
     net, twin = Net(), Net()
     lr = torch.tensor(1e-2, dtype=torch.float64)
     opt, other = build(cls, net, lr=lr, foreach=False), build(cls, twin, lr=1e-2, foreach=False)

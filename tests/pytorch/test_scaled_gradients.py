@@ -1,4 +1,5 @@
-"""What loops do to gradients between backward and step: scaled, accumulated, clipped; and gradients that are sparse."""
+"""What loops do to gradients between backward and step: scaled, accumulated, clipped; and gradients that are
+sparse."""
 
 import copy
 
@@ -21,8 +22,9 @@ optimizers = pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda c: c.__name__
 @optimizers
 @pytest.mark.parametrize("culprit", ["tall.weight", "turn.weight", "out.bias"])
 def test_grad_scaler_with_autocast(section, cls, culprit):
-    """A gradient that overflows anywhere skips the whole step: weights, sections, moments and counters keep every bit,
-    and the scale halves. The other steps are those of a loop without scaler, scales being powers of two."""
+    """A gradient that overflows anywhere skips the whole step: weights, sections, moments and counters keep
+    every bit, and the scale halves. The other steps are those of a loop without scaler, scales being powers
+    of two."""
     x, y = data()
     nets = loops.Net(), loops.Net()
     opts = [cls(net, lr=0.02, section=section) for net in nets]
@@ -129,7 +131,8 @@ def test_accumulated_gradients_are_one_large_batch(cls, section):
 @sections
 @pytest.mark.parametrize("clip", ["norm", "value"])
 def test_clipping_is_a_change_of_gradients(cls, section, clip):
-    """torch's clipping sees the gradients of the weights, in the Euclidean norm, and the step takes what it leaves."""
+    """torch's clipping sees the gradients of the weights, in the Euclidean norm, and the step takes what it
+    leaves."""
     x, y = data()
     nets = loops.Net(), loops.Net()
     opts = [cls(net, lr=0.02, section=section) for net in nets]

@@ -191,7 +191,8 @@ def test_a_step_that_does_not_move_changes_no_bit(section, gen):
 @each_section
 @pytest.mark.parametrize("cls", [ghor.optim.SGD, ghor.optim.Adam], ids=lambda c: c.__name__)
 def test_no_velocity_is_no_step(space, section, cls, gen):
-    """Zero gradients from the start, or lr = 0 at any time: still, through the polishing of every tenth step."""
+    """Zero gradients from the start, or lr = 0 at any time: still, through the polishing of every tenth
+    step."""
     for what in ("gradient", "lr"):
         weights = [nn.Parameter(point(space, shape, gen, torch.float32)) for shape in kinds(space)]
         opt = cls(weights, lr=0.0 if what == "lr" else 1e-2, space=space, section=section)
@@ -233,7 +234,8 @@ def test_a_weight_without_gradient_is_skipped_as_in_torch(cls, section):
 
 @classes
 def test_an_implicit_step_does_not_probe(cls, monkeypatch):
-    """Which state turns with the frame is a property of the class and its options: found out once, not every step."""
+    """Which state turns with the frame is a property of the class and its options: found out once, not every
+    step."""
     net = Net()
     opt = build(cls, net, section="implicit")
     train(net, opt, gradients(net, 2))

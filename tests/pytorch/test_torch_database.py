@@ -1,7 +1,7 @@
-"""torch's own database of optimizers as a contract: whatever torch's class does with its configurations and inputs the
-lifted one does, on Euclidean weights bit for bit, on Stiefel in the behaviours that torch's suite (test/test_optim.py)
-checks. LEFT_OUT says which of that suite's tests have no counterpart here, and why. Hooks and learning rates are in
-test_hooks.py and test_learning_rates.py.
+"""torch's own database of optimizers as a contract: whatever torch's class does with its configurations and
+inputs the lifted one does, on Euclidean weights bit for bit, on Stiefel in the behaviours that torch's suite
+(test/test_optim.py) checks. LEFT_OUT says which of that suite's tests have no counterpart here, and why.
+Hooks and learning rates are in test_hooks.py and test_learning_rates.py.
 """
 
 import copy
@@ -151,7 +151,8 @@ def test_fused_on_the_meta_device_fails_alike(cls):
 
 @cases
 def test_euclidean_trajectories_are_torchs_to_the_bit(case):
-    """With their state; a parameter without gradient at times, one without dimensions, complex where torch takes it."""
+    """With their state; a parameter without gradient at times, one without dimensions, complex where torch
+    takes it."""
     cls, _, impl = case
     Lifted = getattr(ghor.optim, cls)
     gen = torch.Generator().manual_seed(0)
@@ -307,7 +308,8 @@ def test_default_dtype_float64_on_float32_weights(cls):
 
 @moving_cases
 def test_resumes_from_its_state_dict(case):
-    """To the bit, through weights_only loading, and the dict is left as it was; names or none make no difference."""
+    """To the bit, through weights_only loading, and the dict is left as it was; names or none make no
+    difference."""
     cls, _, _ = case
     net, twin = Net(torch.float32), Net(torch.float32)
     opt, other = build(cls, net, **options(case)), build(cls, twin, named=True, **options(case))
@@ -367,7 +369,8 @@ def test_copies(case):
 
 
 def test_adam_and_adamw_load_each_others_state_dicts():
-    """And `decoupled_weight_decay` comes out as in torch: kept by Adam, always on in AdamW, also from older dicts."""
+    """And `decoupled_weight_decay` comes out as in torch: kept by Adam, always on in AdamW, also from older
+    dicts."""
     for one, two in (("AdamW", "Adam"), ("Adam", "AdamW"), ("AdamW", "AdamW")):
         saved = build(one, Net()).state_dict()
         if one == two:

@@ -14,7 +14,8 @@ from ghor.adapters import LowRank, Rotation, adapt
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-# what Lightning says and what it calls says: of torch's pytree, and, on machines with more cores than here, of workers
+# what Lightning says and what it calls says: of torch's pytree, and, on machines with more cores than here,
+# of workers
 lightning_warns = pytest.mark.filterwarnings(
     "ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",
     "ignore:The 'train_dataloader' does not have many workers",

@@ -94,8 +94,9 @@ def test_every_method_finds_a_critical_point_on_every_compact_space(space, shape
 
 @pytest.mark.parametrize("method", ["lbfgs", "trust-region"])
 def test_brockett_to_the_last_digits(method):
-    """1e-10 of the optimum; L-BFGS in fewer evaluations than pymanopt's conjugate gradients (991 + 371 gradients), the
-    trust region in at most 1.2 x pymanopt's 18 outer iterations. benchmarks/problems.py has them side by side."""
+    """1e-10 of the optimum; L-BFGS in fewer evaluations than pymanopt's conjugate gradients (991 + 371
+    gradients), the trust region in at most 1.2 x pymanopt's 18 outer iterations. benchmarks/problems.py has
+    them side by side."""
     f, x, best = brockett(150, 5)
     result = ghor.minimize(f, x, STIEFEL, method, rtol=1e-6, tol=0)
     assert result.success

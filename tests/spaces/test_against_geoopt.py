@@ -1,5 +1,5 @@
-"""geoopt as an oracle: gradients, geodesics, logarithms, distances and transport of the spaces that both have, and the
-digits that are left far out in hyperbolic space."""
+"""geoopt as an oracle: gradients, geodesics, logarithms, distances and transport of the spaces that both
+have, and the digits that are left far out in hyperbolic space."""
 
 import math
 

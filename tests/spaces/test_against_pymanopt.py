@@ -1,4 +1,5 @@
-"""pymanopt as an oracle: gradients, metrics, geodesics, logarithms, distances, means of the spaces that both have."""
+"""pymanopt as an oracle: gradients, metrics, geodesics, logarithms, distances, means of the spaces that both
+have."""
 
 import warnings
 
@@ -69,7 +70,8 @@ def test_the_same_geometry(space, oracle, shape, dtype, factor, gen):
 
 
 def test_the_same_stiefel_manifold(gen):
-    """The Euclidean metric has our geodesics where Y^T Delta = 0, and the same gradient in the sense of its metric."""
+    """The Euclidean metric has our geodesics where Y^T Delta = 0, and the same gradient in the sense of its
+    metric."""
     space, oracle = ghor.Stiefel(), manifolds.Stiefel(7, 3)
     Y, G = space.random(7, 3, generator=gen, dtype=F64), randn((7, 3), gen)
     V = space.tangent(Y, randn((7, 3), gen))

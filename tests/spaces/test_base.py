@@ -58,8 +58,8 @@ def test_the_mean_of_a_geodesic_is_on_it(space, shape, dtype, gen):
     ids=name,
 )
 def test_fifty_points_to_1e_10(space, shape, gen):
-    """Those that `random` draws where any two can be joined, else within a ball: the logarithms cancel, and the mean is
-    that of the points in another order, hence from another start."""
+    """Those that `random` draws where any two can be joined, else within a ball: the logarithms cancel, and
+    the mean is that of the points in another order, hence from another start."""
     if space in (ghor.SPD(), ghor.Hyperbolic()):
         points = space.random(50, *shape, generator=gen, dtype=torch.float64)
     else:

@@ -33,7 +33,8 @@ def start(space, shape, gen, dtype=torch.complex128):
 @each_case
 @pytest.mark.parametrize("cls", ghor.optim.__all__)
 def test_every_optimizer_keeps_ghor(space, shape, cls, gen):
-    """Entries of A that are 0 by its structure stay 0, others each other's copies: exactly, in every moment."""
+    """Entries of A that are 0 by its structure stay 0, others each other's copies: exactly, in every
+    moment."""
     Y = start(space, shape, gen)
     opt = getattr(ghor.optim, cls)([Y], space=space, lr=0.05)
     seen = []

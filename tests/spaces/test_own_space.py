@@ -73,7 +73,8 @@ def test_the_nearest_complex_structure(gen):
 
 
 def test_a_triangular_factor(gen):
-    """|U^-1 X| over unit triangular U is smallest for X = U D Q, with orthogonal rows left: an elimination."""
+    """|U^-1 X| over unit triangular U is smallest for X = U D Q, with orthogonal rows left: an
+    elimination."""
     X = randn((4, 6), gen)
     C = X @ X.mT
     U = torch.nn.Parameter(TRIANGULAR.E((4, 4), dtype=torch.float64))

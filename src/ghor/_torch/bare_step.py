@@ -10,10 +10,11 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 
 
 def bare_step(Base: type[Optimizer], differentiable: bool = True) -> Callable[..., Any]:
-    """Base.step without the hooks that torch puts around it: they fire around the lifted step, and only there.
+    """Base.step without the hooks that torch puts around it: they fire around the lifted step, and only
+    there.
 
-    Where the step is not `differentiable`, also without the wrapper by which torch's own steps turn gradients off: it
-    breaks a compiled graph in two, on purpose, and the lifted step has turned them off already.
+    Where the step is not `differentiable`, also without the wrapper by which torch's own steps turn gradients
+    off: it breaks a compiled graph in two, on purpose, and the lifted step has turned them off already.
     """
     step: Any = Base.step
     if getattr(step, "hooked", False):

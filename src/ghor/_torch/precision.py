@@ -11,7 +11,8 @@ import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Half precision has no LAPACK and too few digits for a group element: everything is computed in float32 there.
+# Half precision has no LAPACK and too few digits for a group element: everything is computed in float32
+# there.
 COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 

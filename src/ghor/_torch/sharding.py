@@ -4,7 +4,8 @@
     split within a matrix           gradient and weight are gathered, each process makes the same step of the whole
                                     matrix and keeps its own piece of the weight
 
-Shadow and state are DTensors too: placed as the weight in the first case, a copy on every process in the second.
+Shadow and state are DTensors too: placed as the weight in the first case, a copy on every process in the
+second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """May the values of a tensor be read? On an accelerator that would wait for the device.
 
-Reading is free on the CPU and nowhere else. What the step does about values (long velocities, worn anchors, changes
-from outside) it therefore does at once on the CPU, and elsewhere without reading, or every `SELDOM` steps.
+Reading is free on the CPU and nowhere else. What the step does about values (long velocities, worn anchors,
+changes from outside) it therefore does at once on the CPU, and elsewhere without reading, or every `SELDOM`
+steps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def may_read(t: Tensor) -> bool:
 
 @contextmanager
 def as_on_an_accelerator() -> Iterator[None]:
-    """Within, no tensor may be read: the CPU takes the branches of an accelerator, so that tests can run them."""
+    """Within, no tensor may be read: the CPU takes the branches of an accelerator, so that tests can run
+    them."""
     global _forbidden
     before, _forbidden = _forbidden, True
     try:

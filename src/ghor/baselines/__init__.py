@@ -1,7 +1,7 @@
 """Methods to compare with.
 
-`ScalarMomentAdam` is the paper's baseline, like `ghor.optim` on weights of any space. The other published methods are
-in `ghor_lab.baselines`; they have their names here as well.
+`ScalarMomentAdam` is the paper's baseline, like `ghor.optim` on weights of any space. The other published
+methods are in `ghor_lab.baselines`; they have their names here as well.
 """
 
 from typing import Any

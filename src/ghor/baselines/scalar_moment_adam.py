@@ -1,4 +1,5 @@
-"""Adam with one second moment a matrix: Li et al. 2020, in g^hor as the paper takes it (equation "scalar_adam")."""
+"""Adam with one second moment a matrix: Li et al. 2020, in g^hor as the paper takes it (equation
+"scalar_adam")."""
 
 from __future__ import annotations
 
@@ -31,12 +32,13 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
                      orthogonal spaces the norm of rgrad in the canonical metric, half of the full N x N matrix's
         frobenius    ||A||_F^2 + ||B||_F^2: on orthogonal spaces the norm of the N x n matrix rgrad
 
-    They differ where A counts: not on the sphere and on Grassmann, and by the factor 2 on SO(N). Euclidean weights have
-    ordinary Adam, bit for bit torch's.
+    They differ where A counts: not on the sphere and on Grassmann, and by the factor 2 on SO(N). Euclidean
+    weights have ordinary Adam, bit for bit torch's.
 
-    In "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform" (ICLR 2020, Algorithm 2) the
-    norm is that of the Euclidean gradient, eps is inside the root and the first moment is projected to the tangent
-    space at each step; what the paper compares with, and what this is, differs from its Adam in v alone.
+    In "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform" (ICLR 2020,
+    Algorithm 2) the norm is that of the Euclidean gradient, eps is inside the root and the first moment is
+    projected to the tangent space at each step; what the paper compares with, and what this is, differs from
+    its Adam in v alone.
 
     >>> opt = ScalarMomentAdam(model, lr=1e-3)
     """
@@ -106,7 +108,8 @@ def _update(H: Tensor, g: Tensor, state: dict[str, Any], space: Space, group: di
 
 
 def square_norm(space: Space, g: Tensor, share: float) -> Tensor:
-    """share ||A||_F^2 + ||B||_F^2 of g = [A; B] in the layout of weights: one a matrix, (..., 1, 1), g.dim() kept."""
+    """share ||A||_F^2 + ||B||_F^2 of g = [A; B] in the layout of weights: one a matrix, (..., 1, 1), g.dim()
+    kept."""
     if space.one != space:
         raise ValueError(f"ScalarMomentAdam takes one matrix of each weight, and {space} has several")
     if space.has("matrix"):

@@ -39,13 +39,14 @@ def constrain(
 ) -> Any:
     """Move parameters of `module` onto `space`, in place, and declare them: optimizers will keep them there.
 
-    A weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). `name` is the name of
-    one parameter, and the module is returned; or it says which: a pattern in which * stands for anything, a list of
-    names and patterns, a function of name and parameter. Then what was constrained is returned, with ||Y - X||_F, how
-    far each has moved (`check` has that, too). Where one cannot be moved, none is. `space` may be a function of name
-    and parameter, too.
+    A weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). `name` is the
+    name of one parameter, and the module is returned; or it says which: a pattern in which * stands for
+    anything, a list of names and patterns, a function of name and parameter. Then what was constrained is
+    returned, with ||Y - X||_F, how far each has moved (`check` has that, too). Where one cannot be moved,
+    none is. `space` may be a function of name and parameter, too.
 
-    `anchor` is where weight decay draws a weight: a point, "start" (where the first step finds it), or nowhere.
+    `anchor` is where weight decay draws a weight: a point, "start" (where the first step finds it), or
+    nowhere.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
@@ -88,10 +89,11 @@ def constrain(
 
 
 def project(model: nn.Module) -> dict[str, float]:
-    """Move every declared weight of a model to its space, in place, as `constrain` does; returns how far off each was.
+    """Move every declared weight of a model to its space, in place, as `constrain` does; returns how far off
+    each was.
 
-    For weights that were written without regard to their spaces: the averages of an AveragedModel, a loaded or rounded
-    state dict. Where one has no point near it this raises, and none is moved.
+    For weights that were written without regard to their spaces: the averages of an AveragedModel, a loaded
+    or rounded state dict. Where one has no point near it this raises, and none is moved.
 
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
@@ -135,9 +137,11 @@ def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """The trainable parameters of a model as optimizer groups, the Euclidean ones first, then one group a space.
+    """The trainable parameters of a model as optimizer groups, the Euclidean ones first, then one group a
+    space.
 
-    `options` go into every group; change a group's entries for options of its own. Frozen parameters are left out.
+    `options` go into every group; change a group's entries for options of its own. Frozen parameters are left
+    out.
     """
     groups: dict[Space, dict[str, Any]] = {}
     for name, p, space in declared_spaces(model):

@@ -1,7 +1,8 @@
-"""Weights that hold more than one matrix, or a matrix in other dimensions than meant: what a space comes to on them.
+"""Weights that hold more than one matrix, or a matrix in other dimensions than meant: what a space comes to
+on them.
 
-A constraint that is not the one meant is worse than none: the stacked weight of queries, keys and values can have
-orthonormal columns while none of the three has.
+A constraint that is not the one meant is worse than none: the stacked weight of queries, keys and values can
+have orthonormal columns while none of the three has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ GATES = {"LSTM": 4, "GRU": 3, "LSTMCell": 4, "GRUCell": 3}
 
 
 def parts(module: nn.Module, leaf: str) -> tuple[int, str] | None:
-    """How many matrices a parameter of a module of torch's holds, stacked along its rows, and what they are."""
+    """How many matrices a parameter of a module of torch's holds, stacked along its rows, and what they
+    are."""
     if isinstance(module, nn.MultiheadAttention) and leaf == "in_proj_weight":
         return 3, "queries, keys and values"
     for kind, count in GATES.items():
@@ -29,7 +31,8 @@ def parts(module: nn.Module, leaf: str) -> tuple[int, str] | None:
 
 
 def meant(module: nn.Module, leaf: str, p: Tensor, space: Space, name: str) -> tuple[Space, str | None]:
-    """The space for a weight of this module, and what there is to warn of; ValueError for what nobody means."""
+    """The space for a weight of this module, and what there is to warn of; ValueError for what nobody
+    means."""
     if not isinstance(space, MatrixSpace):
         return space, None
     packed, kind = parts(module, leaf), type(module).__name__

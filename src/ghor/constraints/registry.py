@@ -1,4 +1,5 @@
-"""What modules remember of their weights: the spaces they were constrained to, and the anchors of their decay."""
+"""What modules remember of their weights: the spaces they were constrained to, and the anchors of their
+decay."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from ghor.spaces import Space
 
-# The record that counts: on the module, by parameter name. It survives deepcopy, pickle, .to and load_state_dict, and
-# is no part of the state_dict. An attribute on the Parameter survives hardly any of these, and a weak reference to it
-# would forbid torch.utils.swap_tensors.
+# The record that counts: on the module, by parameter name. It survives deepcopy, pickle, .to and
+# load_state_dict, and is no part of the state_dict. An attribute on the Parameter survives hardly any of
+# these, and a weak reference to it would forbid torch.utils.swap_tensors.
 RECORD = "_ghor_spaces"
 ANCHORS = "_ghor_anchors"  # likewise, where weight decay draws them: "start" or a point
 

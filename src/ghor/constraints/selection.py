@@ -12,7 +12,8 @@ Predicate = Callable[[str, nn.Parameter], bool]
 
 
 def chosen(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, tuple[nn.Module, str]]:
-    """The parameters meant, by name: their owners and names there. ValueError where a name or pattern has none."""
+    """The parameters meant, by name: their owners and names there. ValueError where a name or pattern has
+    none."""
     owners = dict(module.named_modules(remove_duplicate=False))
     every = {
         f"{n}.{leaf}" if n else leaf: (m, leaf)

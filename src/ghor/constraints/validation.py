@@ -65,7 +65,8 @@ def check_on_space(
 ) -> None:
     """Raise for the first of some weights of one kind that is not on its space.
 
-    A float64 weight that is on it to the digits of float32 was declared in that: it is projected, with a word.
+    A float64 weight that is on it to the digits of float32 was declared in that: it is projected, with a
+    word.
     """
     if params[0].is_meta:
         return
@@ -102,7 +103,8 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def _worst(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
-    """Of P stacked weights, for each the distance of its worst point and what is allowed there: (P, *shape) -> (P)."""
+    """Of P stacked weights, for each the distance of its worst point and what is allowed there: (P, *shape)
+    -> (P)."""
     exact = Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))
     distance = space.residual(exact).reshape(len(Y), -1)
     allowed = space.tolerance(Y).to(distance).reshape(len(Y), -1)

@@ -20,7 +20,8 @@ NAMED: dict[type[Optimizer], type[Any]] = {}
 
 
 class Contract(Saving):
-    """What of a lifted optimizer has to do with its groups. `Base` is the optimizer class that works in g^hor."""
+    """What of a lifted optimizer has to do with its groups. `Base` is the optimizer class that works in
+    g^hor."""
 
     Base: ClassVar[type[Optimizer]]
     stack: ClassVar[bool] = True
@@ -31,7 +32,8 @@ class Contract(Saving):
     _named: bool  # whether the first groups came from a module
 
     def _refuse_nonfinite(self) -> None:
-        """Raise for gradients that are not finite, where a group asks for it. A scaler skips such steps itself."""
+        """Raise for gradients that are not finite, where a group asks for it. A scaler skips such steps
+        itself."""
         if getattr(self, "found_inf", None) is not None:
             return
         for gi, group in enumerate(self.param_groups):
@@ -51,7 +53,8 @@ class Contract(Saving):
         super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; a group can name its `space`, `retraction`, `section`, `anchor` and `error_if_nonfinite`."""
+        """As torch's; a group can name its `space`, `retraction`, `section`, `anchor` and
+        `error_if_nonfinite`."""
         self._land()
         decay = param_group.get("weight_decay", 0) if isinstance(param_group, dict) else 0
         gi = len(self.param_groups)

@@ -1,7 +1,8 @@
-"""What looks at numbers, before and after the lines of Algorithm 3: changes from outside, long steps, rounding.
+"""What looks at numbers, before and after the lines of Algorithm 3: changes from outside, long steps,
+rounding.
 
-On the CPU reading a value is free, and all of it happens at once. Elsewhere it happens every `SELDOM` steps, or without
-reading (`ghor.reads`).
+On the CPU reading a value is free, and all of it happens at once. Elsewhere it happens every `SELDOM` steps,
+or without reading (`ghor.reads`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ TRUSTED = 3  # steps of a new stack whose velocities are checked to lie in g^hor
 def before(s: Stack, warn: Warn) -> None:
     """Notice what others have written to weights and state since the last step.
 
-    A weight that is still on its space gets its section rebuilt; one that is off raises. torch's version counters tell
-    of most writes. Those through `.data` escape them and are found by comparing with what was left there: at once on
-    the CPU, every `SELDOM` steps elsewhere.
+    A weight that is still on its space gets its section rebuilt; one that is off raises. torch's version
+    counters tell of most writes. Those through `.data` escape them and are found by comparing with what was
+    left there: at once on the CPU, every `SELDOM` steps elsewhere.
     """
     if s.params is not s.owners:  # sharded
         s.params = s.pieces(s.owners)

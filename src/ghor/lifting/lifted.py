@@ -8,12 +8,13 @@
     Lambda <- update_section(Lambda, W)            Lambda R(W), R a retraction
     Y      <- apply_section(Lambda, E)
 
-`lift(Base)` is a subclass of Base that does this. Every weight on a manifold has a *shadow* H = 0 of its shape: Base
-sees H in place of Y with B as its gradient, and what it leaves in H is W. Weights of equal kind are one *stack*: one
-shadow, one section, one state, with a leading dimension. Euclidean weights go to Base as they are, hence bit for bit.
+`lift(Base)` is a subclass of Base that does this. Every weight on a manifold has a *shadow* H = 0 of its
+shape: Base sees H in place of Y with B as its gradient, and what it leaves in H is W. Weights of equal kind
+are one *stack*: one shadow, one section, one state, with a leading dimension. Euclidean weights go to Base as
+they are, hence bit for bit.
 
-From outside it is a normal optimizer: `param_groups` hold the weights themselves, `state[p]` holds Base's tensors in
-p's shape (views of the stack) and p's section. A step goes through the files in one direction:
+From outside it is a normal optimizer: `param_groups` hold the weights themselves, `state[p]` holds Base's
+tensors in p's shape (views of the stack) and p's section. A step goes through the files in one direction:
 
     optimizer -> stacking, upkeep (before) -> stack -> section -> spaces -> retraction, linalg -> upkeep (after)
 """
@@ -57,10 +58,10 @@ def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> 
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
 
-    Refuses with ValueError an optimizer whose update does not make sense in g^hor; see `ghor.probe`. With `stack=False`
-    weights are computed one by one: slower, and right for rules that take one norm or mean of each weight. With
-    `blocks=True` the rule sees the blocks A and B of each weight as matrices: right for rules that turn with their
-    matrix, as Muon does.
+    Refuses with ValueError an optimizer whose update does not make sense in g^hor; see `ghor.probe`. With
+    `stack=False` weights are computed one by one: slower, and right for rules that take one norm or mean of
+    each weight. With `blocks=True` the rule sees the blocks A and B of each weight as matrices: right for
+    rules that turn with their matrix, as Muon does.
     """
     if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
         raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
@@ -99,7 +100,8 @@ class Lifted(Contract):
     _stacking: Stacking | None
     _flight: Flight | None
 
-    # Called in a step with "direction" (gradients to velocities), "retraction" (velocities to weights) and "done".
+    # Called in a step with "direction" (gradients to velocities), "retraction" (velocities to weights) and
+    # "done".
     phase_hook: Callable[[str], None] | None = None
 
     def __init__(
@@ -156,7 +158,8 @@ class Lifted(Contract):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; a closure is called once, with gradients enabled, and its value returned.
 
-        torch.compile makes one graph of `_algorithm_3`; what comes before and after it reads values, in Python.
+        torch.compile makes one graph of `_algorithm_3`; what comes before and after it reads values, in
+        Python.
         """
         loss = None
         if closure is not None:
@@ -197,7 +200,8 @@ class Lifted(Contract):
         return [length for _, length in moved]
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """cache <- update(cache, B), W <- velocity(cache), by Base's step, which finds shadows in place of weights."""
+        """cache <- update(cache, B), W <- velocity(cache), by Base's step, which finds shadows in place of
+        weights."""
         drawn = [None if s.anchor is None else s.from_anchor() for s in stacks]
         rule(self)
         for s, H in zip(stacks, drawn, strict=True):
@@ -214,7 +218,8 @@ class Lifted(Contract):
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
         """Base's rule, the stacks that move, room for their gradients.
 
-        From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows of stacks.
+        From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows of
+        stacks.
         """
         if torch.is_inference_mode_enabled():  # what is made here has to serve later steps, too
             with torch.inference_mode(False), torch.no_grad():
@@ -305,8 +310,8 @@ class Lifted(Contract):
     def _init_group(self, group: dict[str, Any], *lists: Any, **named: Any) -> Any:
         """What torch's optimizers make and list the state of a group with.
 
-        torch.compile calls it while it traces, and takes the state that it finds after the first call for all there
-        will be: so the first call makes that of every group.
+        torch.compile calls it while it traces, and takes the state that it finds after the first call for all
+        there will be: so the first call makes that of every group.
         """
         if self._stateless:
             self._stateless = False

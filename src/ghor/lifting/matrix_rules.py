@@ -1,8 +1,10 @@
-"""Rules of matrices, the second class that lifts: they see the blocks A and B of g^hor as parameters of their own.
+"""Rules of matrices, the second class that lifts: they see the blocks A and B of g^hor as parameters of their
+own.
 
-A rule that turns with its matrix, velocity(O X P) = O velocity(X) P for rotations O and P, takes skew blocks to skew
-ones and does not depend on the section. It is given each block of each weight as a matrix, a view of the shadow. Of its
-state, tensors of the block's shape are kept in the weight's shape, as key; all else under key.0, key.1, by block.
+A rule that turns with its matrix, velocity(O X P) = O velocity(X) P for rotations O and P, takes skew blocks
+to skew ones and does not depend on the section. It is given each block of each weight as a matrix, a view of
+the shadow. Of its state, tensors of the block's shape are kept in the weight's shape, as key; all else under
+key.0, key.1, by block.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class InBlocks(Lifted):
     blocks = True
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """Momentum turns with the frame; a rule that keeps anything else but numbers needs a transported one."""
+        """Momentum turns with the frame; a rule that keeps anything else but numbers needs a transported
+        one."""
         return set(parity(self.Base, options_of(self.Base, self._options, group), only_vectors=True))
 
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:

@@ -98,7 +98,8 @@ class Stacking:
         ]
 
     def holds(self, optimizer: Contract) -> bool:
-        """Whether groups and state are those the stacks were made from (all of them can be written from outside)."""
+        """Whether groups and state are those the stacks were made from (all of them can be written from
+        outside)."""
         groups = optimizer.param_groups
         if len(self.groups) != len(groups):
             return False
@@ -124,7 +125,8 @@ class Stacking:
         return now, now.moving(optimizer)
 
     def moving(self, optimizer: Contract) -> list[Stack]:
-        """The stacks with gradients. Nothing has moved yet: what is wrong with weights or gradients raises."""
+        """The stacks with gradients. Nothing has moved yet: what is wrong with weights or gradients
+        raises."""
         moving = []
         for s in list(self.stacks):
             s.group = optimizer.param_groups[s.gi]  # they can be other dicts than when the stack was made
@@ -170,7 +172,8 @@ def _drawn(state: dict[str, Any], p: Tensor, anchor: Any) -> dict[str, Any]:
 
 
 def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: str) -> str:
-    """What the group's `section` comes to. "auto" is transported for state that a turning frame would spoil."""
+    """What the group's `section` comes to. "auto" is transported for state that a turning frame would
+    spoil."""
     group = optimizer.param_groups[gi]
     try:
         kind = space.section_kind(group["section"], p.shape)

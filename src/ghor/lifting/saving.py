@@ -30,7 +30,8 @@ class Saving(Optimizer):
         """End a step that was interrupted."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, of plain data: spaces in words, sections row by row (broadcasts look at memory, not strides)."""
+        """As torch's, of plain data: spaces in words, sections row by row (broadcasts look at memory, not
+        strides)."""
         self._land()
         out = super().state_dict()
         for key, entries in out["state"].items():
@@ -54,8 +55,8 @@ class Saving(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's; sections and moments of weights on manifolds keep the dtype they were saved in.
 
-        A state dict of the plain optimizer loads for the Euclidean weights; weights on manifolds then start afresh, for
-        moments in R^(N x n) mean nothing in g^hor.
+        A state dict of the plain optimizer loads for the Euclidean weights; weights on manifolds then start
+        afresh, for moments in R^(N x n) mean nothing in g^hor.
         """
         self._land()
         for gi, (group, loaded) in enumerate(
@@ -87,8 +88,8 @@ class Saving(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """torch's three entries and what the base keeps on itself.
 
-        Excludes hooks, caches and instance-level method overrides, as schedulers make them of `step`: those are bound
-        to this optimizer.
+        Excludes hooks, caches and instance-level method overrides, as schedulers make them of `step`: those
+        are bound to this optimizer.
         """
         self._land()
         rest = {
@@ -103,8 +104,8 @@ class Saving(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After load_state_dict, deepcopy and unpickling.
 
-        Loaded groups may lack our keys, and without `space` a weight would leave its manifold in silence. The space
-        stays what it was: a loaded group has it in words, and is refused if they say otherwise.
+        Loaded groups may lack our keys, and without `space` a weight would leave its manifold in silence. The
+        space stays what it was: a loaded group has it in words, and is refused if they say otherwise.
         """
         old = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
@@ -124,7 +125,8 @@ class Saving(Optimizer):
             self._restore(self._loading)
 
     def _restore(self, loaded: dict[str, Any]) -> None:
-        """torch casts loaded state to the dtype of the weight; for weights on manifolds take it as it was saved."""
+        """torch casts loaded state to the dtype of the weight; for weights on manifolds take it as it was
+        saved."""
         fresh = 0
         for group, saved in zip(self.param_groups, loaded["param_groups"], strict=True):
             for p, space, key in zip(group["params"], spaces_of(group), saved["params"], strict=True):

@@ -23,9 +23,10 @@ class Stack:
     """P weights of one group, space, shape, dtype, device and step count, as (P, *shape).
 
     `H` is their shadow, 0 between steps, and `state` the base optimizer's state of it. Geometry sees points
-    (M, *point), M = P times the weights' own batch dimensions; `W` is H so. A weight that is not `stacked` is alone,
-    and H has its shape, with no leading dimension. Weights that are sharded over processes have a stack of their own
-    kind, in `distributed.py`: there `params` are what this process works on, H and state are DTensors around it.
+    (M, *point), M = P times the weights' own batch dimensions; `W` is H so. A weight that is not `stacked` is
+    alone, and H has its shape, with no leading dimension. Weights that are sharded over processes have a
+    stack of their own kind, in `distributed.py`: there `params` are what this process works on, H and state
+    are DTensors around it.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Stack:
             torch.zeros((*self.batch[:stacked], *self.shape), dtype=dtype, device=self.where[1]), stacked
         )
         self.free = may_read(self.H)
-        # Longest velocities: from `large` on rounding is repaired at once, beyond `limit` a step is taken in float64.
+        # Longest velocities: from `large` on rounding is repaired at once, beyond `limit` a step is taken in
+        # float64.
         reach = space.reach(self.shape)
         self.large, self.limit = 0.5 * reach, min(4 * reach, space.max_velocity)
         self.retraction = by_name(group["retraction"])
@@ -182,7 +184,8 @@ class Stack:
     # -- Algorithm 3: reads no value, for torch.compile and accelerators ----------------------------------------------
 
     def global_grad(self, B: Tensor) -> Tensor | None:
-        """B <- global_rep(Lambda, rgrad(Y, G)), in the layout of the shadow; returns Y where the weights hold it."""
+        """B <- global_rep(Lambda, rgrad(Y, G)), in the layout of the shadow; returns Y where the weights hold
+        it."""
         grads: list[Any] = [p.grad for p in self.owners]
         if True in [g.is_sparse for g in grads]:
             grads = [g.to_dense() for g in grads]
@@ -194,9 +197,11 @@ class Stack:
         return Y
 
     def from_anchor(self) -> Tensor | None:
-        """H <- global_grad(Lambda, Y - Y0), the gradient of |Y - Y0|^2/2, where weights decay towards an anchor Y0.
+        """H <- global_grad(Lambda, Y - Y0), the gradient of |Y - Y0|^2/2, where weights decay towards an
+        anchor Y0.
 
-        Base's weight decay takes it for the weight. Returns a copy, to be taken off again: W is what Base adds to it.
+        Base's weight decay takes it for the weight. Returns a copy, to be taken off again: W is what Base
+        adds to it.
         """
         if self.anchor is None or not any(self.group.get(key) for key in DECAYS):
             return None
@@ -206,10 +211,11 @@ class Stack:
         return self.W.clone()
 
     def update_section(self, Y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. Where W = 0 no bit changes.
+        """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. Where W = 0 no bit
+        changes.
 
-        A velocity that is longer than `limit` or not finite is deferred to `upkeep.after`, where reading it is free.
-        Elsewhere it is clipped, or 0.
+        A velocity that is longer than `limit` or not finite is deferred to `upkeep.after`, where reading it
+        is free. Elsewhere it is clipped, or 0.
         """
         W = self.W
         length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
@@ -225,7 +231,8 @@ class Stack:
         return self.section.update(Y, W, self.retraction, self.turning(), moved), length
 
     def apply_section(self, Y: Tensor, length: Tensor) -> None:
-        """Y = Lambda E into the weights; of half precision ones those that moved, the others are rounded already."""
+        """Y = Lambda E into the weights; of half precision ones those that moved, the others are rounded
+        already."""
         points = Y.unflatten(0, self.batch)
         if self.half:
             moved = self.any_of_weight(length > 0).view(-1, *[1] * (points.dim() - 1))

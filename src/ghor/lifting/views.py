@@ -1,4 +1,5 @@
-"""state[p] of the weights of a stack: views of the stack's own tensors, and whether they are still in place."""
+"""state[p] of the weights of a stack: views of the stack's own tensors, and whether they are still in
+place."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ghor.lifting.stack import Stack
 
-# Our keys in state[p], beside those of the base optimizer: the section (transported: "section", implicit: "anchor"),
-# the point in float32 where the weight is half precision and the section does not hold it, the point that weight decay
-# draws the weight to, and the number of moves.
+# Our keys in state[p], beside those of the base optimizer: the section (transported: "section", implicit:
+# "anchor"), the point in float32 where the weight is half precision and the section does not hold it, the
+# point that weight decay draws the weight to, and the number of moves.
 SECTION_KEYS = ("section", "anchor", "master")
 POINT_KEYS = (*SECTION_KEYS, "drawn_to")
 STATE_KEYS = (*POINT_KEYS, "moves")
@@ -26,7 +27,8 @@ _version = operator.attrgetter("_version")
 
 @dataclass(frozen=True)
 class Seen:
-    """What a stack, its weights and their states were when we last looked: what differs was changed by others."""
+    """What a stack, its weights and their states were when we last looked: what differs was changed by
+    others."""
 
     dicts: tuple[dict[str, Any] | None, ...] = ()  # state[p], where there is one
     values: tuple[Any, ...] = ()  # what these held, kept alive: an id could come again
@@ -38,7 +40,8 @@ class Seen:
 
 
 def is_per_weight(value: Any, like: Tensor) -> bool:
-    """Whether a state tensor belongs to the coordinates of a weight: of its shape, or of that with ones (norms)."""
+    """Whether a state tensor belongs to the coordinates of a weight: of its shape, or of that with ones
+    (norms)."""
     return torch.is_tensor(value) and value.dim() == like.dim() > 0
 
 
@@ -48,7 +51,8 @@ def is_stacked(value: Any, s: Stack) -> bool:
 
 
 def shared_values(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
-    """What the members of a stack must agree in: the keys of their states, and all values that are not per weight."""
+    """What the members of a stack must agree in: the keys of their states, and all values that are not per
+    weight."""
     shared = {k: v for k, v in state.items() if k not in POINT_KEYS and not is_per_weight(v, p)}
     values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
     return tuple(sorted(state)), repr(sorted(values))
@@ -87,7 +91,8 @@ def gather_section(s: Stack, states: Sequence[dict[str, Any]]) -> dict[str, Tens
 
 
 def member(s: Stack, i: int) -> dict[str, Any]:
-    """state[p] of the i-th weight: views of the stacked tensors; other values are shared by the whole stack."""
+    """state[p] of the i-th weight: views of the stacked tensors; other values are shared by the whole
+    stack."""
     out = {k: s.row(v, i) if s.stacked and is_stacked(v, s) else v for k, v in s.state.items()}
     ours = {k: s.whole(v.unflatten(0, s.batch)[i], 0) for k, v in s.section.tensors().items()}
     if s.anchor is not None:
@@ -96,7 +101,8 @@ def member(s: Stack, i: int) -> dict[str, Any]:
 
 
 def publish(s: Stack, state: Any, only_if_any: bool = False) -> None:
-    """Put the members' states into the optimizer's, where the base has bound new objects since the last time."""
+    """Put the members' states into the optimizer's, where the base has bound new objects since the last
+    time."""
     s.seen = replace(s.seen, versions=versions(s), shared_versions=tuple(map(_version, s.seen.shared)))
     bound = tuple(s.state.values())
     if (
@@ -132,7 +138,8 @@ def _values(dicts: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
 
 
 def in_place(s: Stack, state: Any) -> bool:
-    """Whether the optimizer's state of the members is still what was put there, and the weights of one kind."""
+    """Whether the optimizer's state of the members is still what was put there, and the weights of one
+    kind."""
     p = s.owners[0]
     there = [d for d in s.seen.dicts if d is not None]
     values = _values(there)

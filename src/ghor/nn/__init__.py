@@ -1,7 +1,7 @@
 """Layers whose weights arrive on their spaces, declared: hand the model to `ghor.optim.Adam`.
 
-The paper's networks, `VisionTransformer` and `SymplecticAutoencoder`, are in `ghor_lab.networks`; they have their names
-here as well.
+The paper's networks, `VisionTransformer` and `SymplecticAutoencoder`, are in `ghor_lab.networks`; they have
+their names here as well.
 """
 
 from typing import Any

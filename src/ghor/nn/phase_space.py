@@ -35,16 +35,19 @@ class PhaseSpaceMap(nn.Module, ABC):
 
     @abstractmethod
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """(copies, in_dim / 2, points), two of them, to (copies, out_dim / 2, points); copies as one dimension.
+        """(copies, in_dim / 2, points), two of them, to (copies, out_dim / 2, points); copies as one
+        dimension.
 
-        In this layout every layer is two batched products on halves as they lie in memory: the form to train in.
+        In this layout every layer is two batched products on halves as they lie in memory: the form to train
+        in.
         """
 
     @abstractmethod
     def reset_parameters(self, generator: Generators = None) -> None:
         """Everything drawn again. `generator` is one, or a sequence with one for each copy.
 
-        In the latter case copy i gets the weights, bit for bit, that a network without copies gets from generator i.
+        In the latter case copy i gets the weights, bit for bit, that a network without copies gets from
+        generator i.
         """
 
     def forward(self, z: Tensor) -> Tensor:
@@ -82,7 +85,8 @@ class PhaseSpaceMap(nn.Module, ABC):
 
 
 class Gradient(PhaseSpaceMap):
-    """What GradientQ and GradientP share: `weight` K is (*copies, m, d), `scale` a and `bias` b are (*copies, m).
+    """What GradientQ and GradientP share: `weight` K is (*copies, m, d), `scale` a and `bias` b are (*copies,
+    m).
 
     d = dim / 2, m = width. K is Glorot-uniform, a uniform in +-sqrt(6 / m), b zero.
     """
@@ -121,7 +125,8 @@ class Gradient(PhaseSpaceMap):
 
 
 def kick(x: Tensor, y: Tensor, K: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x + K^T (a * tanh(K y + b)) for x and y (copies, d, points), K (*copies, m, d), a and b (*copies, m)."""
+    """x + K^T (a * tanh(K y + b)) for x and y (copies, d, points), K (*copies, m, d), a and b (*copies,
+    m)."""
     m, d = K.shape[-2:]
     K, a, b = K.reshape(-1, m, d), a.reshape(-1, m, 1), b.reshape(-1, m, 1)
     # a goes into K: a pass over m x d weights and not over m x points activations
@@ -147,7 +152,8 @@ class GradientP(Gradient):
 
 
 class PSD(PhaseSpaceMap):
-    """Proper symplectic decomposition, (q, p) <- (Phi^T q, Phi^T p) down or (Phi q, Phi p) up, Phi on St(n, N).
+    """Proper symplectic decomposition, (q, p) <- (Phi^T q, Phi^T p) down or (Phi q, Phi p) up, Phi on St(n,
+    N).
 
     Down if out_dim < in_dim, up otherwise; 2N is the larger and 2n the smaller of the two. `weight` is Phi,
     (*copies, N, n), from the QR decomposition of a normal matrix, declared.
@@ -220,7 +226,8 @@ class Chain(PhaseSpaceMap):
 
 
 def jacobian(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
-    """The derivative at every point of z (..., points, in_dim), of every copy: (..., points, out_dim, in_dim)."""
+    """The derivative at every point of z (..., points, in_dim), of every copy: (..., points, out_dim,
+    in_dim)."""
     x = z.detach().expand(*layer.broadcast(z), *z.shape[-2:]).clone().requires_grad_()
     with torch.enable_grad():
         y = layer(x)
@@ -230,12 +237,14 @@ def jacobian(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
 
 
 def symplecticity(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
-    """How far the map is from symplectic: its largest defect over the points of z (..., points, in_dim), a copy each.
+    """How far the map is from symplectic: its largest defect over the points of z (..., points, in_dim), a
+    copy each.
 
         max |M^T J M - J| if out_dim >= in_dim (decoder),  max |M J M^T - J| otherwise (encoder),  J = [0, I; -I, 0]
 
-    with M the Jacobian, out_dim x in_dim, and J of the size that fits. Zero up to rounding for every layer here, for
-    the encoder and for the decoder; not for the autoencoder, whose Jacobian has the rank of reduced_dim.
+    with M the Jacobian, out_dim x in_dim, and J of the size that fits. Zero up to rounding for every layer
+    here, for the encoder and for the decoder; not for the autoencoder, whose Jacobian has the rank of
+    reduced_dim.
     """
     M = jacobian(layer, z)
     if layer.out_dim < layer.in_dim:

@@ -8,12 +8,12 @@ Each takes a module, or parameters and groups as torch does, and five options of
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
     anchor              where weight decay draws weights on manifolds: None (default), "start", or points of the space
 
-Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is Adam. With
-one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and decays that.
-`LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see `ghor.solve.lbfgs`. It is here by
-name and not in `__all__`, which lists the lifted ones: those can stand for each other in a training loop.
-`Muon` orthogonalises block by block, and takes AdamW along for what is no matrix: see `ghor.muon`.
-ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
+Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is
+Adam. With one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and
+decays that. `LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see
+`ghor.solve.lbfgs`. It is here by name and not in `__all__`, which lists the lifted ones: those can stand for
+each other in a training loop. `Muon` orthogonalises block by block, and takes AdamW along for what is no
+matrix: see `ghor.muon`. ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ __all__ = [
 
 
 class SGD(Lifted, torch.optim.SGD):
-    """Gradient descent in g^hor, with momentum, dampening and Nesterov's form as in torch: W = -lr B_cache."""
+    """Gradient descent in g^hor, with momentum, dampening and Nesterov's form as in torch: W = -lr
+    B_cache."""
 
     Base = torch.optim.SGD
 
 
 class Adam(Lifted, torch.optim.Adam):
-    """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of B, coordinate by coordinate."""
+    """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of B, coordinate by
+    coordinate."""
 
     Base = torch.optim.Adam
 
@@ -112,8 +114,8 @@ class _PaperAdam(Optimizer):
 
         m <- ((b1 - b1^t) m + (1 - b1) g)/(1 - b1^t),   v likewise of g^2,   W = -lr m/sqrt(v + delta)
 
-    torch's Adam, and the authors' code, have delta outside: m/(sqrt(v) + delta). Other libraries call the two `eps`
-    (outside) and `eps_root` (inside).
+    torch's Adam, and the authors' code, have delta outside: m/(sqrt(v) + delta). Other libraries call the two
+    `eps` (outside) and `eps_root` (inside).
     """
 
     def __init__(

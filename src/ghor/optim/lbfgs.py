@@ -25,17 +25,18 @@ VECTORS = ("old_dirs", "old_stps", "d", "prev_flat_grad")
 
 
 class LBFGS(Lifted, torch.optim.LBFGS):
-    """L-BFGS in g^hor: s = t W and y = B_new - B_old are vectors of one space, so no pair is ever transported.
+    """L-BFGS in g^hor: s = t W and y = B_new - B_old are vectors of one space, so no pair is ever
+    transported.
 
         W      <- -H B                            the two-loop recursion, inner product of g^hor
         t      <- strong Wolfe, or lr             slope <B_t, V_t>, exact along either retraction
         Lambda <- Lambda R(t W)
         y, s   <- B_new - B_old, t W
 
-    Options and state are torch's: `closure` is called several times a step, there is one parameter group, and all
-    weights are on one device. On Euclidean weights alone it is torch's to rounding. Elsewhere a pair counts when its
-    curvature is positive beyond rounding, a direction that does not descend starts the memory afresh, and no step is
-    longer than the retraction is exact for.
+    Options and state are torch's: `closure` is called several times a step, there is one parameter group, and
+    all weights are on one device. On Euclidean weights alone it is torch's to rounding. Elsewhere a pair
+    counts when its curvature is positive beyond rounding, a direction that does not descend starts the memory
+    afresh, and no step is longer than the retraction is exact for.
     """
 
     __module__ = "ghor.optim"
@@ -78,7 +79,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         return [v for x in held if x is not None for v in (x if isinstance(x, list) else [x])]
 
     def _locate(self) -> Frames:
-        """The frames, as they were left; from the weights, and without a memory, where others have moved them."""
+        """The frames, as they were left; from the weights, and without a memory, where others have moved
+        them."""
         refuse_late(self)
         group = self.param_groups[0]
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
@@ -119,7 +121,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         return loss
 
     def _stays(self, g: Tensor, flat_spaces: bool) -> bool:
-        """Whether there is nowhere to go: no gradient leads there. torch's own goes to NaN, and so do we beside it."""
+        """Whether there is nowhere to go: no gradient leads there. torch's own goes to NaN, and so do we
+        beside it."""
         if flat_spaces or bool(torch.isfinite(g).all()):
             return False
         self._warn("nonfinite", "a gradient is not finite (is the loss?): the weights stay where they are")

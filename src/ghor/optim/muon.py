@@ -4,8 +4,8 @@
     V <- (1 - mu) B + mu M  (nesterov), or M
     W <- -lr [msign(V_A); msign(V_B)]              msign X = X (X^H X)^(-1/2), by Newton-Schulz
 
-msign is an odd polynomial, so that of a skew block is skew and W stays in g^hor. msign(O X P) = O msign(X) P for
-rotations O and P: the step does not depend on the section, and Muon has no gauge, where Adam has one.
+msign is an odd polynomial, so that of a skew block is skew and W stays in g^hor. msign(O X P) = O msign(X) P
+for rotations O and P: the step does not depend on the section, and Muon has no gauge, where Adam has one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry f
 
 
 def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int, eps: float) -> Tensor:
-    """msign of a batch of matrices (M, a, b), nearly: singular values come out between 0.7 and 1.2, as in torch.
+    """msign of a batch of matrices (M, a, b), nearly: singular values come out between 0.7 and 1.2, as in
+    torch.
 
-    X <- a X + X (b X^H X + c (X^H X)^2), from X/||X||_F, on the shorter side. In the dtype of X, where torch has
-    bfloat16: with 3 digits the frame would show.
+    X <- a X + X (b X^H X + c (X^H X)^2), from X/||X||_F, on the shorter side. In the dtype of X, where torch
+    has bfloat16: with 3 digits the frame would show.
     """
     a, b, c = coefficients
     wide = X.shape[-2] < X.shape[-1]
@@ -56,10 +57,11 @@ def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int, eps: flo
 
 
 def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
-    """What the rate of a weight on a manifold is multiplied with: None is 1, so that lr is an angle; others as torch's.
+    """What the rate of a weight on a manifold is multiplied with: None is 1, so that lr is an angle; others
+    as torch's.
 
-    Of B alone each principal angle turns by lr (2 atan(lr/2) with Cayley), of A alone each plane; of both together no
-    vector turns by more than (1 + sqrt 5)/2 lr, the spectral norm of [[1, 1], [1, 0]].
+    Of B alone each principal angle turns by lr (2 atan(lr/2) with Cayley), of A alone each plane; of both
+    together no vector turns by more than (1 + sqrt 5)/2 lr, the spectral norm of [[1, 1], [1, 0]].
     """
     rows, columns = shape[0], math.prod(shape[1:])
     if adjust_lr_fn == "original":
@@ -68,7 +70,8 @@ def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
 
 
 class _Muon(Optimizer):
-    """torch.optim.Muon on matrices, torch.optim.AdamW on all else: by groups, which are split where they are mixed."""
+    """torch.optim.Muon on matrices, torch.optim.AdamW on all else: by groups, which are split where they are
+    mixed."""
 
     _embeddings: frozenset[int] = frozenset()
 
@@ -103,10 +106,11 @@ class _Muon(Optimizer):
                 held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. With `adamw` True or False the group is all AdamW's or all Muon's, else it is split in two.
+        """As torch's. With `adamw` True or False the group is all AdamW's or all Muon's, else it is split in
+        two.
 
-        The part of AdamW has options of its own: those of the constructor's `adamw`, of the group's `adamw` if that is
-        a dict, and, where the whole group is such, the group's.
+        The part of AdamW has options of its own: those of the constructor's `adamw`, of the group's `adamw`
+        if that is a dict, and, where the whole group is such, the group's.
         """
         self._add_parts(param_group, super().add_param_group)
 
@@ -198,10 +202,11 @@ _Muon.__name__ = "Muon"
 class Muon(Lifted, _Muon):
     """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum of B; see `ghor.muon`.
 
-    Options and defaults are torch's. On a manifold weight `lr` is the angle that a step turns, unless `adjust_lr_fn`
-    asks for torch's scalings by name. Euclidean matrices are torch.optim.Muon's, bit for bit. All other Euclidean
-    weights, and those of nn.Embedding where a module is given, are AdamW's: a group of their own, with the options
-    `adamw`. A group can say which it is: {"params": [...], "adamw": True, "lr": 3e-4}.
+    Options and defaults are torch's. On a manifold weight `lr` is the angle that a step turns, unless
+    `adjust_lr_fn` asks for torch's scalings by name. Euclidean matrices are torch.optim.Muon's, bit for bit.
+    All other Euclidean weights, and those of nn.Embedding where a module is given, are AdamW's: a group of
+    their own, with the options `adamw`. A group can say which it is: {"params": [...], "adamw": True, "lr":
+    3e-4}.
 
     >>> opt = Muon(model, lr=0.02, adamw={"lr": 3e-4, "weight_decay": 0.01})
     """

@@ -1,4 +1,5 @@
-"""Tests of derivatives by the slope of an error: what is left of a Taylor expansion along a random geodesic."""
+"""Tests of derivatives by the slope of an error: what is left of a Taylor expansion along a random
+geodesic."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ghor.solve.problem import Loss, Points, Problem, Spaces
 
 @dataclass(frozen=True)
 class Slope:
-    """Errors at steps t, and the steepness of log(error) over log(t) where it is a line; `order` is what it should be.
+    """Errors at steps t, and the steepness of log(error) over log(t) where it is a line; `order` is what it
+    should be.
 
     An expansion that is exact, to rounding, passes with the slope inf.
     """
@@ -53,7 +55,8 @@ def check_gradient(
 def check_hessian(
     f: Loss, x: Points, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
 ) -> Slope:
-    """|f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3 if the second derivatives are right: slope 3."""
+    """|f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3 if the second derivatives are right: slope
+    3."""
     return _check(f, x, space, 3, generator, draw)
 
 

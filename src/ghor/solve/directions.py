@@ -1,4 +1,5 @@
-"""Directions from gradients: L-BFGS, BFGS and conjugate gradients. Vectors are flat, in the frames of one place."""
+"""Directions from gradients: L-BFGS, BFGS and conjugate gradients. Vectors are flat, in the frames of one
+place."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class Limited(Rule):
 
 
 class Dense(Rule):
-    """BFGS: the inverse Hessian as a matrix, H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T, in transported frames."""
+    """BFGS: the inverse Hessian as a matrix, H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T, in transported
+    frames."""
 
     H: Tensor | None = None
 
@@ -96,8 +98,8 @@ class Dense(Rule):
 class Conjugate(Rule):
     """Conjugate gradients, d <- -g + b s with b = max(0, <g, g - g_old>)/-<g_old, s>, s the last step.
 
-    Polak and Ribiere's where the line search is exact, whatever the length of s; b = 0 starts afresh (Powell). Scaled
-    by <s, y>/<y, y>, so that a step of 1 is about right.
+    Polak and Ribiere's where the line search is exact, whatever the length of s; b = 0 starts afresh
+    (Powell). Scaled by <s, y>/<y, y>, so that a step of 1 is about right.
     """
 
     c2 = 0.3

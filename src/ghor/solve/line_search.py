@@ -36,8 +36,9 @@ def strong_wolfe(
 ) -> Trial:
     """A step that satisfies both, tried from t on and never beyond `longest`; else the best one seen.
 
-    Ends when the bracket times `size` is below `tolerance`. Values that differ by no more than `slack` count as equal:
-    within rounding of the value the slope alone decides. A value that is not finite counts as too far.
+    Ends when the bracket times `size` is below `tolerance`. Values that differ by no more than `slack` count
+    as equal: within rounding of the value the slope alone decides. A value that is not finite counts as too
+    far.
     """
 
     def too_high(a: Trial) -> bool:
@@ -93,7 +94,8 @@ def strong_wolfe(
 
 
 def _cubic(a: Trial, b: Trial, lower: float, upper: float, slack: float) -> float:
-    """The minimum of the cubic through values and slopes of two trials, between bounds; their middle if there is none.
+    """The minimum of the cubic through values and slopes of two trials, between bounds; their middle if there
+    is none.
 
     Of values that count as equal it is the zero of the slope, by the secant.
     """

@@ -36,7 +36,8 @@ def minimize(
 
     >>> result = minimize(lambda Y: -(Y.mT @ S @ Y).trace(), Stiefel().random(20, 3), Stiefel())
 
-    It ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||); `result.status` says in words why it did.
+    It ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||); `result.status` says in words
+    why it did.
 
         lbfgs         the last `memory` curvature pairs, strong Wolfe line search
         bfgs          the whole inverse Hessian, for up to some thousand coordinates

@@ -1,8 +1,9 @@
 """Points of several spaces, the frames above them, and flat vectors of g^hor.
 
-A flat vector holds the coordinates W of every weight, scaled so that its dot product is the inner product of g^hor
-(<A, A'>/2 + <B, B'> on matrix spaces). Vectors at different points belong to one vector space, so they can be compared
-and added: transported frames leave their coordinates alone, implicit ones turn them (`ghor.section`).
+A flat vector holds the coordinates W of every weight, scaled so that its dot product is the inner product of
+g^hor (<A, A'>/2 + <B, B'> on matrix spaces). Vectors at different points belong to one vector space, so they
+can be compared and added: transported frames leave their coordinates alone, implicit ones turn them
+(`ghor.section`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ GEODESIC = by_name("geodesic")
 
 
 class Block:
-    """Weights of one space, shape and dtype: their points (M, *point), the section, their part of a flat vector."""
+    """Weights of one space, shape and dtype: their points (M, *point), the section, their part of a flat
+    vector."""
 
     section: Section
     Y: Tensor
@@ -92,10 +94,11 @@ class Block:
         return new
 
     def slope(self, g: Tensor, d: Tensor, t: float, retraction: Retraction) -> Tensor:
-        """<B, V>, B the gradient at Lambda_t = Lambda R(t W), V = Lambda_t^-1 d/dt Lambda_t: W along a geodesic.
+        """<B, V>, B the gradient at Lambda_t = Lambda R(t W), V = Lambda_t^-1 d/dt Lambda_t: W along a
+        geodesic.
 
-        Along Cayley it is (I - t^2 W^2/4)^-1 W: on the basis [E, E_c B] the matrix W is [[A, -B* B], [I, 0]], so one
-        solve of size 2n gives V = [x1; B x2].
+        Along Cayley it is (I - t^2 W^2/4)^-1 W: on the basis [E, E_c B] the matrix W is [[A, -B* B], [I, 0]],
+        so one solve of size 2n gives V = [x1; B x2].
         """
         space = self.space
         if retraction.name != "cayley" or not isinstance(space, MatrixSpace):
@@ -110,11 +113,12 @@ class Block:
         return (top + dot(B.mH @ G[..., n:, :], x[..., n:, :])).sum()
 
     def expansion(self, G: Tensor, g: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Of Y(u) = Lambda R(u) E at 0, in which all retractions agree: v -> Y'(0) v, and <G, Y''(0) v> in g^hor, flat.
+        """Of Y(u) = Lambda R(u) E at 0, in which all retractions agree: v -> Y'(0) v, and <G, Y''(0) v> in
+        g^hor, flat.
 
         G are the Euclidean gradients, g that in g^hor. With Lambda^H G = [C; D] and W^2 E = [A^2 - B* B; B A]
-        the second is [skew(C A^H + A^H C + B^H D); D A^H - (B*)^H (C + C*)]/2 on matrix spaces. Elsewhere both are
-        derivatives of the product Y'(u)^H G.
+        the second is [skew(C A^H + A^H C + B^H D); D A^H - (B*)^H (C + C*)]/2 on matrix spaces. Elsewhere
+        both are derivatives of the product Y'(u)^H G.
         """
         space, section, Y = self.space, self.section, self.Y
         if not isinstance(space, MatrixSpace):
@@ -163,7 +167,8 @@ class Frames:
         states: Sequence[dict[str, Any]] | None = None,
         vectors: Sequence[Tensor] = (),
     ) -> None:
-        """From points, or from what `states` hold of their sections; flat `vectors` turn if the kind has changed."""
+        """From points, or from what `states` hold of their sections; flat `vectors` turn if the kind has
+        changed."""
         self.retraction, self.age, self.blocks = retraction, 0, list[Block]()
         kinds: dict[Any, list[int]] = defaultdict(list)
         for i, (p, space) in enumerate(zip(points, spaces, strict=True)):
@@ -241,8 +246,9 @@ class Frames:
     def renew(self, at: Frames, d: Tensor, t: float, memory: Sequence[Tensor]) -> None:
         """Flat vectors that are older than the step t d to `at`, in place.
 
-        While an anchor is kept, the implicit frame is a smooth function of the point and its coordinates are a
-        transport themselves, an isometry, so they stay as they are, at no cost. They turn where an anchor is renewed.
+        While an anchor is kept, the implicit frame is a smooth function of the point and its coordinates are
+        a transport themselves, an isometry, so they stay as they are, at no cost. They turn where an anchor
+        is renewed.
         """
         both = [(a.section, b.section) for a, b in zip(self.blocks, at.blocks, strict=True)]
         if any(

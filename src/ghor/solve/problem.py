@@ -1,4 +1,5 @@
-"""A loss on points of several spaces: its value, its gradient and its Hessian in g^hor; and what has been done."""
+"""A loss on points of several spaces: its value, its gradient and its Hessian in g^hor; and what has been
+done."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Frames, with the value and the flat gradient there; and points and gradients that can be differentiated again."""
+    """Frames, with the value and the flat gradient there; and points and gradients that can be differentiated
+    again."""
 
     frames: Frames
     value: float

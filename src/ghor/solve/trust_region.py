@@ -15,7 +15,8 @@ from ghor.solve.problem import Log, Place, Problem
 def trust_region(problem: Problem, frames: Frames, log: Log) -> Place:
     """min <g, u> + <u, H u>/2 over ||u|| <= radius in g^hor, then Lambda <- Lambda R(u), if the value agrees.
 
-    H is the Hessian of the pulled-back loss f(Lambda R(u) E), the Riemannian one at a critical point and beyond.
+    H is the Hessian of the pulled-back loss f(Lambda R(u) E), the Riemannian one at a critical point and
+    beyond.
     """
     place, widest = problem.place(frames, twice=True), frames.radius()
     radius, product = widest / 8, None
@@ -26,7 +27,8 @@ def trust_region(problem: Problem, frames: Frames, log: Log) -> Place:
         decrease = -float(g.dot(u) + u.dot(Hu) / 2)
         t = min(1.0, place.frames.ceiling(u))
         new = problem.place(place.frames.moved(u, t), twice=True)
-        # Within rounding of the value the model is right (Conn, Gould, Toint): both differences get the same slack.
+        # Within rounding of the value the model is right (Conn, Gould, Toint): both differences get the same
+        # slack.
         slack = max(1.0, abs(place.value)) * frames.eps * 1e3
         ratio = (place.value - new.value + slack) / (decrease + slack)
         if not ratio >= 0.25:
@@ -48,8 +50,8 @@ def steihaug(
 ) -> tuple[Tensor, Tensor, bool]:
     """Conjugate gradients for H u = -g, to the edge where they leave the radius or meet negative curvature.
 
-    Ends at ||r|| <= ||g|| min(||g||, 0.1), so that the outer iteration converges quadratically, or at half of what is
-    asked for.
+    Ends at ||r|| <= ||g|| min(||g||, 0.1), so that the outer iteration converges quadratically, or at half of
+    what is asked for.
     """
     u, Hu, r = torch.zeros_like(g), torch.zeros_like(g), g.clone()
     d, rr = -r, float(g.dot(g))

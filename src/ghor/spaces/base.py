@@ -7,11 +7,11 @@
     polish(Lambda, E)                     rounding repaired
     residual, tolerance, project, random, check_shape, E
 
-Points may have leading batch dimensions. B and W have the shape of the point: coordinates that do not exist are
-structural zeros, which elementwise odd rules keep. Lambda is any tensor with the same batch dimensions.
+Points may have leading batch dimensions. B and W have the shape of the point: coordinates that do not exist
+are structural zeros, which elementwise odd rules keep. Lambda is any tensor with the same batch dimensions.
 
-What the matrix spaces share is in `form.py`. Geometry on points (`metric, rgrad, exp, log, dist, transport, ...`) is
-there where a space has it: `space.has("log")` tells.
+What the matrix spaces share is in `form.py`. Geometry on points (`metric, rgrad, exp, log, dist, transport,
+...`) is there where a space has it: `space.has("log")` tells.
 """
 
 from __future__ import annotations
@@ -41,14 +41,16 @@ class Absent(AttributeError, NotImplementedError):
 class Space(ABC):
     """A homogeneous space G/H as a value: no tensors, no device; equal when of one kind."""
 
-    # Longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 a retraction in float64 has lost
-    # the digits in which float32 could tell it from its limit.
+    # Longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 a retraction in float64
+    # has lost the digits in which float32 could tell it from its limit.
     max_velocity: ClassVar[float] = 1e6
 
-    # Whether the weights are bounded: any matrix of full rank has a nearest point, and no step leads far away.
+    # Whether the weights are bounded: any matrix of full rank has a nearest point, and no step leads far
+    # away.
     compact: ClassVar[bool] = True
 
-    # Whether there is a section in closed form, see `ghor.section`: then the `implicit_...` methods are there, too.
+    # Whether there is a section in closed form, see `ghor.section`: then the `implicit_...` methods are
+    # there, too.
     implicit: ClassVar[bool] = False
 
     # Whether `implicit_update` takes squares of coordinates along, where the frame turns fast.
@@ -79,7 +81,8 @@ class Space(ABC):
 
     @property
     def one(self) -> Space:
-        """The space of the single points in a weight: without `blocks`, and without rows that are left alone."""
+        """The space of the single points in a weight: without `blocks`, and without rows that are left
+        alone."""
         return self
 
     def split(self, X: Tensor) -> Tensor:
@@ -121,7 +124,8 @@ class Space(ABC):
 
     @abstractmethod
     def residual(self, Y: Tensor) -> Tensor:
-        """How far each point is off the space: (..., *point) -> (...). (`dist` is the distance of two points.)"""
+        """How far each point is off the space: (..., *point) -> (...). (`dist` is the distance of two
+        points.)"""
 
     def distance(self, Y: Tensor) -> Tensor:
         """Deprecated: it is called `residual`, for `dist` is the geodesic distance of two points."""
@@ -129,7 +133,8 @@ class Space(ABC):
         return self.residual(Y)
 
     def tolerance(self, Y: Tensor) -> Tensor:
-        """How far off counts as on: what rounding does to each point, (..., *point) -> (...), with some room."""
+        """How far off counts as on: what rounding does to each point, (..., *point) -> (...), with some
+        room."""
         points = self.split(Y)
         return torch.full(points.shape[: points.dim() - self.dims], self.room(Y), device=Y.device)
 
@@ -150,7 +155,8 @@ class Space(ABC):
 
     @abstractmethod
     def project(self, X: Tensor) -> Tensor:
-        """A point near X: the nearest one on compact spaces. Raises ValueError where X does not determine it."""
+        """A point near X: the nearest one on compact spaces. Raises ValueError where X does not determine
+        it."""
 
     # -- Algorithm 3 ------------------------------------------------------------------------------------------------
 
@@ -179,7 +185,8 @@ class Space(ABC):
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
-        """Rounding repaired, in place: Lambda back towards the group, or its point alone back towards the space.
+        """Rounding repaired, in place: Lambda back towards the group, or its point alone back towards the
+        space.
 
         `share`, a number or one for each point, (...), is 0 where no bit may change.
         """
@@ -189,7 +196,8 @@ class Space(ABC):
         return self.polish(self.polish(Lambda, E), E)
 
     def within_digits(self, before: Tensor, after: Tensor) -> Tensor:
-        """What of a step from Lambda = `before` to `after` is taken: nothing where the dtype could not hold the point.
+        """What of a step from Lambda = `before` to `after` is taken: nothing where the dtype could not hold
+        the point.
 
         Reads no value. On compact spaces every point can be held.
         """
@@ -206,7 +214,8 @@ class Space(ABC):
         return "implicit" if asked == "implicit" else "transported"
 
     def bounded(self, Lambda: Tensor, W: Tensor) -> Tensor:
-        """W, shortened where Lambda R(W) would outgrow its dtype; reads no value. On compact spaces W itself."""
+        """W, shortened where Lambda R(W) would outgrow its dtype; reads no value. On compact spaces W
+        itself."""
         return W
 
     def outgrown(self, Lambda: Tensor) -> Tensor:
@@ -218,11 +227,13 @@ class Space(ABC):
         return W
 
     def ghor_blocks(self, W: Tensor) -> list[Tensor]:
-        """The matrices (..., a, b) that W is made of, views: rules of matrices such as Muon act on each by itself."""
+        """The matrices (..., a, b) that W is made of, views: rules of matrices such as Muon act on each by
+        itself."""
         return [W.unsqueeze(-1) if self.dims == 1 else W]
 
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
-        """What stands for the point Y0 in |Y - Y0|^2, seen from Y: Y0 itself, unless several tensors are one point."""
+        """What stands for the point Y0 in |Y - Y0|^2, seen from Y: Y0 itself, unless several tensors are one
+        point."""
         return Y0
 
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
@@ -264,11 +275,12 @@ STEPS = 1000
 @torch.no_grad()
 @full_precision()
 def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The point that minimises sum_k w_k dist(Y, points[k])^2: Y <- exp(Y, sum_k w_k log(Y, points[k])) until it stays.
+    """The point that minimises sum_k w_k dist(Y, points[k])^2: Y <- exp(Y, sum_k w_k log(Y, points[k])) until
+    it stays.
 
-    Points (K, ..., *point), stacked along dimension 0; weights (K) or (K, ...), nonnegative, which are divided by their
-    sum. In double precision, and without a derivative. It starts at the point of the largest weight; points that are
-    too far apart for `log`, or for a mean to be unique, raise ValueError.
+    Points (K, ..., *point), stacked along dimension 0; weights (K) or (K, ...), nonnegative, which are
+    divided by their sum. In double precision, and without a derivative. It starts at the point of the largest
+    weight; points that are too far apart for `log`, or for a mean to be unique, raise ValueError.
     """
     batch = points.shape[: points.dim() - space.dims]
     if len(batch) == 0 or batch[0] == 0:

@@ -15,7 +15,8 @@ from ghor.spaces.base import Space
 
 @dataclass(frozen=True, repr=False)
 class Euclidean(Space):
-    """The vector space: rgrad and global_rep are identities, E = 0, the section is the point, to retract is to add."""
+    """The vector space: rgrad and global_rep are identities, E = 0, the section is the point, to retract is
+    to add."""
 
     compact: ClassVar[bool] = False
 

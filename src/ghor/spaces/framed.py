@@ -1,11 +1,13 @@
 """Spaces whose frames are cheap: geometry on points, written with the frame that the optimizer uses.
 
-A space of this family has the lines of Algorithm 3 and two maps, inverse to each other, between g^hor and T_Y:
+A space of this family has the lines of Algorithm 3 and two maps, inverse to each other, between g^hor and
+T_Y:
 
     push(Lambda, W) -> Delta              the derivative of Lambda R(t W) E at t = 0
     global_rep(Lambda, X) -> W            its inverse on T_Y; of any other X, that of its projection to T_Y
 
-The rest follows: exp(Y, Delta) = Lambda exp(W) E, and transport keeps coordinates. Nothing depends on the frame.
+The rest follows: exp(Y, Delta) = Lambda exp(W) E, and transport keeps coordinates. Nothing depends on the
+frame.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class Framed(Space):
         return self.from_normal(compute(X)).to(X.dtype).contiguous()
 
     def from_normal(self, X: Tensor) -> Tensor:
-        """A point made of normal X; by default its projection, hence uniform rotations and normal positions."""
+        """A point made of normal X; by default its projection, hence uniform rotations and normal
+        positions."""
         return self.project(X)
 
     def frame(self, Y: Tensor) -> Tensor:

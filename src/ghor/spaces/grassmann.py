@@ -53,12 +53,13 @@ class Subspaces(MatrixSpace):
 class Grassmann(Subspaces, Orthogonal):
     """The Grassmann manifold of subspaces span(Y), Y^T Y = I. g^hor: A = 0, B arbitrary ((N-n) x n).
 
-    Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not see R.
-    The canonical metric is tr(U^T V) here, for Y^T U = 0, and rgrad is G - Y Y^T G.
+    Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not
+    see R. The canonical metric is tr(U^T V) here, for Y^T U = 0, and rgrad is G - Y Y^T G.
     """
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N n^2)."""
+        """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N
+        n^2)."""
         M, ZM = self.matrix(Y), self.matrix(Z)
         YZ = M.mH @ ZM
         with torch.no_grad():

@@ -66,7 +66,8 @@ class Boosted(Framed):
 
     @abstractmethod
     def shorten(self, x0: Tensor, bb: Tensor, xb: Tensor) -> Tensor:
-        """A factor for b, below 1 where the step would lead out to where the digits end: eps x_0 = 1/4. Reads no value.
+        """A factor for b, below 1 where the step would lead out to where the digits end: eps x_0 = 1/4. Reads
+        no value.
 
         bb = |b|^2 and xb = <x_s, b>.
         """
@@ -130,10 +131,11 @@ class Boosted(Framed):
         moved: Tensor,
         squares: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Y and the `vectors`, in place: they turn as the boost frame does, and squares of coordinates spread with it.
+        """Y and the `vectors`, in place: they turn as the boost frame does, and squares of coordinates spread
+        with it.
 
-        This frame turns by about the length of the way. Were squares left, momentum would turn into coordinates whose
-        second moment is next to nothing, and Adam would take steps of many learning rates.
+        This frame turns by about the length of the way. Were squares left, momentum would turn into
+        coordinates whose second moment is next to nothing, and Adam would take steps of many learning rates.
         """
         step = lorentz.Step(Y, W[..., 1:], retraction, self.shorten)
         for X in vectors:  # where b = 0 all of them stay to the bit, and so does x_s
@@ -149,12 +151,14 @@ class Boosted(Framed):
 
 @dataclass(frozen=True, repr=False)
 class Hyperbolic(Boosted):
-    """Vectors (..., n+1) with -x_0^2 + x_1^2 + ... + x_n^2 = -1, x_0 > 0. g^hor: boosts b in R^n, stored as (0, b).
+    """Vectors (..., n+1) with -x_0^2 + x_1^2 + ... + x_n^2 = -1, x_0 > 0. g^hor: boosts b in R^n, stored as
+    (0, b).
 
-    The section is the boost at x, a function of x alone, so the implicit section stores nothing and is the default.
-    A transported frame is that boost times a rotation: Lambda = [x; 0, o_1; ...; 0, o_n], o_j in R^n.
-    At distance r from e_0 the digits of a point tell places eps e^r/2 apart: 5e-4 at r = 9, 0.2 at r = 15 in float32,
-    1e-6 at r = 23 in float64. Where they run out, eps x_0 = 1/4 (r = 15.2 and 35.4), a weight is held, with a warning.
+    The section is the boost at x, a function of x alone, so the implicit section stores nothing and is the
+    default. A transported frame is that boost times a rotation: Lambda = [x; 0, o_1; ...; 0, o_n], o_j in
+    R^n. At distance r from e_0 the digits of a point tell places eps e^r/2 apart: 5e-4 at r = 9, 0.2 at r =
+    15 in float32, 1e-6 at r = 23 in float64. Where they run out, eps x_0 = 1/4 (r = 15.2 and 35.4), a weight
+    is held, with a warning.
     """
 
     sides: ClassVar[int] = 1

@@ -1,13 +1,13 @@
 """Spaces of matrices whose group keeps a form: what the orthogonal and the symplectic ones share.
 
-Everything is written with the adjoint X* of the form: X^H on the orthogonal spaces, J^T X^T J on the symplectic ones.
-Y* Y = I on the space, Lambda^-1 = Lambda* in the group. Lambda = [Y, Q] always has Y as its first columns, so
-Lambda E = Y with E = [I; 0], and an element of g^hor
+Everything is written with the adjoint X* of the form: X^H on the orthogonal spaces, J^T X^T J on the
+symplectic ones. Y* Y = I on the space, Lambda^-1 = Lambda* in the group. Lambda = [Y, Q] always has Y as its
+first columns, so Lambda E = Y with E = [I; 0], and an element of g^hor
 
     W = [[A, -B*], [B, 0]],   A = -A*
 
-is stored as its first columns W E = [A; B], a tensor of Y's shape. A space differs from another in `star`, in what `A`
-may be (`skew`), in its metric, and in how points are found.
+is stored as its first columns W E = [A; B], a tensor of Y's shape. A space differs from another in `star`, in
+what `A` may be (`skew`), in its metric, and in how points are found.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from ghor.spaces.base import Space
 class MatrixSpace(Space):
     """Matrices (..., N, n); leading dimensions are batch.
 
-    A wide matrix (fewer rows than columns) is on a space when its transpose is. With `flatten=k` the last k dimensions
-    of a tensor count as one: `Stiefel(flatten=3)` is for the kernels (out, in, kh, kw) of a Conv2d, taken as
-    out x (in kh kw) matrices; without it, such a tensor is a batch of kh x kw matrices.
+    A wide matrix (fewer rows than columns) is on a space when its transpose is. With `flatten=k` the last k
+    dimensions of a tensor count as one: `Stiefel(flatten=3)` is for the kernels (out, in, kh, kw) of a
+    Conv2d, taken as out x (in kh kw) matrices; without it, such a tensor is a batch of kh x kw matrices.
 
-    With `blocks=k` a tensor is k matrices stacked along the rows, each of them on the space: `Stiefel(blocks=3)` for
-    the weights of queries, keys and values in one tensor, `Stiefel(blocks=(3, heads))` for those of every head. Blocks
-    are a batch: (k R, C) is taken as (k, R, C), and `residual`, `metric`, ... give a number for each.
+    With `blocks=k` a tensor is k matrices stacked along the rows, each of them on the space:
+    `Stiefel(blocks=3)` for the weights of queries, keys and values in one tensor, `Stiefel(blocks=(3,
+    heads))` for those of every head. Blocks are a batch: (k R, C) is taken as (k, R, C), and `residual`,
+    `metric`, ... give a number for each.
     """
 
     flatten: int = 1
@@ -146,8 +147,8 @@ class MatrixSpace(Space):
     def polish_period(self, shape: Sequence[int]) -> int:
         """Two N^3 products against three N^2 n ones a step, hence 4 % of the time or less.
 
-        In between Y alone is polished, O(N n^2): steps near one ulp round the same way every time, and would take it
-        off by a few 1e-8 each.
+        In between Y alone is polished, O(N n^2): steps near one ulp round the same way every time, and would
+        take it off by a few 1e-8 each.
         """
         N, n = self.size(shape)
         return max(100, 17 * N // n)
@@ -207,7 +208,8 @@ class MatrixSpace(Space):
         return frobenius(self.pair(M, M) - eye_like(M))
 
     def section(self, Y: Tensor) -> Tensor:
-        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), column by column in memory: Y is one piece."""
+        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), column by column in memory: Y is one
+        piece."""
         return self.section_matrix(self.matrix(Y)).mT.contiguous().mT
 
     @abstractmethod
@@ -233,7 +235,8 @@ class MatrixSpace(Space):
     def update_section(
         self, Lambda: Tensor, W: Tensor, retraction: str | Retraction = "cayley", out: Tensor | None = None
     ) -> Tensor:
-        """Lambda R(W): two products with N^2 n terms, Lambda F and the update of Q by T B*, see `ghor.retraction`."""
+        """Lambda R(W): two products with N^2 n terms, Lambda F and the update of Q by T B*, see
+        `ghor.retraction`."""
         out = Lambda.clone() if out is None else out
         R = retraction if isinstance(retraction, Retraction) else by_name(retraction)
         N, n = self.size(W.shape)
@@ -295,7 +298,8 @@ class MatrixSpace(Space):
     # -- geometry on points -----------------------------------------------------------------------------------------
 
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
-        """X brought to T_Y: X - Y (S + S*)/2, S = Y* X, which is the orthogonal projection on orthogonal spaces."""
+        """X brought to T_Y: X - Y (S + S*)/2, S = Y* X, which is the orthogonal projection on orthogonal
+        spaces."""
         M, XM = self.matrix(Y), self.matrix(X)
         S = self.star(M) @ XM
         return self.unmatrix(XM - M @ (S - self.skew(S) / 2), Y.shape)
@@ -307,7 +311,8 @@ class MatrixSpace(Space):
         return bool((off <= tol * (1 + frobenius(self.matrix(V)))).all())
 
     def Omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
-        """Omega(Delta) = P Y* - Y P*, P = Delta - Y Y* Delta/2: T_Y -> g^(hor,Y), Omega Y = Delta. (..., N, N)."""
+        """Omega(Delta) = P Y* - Y P*, P = Delta - Y Y* Delta/2: T_Y -> g^(hor,Y), Omega Y = Delta. (..., N,
+        N)."""
         return self._omega(self.matrix(Y), self.matrix(Delta))
 
     def _omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
@@ -333,14 +338,15 @@ class MatrixSpace(Space):
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
         """Parallel transport of V along the geodesic of Delta: exp(Omega(Delta)) V.
 
-        Along the canonical connection of the second kind (appendix "Parallel Transport"), under which coordinates in
-        g^hor stay constant: a cache kept in g^hor needs no transport.
+        Along the canonical connection of the second kind (appendix "Parallel Transport"), under which
+        coordinates in g^hor stay constant: a cache kept in g^hor needs no transport.
         """
         M, D, VM = self.matrix(Y), self.matrix(Delta), self.matrix(V)
         return self.unmatrix(VM + self._act(M, D, VM, by_name("geodesic")), Y.shape)
 
     def _act(self, Y: Tensor, Delta: Tensor, X: Tensor, retraction: Retraction) -> Tensor:
-        """(R(Omega(Delta)) - I) X for X (..., N, k): with K = Delta - Y Y* Delta in place of Q B, C = K* K."""
+        """(R(Omega(Delta)) - I) X for X (..., N, k): with K = Delta - Y Y* Delta in place of Q B, C = K*
+        K."""
         N, n = Y.shape[-2:]
         if N < 2 * n:
             return retraction.dense(self._omega(Y, Delta)) @ X

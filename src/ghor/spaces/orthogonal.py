@@ -50,7 +50,8 @@ class Anchored(MatrixSpace):
         return torch.cat([Y, Q], -1)
 
     def section_kind(self, asked: str, shape: Sequence[int]) -> str:
-        """Where N = n there is no complement to do without. "auto" goes by time: `benchmarks/step.py --crossover`."""
+        """Where N = n there is no complement to do without. "auto" goes by time: `benchmarks/step.py
+        --crossover`."""
         N, n = self.size(shape)
         faster = N >= 512 and 4 * n <= N
         return (
@@ -123,11 +124,12 @@ class Anchored(MatrixSpace):
         moved: Tensor,
         squares: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Y <- Lambda R(W) E and the `vectors` of g^hor to the frame at the new Y, in place; returns the new P.
+        """Y <- Lambda R(W) E and the `vectors` of g^hor to the frame at the new Y, in place; returns the new
+        P.
 
-        Everything that changes is Y2, B and the vectors' lower blocks times n x n matrices:
-        Y+ = Y + Y G1 - E U F2 + E_c B F2,  U = P^H Y2^H B,  G1 = F1 - R^H U F2. Vectors that did not move are left
-        alone to the bit: there `moved`, (...), is 0. Where P has grown the anchor is renewed.
+        Everything that changes is Y2, B and the vectors' lower blocks times n x n matrices: Y+ = Y + Y G1 - E
+        U F2 + E_c B F2,  U = P^H Y2^H B,  G1 = F1 - R^H U F2. Vectors that did not move are left alone to the
+        bit: there `moved`, (...), is 0. Where P has grown the anchor is renewed.
         """
         Y, W, moved = self.matrix(Y), self.matrix(W), moved[..., None, None]
         n = R.shape[-1]
@@ -239,7 +241,8 @@ class Orthogonal(Anchored):
 
 
 def require_geodesic(space: Space, Y: Tensor, Z: Tensor, Delta: Tensor) -> Tensor:
-    """Delta, checked: exp(Y, Delta) = Z. At the cut locus a logarithm is not unique, and iterations may not arrive."""
+    """Delta, checked: exp(Y, Delta) = Z. At the cut locus a logarithm is not unique, and iterations may not
+    arrive."""
     with torch.no_grad():
         off = float((space.exp(Y, Delta) - Z).abs().amax())
     if not off <= torch.finfo(Y.dtype).eps ** 0.5:

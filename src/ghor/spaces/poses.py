@@ -21,11 +21,13 @@ SO = SpecialOrthogonal()
 
 @dataclass(frozen=True, repr=False)
 class SpecialEuclidean(Framed):
-    """Poses [R, t], (..., d, d+1): x -> R x + t. g^hor: (omega, v), omega skew (d x d), v in R^d, in the body's frame.
+    """Poses [R, t], (..., d, d+1): x -> R x + t. g^hor: (omega, v), omega skew (d x d), v in R^d, in the
+    body's frame.
 
-    <W, W'> = <omega, omega'>/2 + <v, v'>: a turn by one radian is as long as a way of one unit of length. Everything is
-    left-invariant: a change of the world's coordinates changes nothing. SE(d) has no metric that is invariant on both
-    sides; `exp` and `log` are those of the group, screw motions, and `dist` is the length of log.
+    <W, W'> = <omega, omega'>/2 + <v, v'>: a turn by one radian is as long as a way of one unit of length.
+    Everything is left-invariant: a change of the world's coordinates changes nothing. SE(d) has no metric
+    that is invariant on both sides; `exp` and `log` are those of the group, screw motions, and `dist` is the
+    length of log.
     """
 
     holds: ClassVar[str] = "poses [R, t], (..., d, d+1) with d >= 2"
@@ -103,11 +105,12 @@ S2 = Sphere()
 
 @dataclass(frozen=True, repr=False)
 class PositionsOrientations(Framed):
-    """(t, n), (..., 2, 3): a position and a unit vector, n = R e_3 of a pose (R, t) whose turn about n does not count.
+    """(t, n), (..., 2, 3): a position and a unit vector, n = R e_3 of a pose (R, t) whose turn about n does
+    not count.
 
-    g^hor: (v, (w_1, w_2, 0)), a way and a turn in the frame of R. Lambda = [t; n; R e_1; R e_2], (..., 4, 3). `exp` is
-    that of SE(3), a screw motion, and `log` its inverse in closed form; `dist` is the length of log. Invariant under
-    rigid motions.
+    g^hor: (v, (w_1, w_2, 0)), a way and a turn in the frame of R. Lambda = [t; n; R e_1; R e_2], (..., 4, 3).
+    `exp` is that of SE(3), a screw motion, and `log` its inverse in closed form; `dist` is the length of log.
+    Invariant under rigid motions.
     """
 
     holds: ClassVar[str] = "positions and orientations (..., 2, 3)"

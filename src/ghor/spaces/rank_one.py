@@ -1,7 +1,7 @@
 """Vectors of Minkowski space R^(1,n), along the last dimension: what `hyperbolic.py` is made of, O(n) each.
 
-A point x, -x_0^2 + |x_s|^2 = -1, has the boost as its frame: Lambda(x) = [x, e_c + (x + e_0) x_s^T/(1 + x_0)].
-Nothing here subtracts what is large: with x_0 = 1e6 as with x_0 = 1 rounding is relative.
+A point x, -x_0^2 + |x_s|^2 = -1, has the boost as its frame: Lambda(x) = [x, e_c + (x + e_0) x_s^T/(1 +
+x_0)]. Nothing here subtracts what is large: with x_0 = 1e6 as with x_0 = 1 rounding is relative.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def sinhc(s: Tensor) -> Tensor:
 
 
 def boost(s: Tensor, retraction: Retraction) -> tuple[Tensor, Tensor]:
-    """R(W) e_0 = (1 + F1, F2 b) for W = [[0, b^T], [b, 0]], s = |b|^2: what `Retraction.thin` gives, in closed form."""
+    """R(W) e_0 = (1 + F1, F2 b) for W = [[0, b^T], [b, 0]], s = |b|^2: what `Retraction.thin` gives, in
+    closed form."""
     if retraction.name == "geodesic":  # a boost by |b|
         return s / 2 * sinhc(s / 4) ** 2, sinhc(s)
     if retraction.name == "cayley":  # by 2 artanh(|b|/2)
@@ -62,11 +63,12 @@ def boost(s: Tensor, retraction: Retraction) -> tuple[Tensor, Tensor]:
 
 
 class Step:
-    """The step from x by Lambda(x) R(W), and how vectors turn in it. Beside sums over n all is one number a point.
+    """The step from x by Lambda(x) R(W), and how vectors turn in it. Beside sums over n all is one number a
+    point.
 
-    `shorten(x_0, |b|^2, <x_s, b>)`, where it is given, is a factor for b. The rotation T of Lambda(x) R(W) = Lambda(x+)
-    diag(1, T) is Thomas' or Wigner's, which two boosts make. In the ball, u = p x_s and v = q b the images of x and
-    R(W) e_0, it is Ungar's gyration gyr[u, v], in which everything is bounded by 1:
+    `shorten(x_0, |b|^2, <x_s, b>)`, where it is given, is a factor for b. The rotation T of Lambda(x) R(W) =
+    Lambda(x+) diag(1, T) is Thomas' or Wigner's, which two boosts make. In the ball, u = p x_s and v = q b
+    the images of x and R(W) e_0, it is Ungar's gyration gyr[u, v], in which everything is bounded by 1:
 
         T = I + x_s alpha^T + b beta^T,   alpha = alpha_x x_s + alpha_b b,   beta = beta_x x_s + beta_b b
     """
@@ -114,10 +116,11 @@ class Step:
 
 
 def square_of_distance(x: Tensor, z: Tensor) -> Tensor:
-    """d(x, z)^2 from q = 4 sinh^2(d/2) = <z - x, z - x>, exact to rounding for near points, smooth where they meet.
+    """d(x, z)^2 from q = 4 sinh^2(d/2) = <z - x, z - x>, exact to rounding for near points, smooth where they
+    meet.
 
-    Where <x_s, z_s> > 0 the chord is split along and across m = x_s + z_s: q = (across^2 + 4 t)/(1 - t), and elsewhere
-    q = -2 <x, z> - 2: with x_0 - 1 = |x_s|^2/(1 + x_0) everything is a sum of positive terms.
+    Where <x_s, z_s> > 0 the chord is split along and across m = x_s + z_s: q = (across^2 + 4 t)/(1 - t), and
+    elsewhere q = -2 <x, z> - 2: with x_0 - 1 = |x_s|^2/(1 + x_0) everything is a sum of positive terms.
     """
     xs, zs, s = x[..., 1:], z[..., 1:], x[..., :1] + z[..., :1]
     a, b, xz = dot(xs, xs) / (1 + x[..., :1]), dot(zs, zs) / (1 + z[..., :1]), dot(xs, zs)

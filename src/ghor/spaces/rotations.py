@@ -31,7 +31,8 @@ class SpecialOrthogonal(Orthogonal):
         return super().residual(Y) + 2 * (det(self.matrix(Y).detach()) < 0)
 
     def _orient(self, U: Tensor, V: Tensor) -> Tensor:
-        """det(U V) = 1: the column of the smallest singular value turns, so that the point stays the nearest."""
+        """det(U V) = 1: the column of the smallest singular value turns, so that the point stays the
+        nearest."""
         sign = torch.where(det(U @ V) < 0, -1, 1).to(U.dtype)
         return torch.cat([U[..., :-1], U[..., -1:] * sign[..., None, None]], -1)
 
@@ -49,8 +50,9 @@ class SpecialOrthogonal(Orthogonal):
 
             Y exp(t A/2) B exp(t A/2),   A = Y^T Delta, B = Y^T V
 
-        `transport`, along the canonical connection of the second kind, gives Y exp(t A) B: both are isometries, and
-        they agree where A and B commute. On symmetric spaces (Grassmann, Sphere) the two connections agree.
+        `transport`, along the canonical connection of the second kind, gives Y exp(t A) B: both are
+        isometries, and they agree where A and B commute. On symmetric spaces (Grassmann, Sphere) the two
+        connections agree.
         """
         M = self.matrix(Y)
         A, B = M.mT @ self.matrix(Delta), M.mT @ self.matrix(V)

@@ -1,12 +1,13 @@
 """Sections: how the frame Lambda above a point is kept from step to step.
 
-Transported: Lambda is stored (N^2 numbers on matrix spaces) and moves with the step, Lambda <- Lambda R(W), by the
-methods of the space. The coordinates of a transported vector do not change, so the optimizer's state is left alone.
+Transported: Lambda is stored (N^2 numbers on matrix spaces) and moves with the step, Lambda <- Lambda R(W),
+by the methods of the space. The coordinates of a transported vector do not change, so the optimizer's state
+is left alone.
 
-Implicit: Lambda is a function of Y and of a small anchor, never formed (formulas: `spaces/anchored.py`), with the state
-of the plain optimizer and n^2 numbers. The frame at the new point differs from the transported one by a rotation of the
-complement, so state tensors that are vectors are carried over, exactly. Squares of coordinates cannot be rotated; they
-stay as they are, in a frame that turns slowly while the anchor is fixed.
+Implicit: Lambda is a function of Y and of a small anchor, never formed (formulas: `spaces/anchored.py`), with
+the state of the plain optimizer and n^2 numbers. The frame at the new point differs from the transported one
+by a rotation of the complement, so state tensors that are vectors are carried over, exactly. Squares of
+coordinates cannot be rotated; they stay as they are, in a frame that turns slowly while the anchor is fixed.
 
 Both have one set of methods, and work on stacks: points (M, *point), M the only batch dimension.
 """
@@ -50,7 +51,8 @@ class Transported:
         return self.space.apply_section(self.Lambda, self.E)
 
     def reading(self, Y: Tensor) -> Tensor:
-        """What tells whether anybody has written to the weights: they are compared with the point that is held."""
+        """What tells whether anybody has written to the weights: they are compared with the point that is
+        held."""
         return Y
 
     def global_grad(self, Y: Tensor | None, G: Tensor, out: Tensor) -> None:
@@ -69,7 +71,8 @@ class Transported:
     def update_far(
         self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
     ) -> None:
-        """The same for some of the stack and steps of any length: in float64, and back to the group at once."""
+        """The same for some of the stack and steps of any length: in float64, and back to the group at
+        once."""
         Lambda = self.Lambda[rows]
         if not self.space.compact:
             W = self.space.bounded(Lambda, W)
@@ -95,7 +98,8 @@ class Transported:
 
 
 class Implicit:
-    """Lambda from Y and the anchor R. Y itself is held by the weights, or in `master` where they are half precision."""
+    """Lambda from Y and the anchor R. Y itself is held by the weights, or in `master` where they are half
+    precision."""
 
     holds_point = False
 
@@ -147,7 +151,8 @@ class Implicit:
     def update_far(
         self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
     ) -> None:
-        """The same for some of the stack and steps of any length: in float64, and back to the space at once."""
+        """The same for some of the stack and steps of any length: in float64, and back to the space at
+        once."""
         part = Implicit(self.space, self.E, wide(self.R[rows]))
         y, turned = wide(Y[rows]), [wide(X[rows]) for X in vectors]
         part.update(y, W, R, turned, torch.ones((), dtype=y.dtype, device=y.device))
@@ -179,7 +184,8 @@ class Implicit:
 
 
 def fingerprint(X: Tensor) -> Tensor:
-    """(M, ...) -> (M, K/64 + 64): sums of the bits along rows and columns of 64, which tell a change, also of order.
+    """(M, ...) -> (M, K/64 + 64): sums of the bits along rows and columns of 64, which tell a change, also of
+    order.
 
     Exact, so that it does not depend on the number of threads. Of small points it is the bits themselves.
     """
@@ -205,7 +211,8 @@ def from_state(
     half: bool,
     vectors: Sequence[Tensor],
 ) -> Section:
-    """The section that a state holds, checked, in the form asked for; from the points Y where it holds none."""
+    """The section that a state holds, checked, in the form asked for; from the points Y where it holds
+    none."""
     if "section" in held:
         section: Section = Transported(space, E, space.checked_section(held["section"], E))
         Y = section.point(Y)

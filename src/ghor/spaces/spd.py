@@ -18,12 +18,14 @@ from ghor.spaces.framed import Framed
 
 @dataclass(frozen=True, repr=False)
 class SPD(Framed):
-    """Symmetric positive definite P (..., n, n), metric tr(P^-1 U P^-1 V). g^hor: symmetric W, <W, W'> = tr(W W').
+    """Symmetric positive definite P (..., n, n), metric tr(P^-1 U P^-1 V). g^hor: symmetric W, <W, W'> = tr(W
+    W').
 
     P = L L^T with L in GL(n), and L <- L exp(W), so that the way is 2 ||W||. Lambda = [P, L], (..., 2, n, n).
-    Any invertible L is in the group: nothing drifts off, and nothing has to be repaired or rescaled. P is made of L at
-    every step, symmetric to the bit, and L has the square root of P's condition, so that L L^T is positive definite as
-    long as cond(P) < 1/(n eps): 1e6 in float32, 1e14 in float64 for n = 10. A step beyond is not taken, with a warning.
+    Any invertible L is in the group: nothing drifts off, and nothing has to be repaired or rescaled. P is
+    made of L at every step, symmetric to the bit, and L has the square root of P's condition, so that L L^T
+    is positive definite as long as cond(P) < 1/(n eps): 1e6 in float32, 1e14 in float64 for n = 10. A step
+    beyond is not taken, with a warning.
     """
 
     max_velocity: ClassVar[float] = 1.0  # Cayley needs ||W|| < 2
@@ -54,7 +56,8 @@ class SPD(Framed):
 
     @full_precision()
     def project(self, X: Tensor) -> Tensor:
-        """The symmetric part with eigenvalues of at least 10 n eps times the largest, which must be positive."""
+        """The symmetric part with eigenvalues of at least 10 n eps times the largest, which must be
+        positive."""
         self.check_project(X)
         S = symmetric(compute(X))
         w, V = torch.linalg.eigh(S.detach())

@@ -18,9 +18,9 @@ from ghor.spaces.stiefel import canonical_log
 class Sphere(Orthogonal):
     """The sphere: vectors (..., N) of length one; St(1, N) with vectors in place of one-column matrices.
 
-    A matrix on Sphere() has rows of length one: the oblique manifold. Complex vectors have the canonical metric of
-    U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if one is named, is no
-    point, and optimizers leave it alone: that of an nn.Embedding.
+    A matrix on Sphere() has rows of length one: the oblique manifold. Complex vectors have the canonical
+    metric of U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if one
+    is named, is no point, and optimizers leave it alone: that of an nn.Embedding.
     """
 
     padding_idx: int | None = field(default=None, kw_only=True)
@@ -91,7 +91,8 @@ class Sphere(Orthogonal):
         return Y
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """theta/sin(theta) (Z - cos(theta) Y), the angle from chord and complement, exact to machine precision.
+        """theta/sin(theta) (Z - cos(theta) Y), the angle from chord and complement, exact to machine
+        precision.
 
         Geodesics of complex vectors are no circles: see `canonical_log`.
         """

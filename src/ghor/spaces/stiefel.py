@@ -25,8 +25,8 @@ class Stiefel(Orthogonal):
 def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
     """The logarithm of the canonical metric by Zimmermann's iteration (2017), in O(N^3).
 
-    Lambda^H Z is completed to a rotation V; V <- V diag(I, exp(-C)), C the complement's block of log V, until C is
-    zero: then log V lies in g^hor.
+    Lambda^H Z is completed to a rotation V; V <- V diag(I, exp(-C)), C the complement's block of log V, until
+    C is zero: then log V lies in g^hor.
     """
     M = space.matrix(Y)
     n = M.shape[-1]

@@ -22,10 +22,11 @@ LOST = 1e-3  # eps ||Lambda||^2 that `bounded` allows: what rounding takes a poi
 class Symplectic(MatrixSpace):
     """Spaces of Sp(2N), X* = X+ = J^T X^T J, J = [[0, I], [-I, 0]].
 
-    E is the columns 1..n and N+1..N+n of I_2N. Lambda = [U, Q] keeps U's columns first, where the usual order would
-    have Lambda E = U: Lambda^T J Lambda is diag(J_2n, J_2(N-n)). The group is not compact: points can grow without
-    bound, there is no nearest point to a far one, and the canonical geodesics do not join every two points. Rounding
-    takes a point off by eps ||U||^2, so that a dtype has room for points of a certain size: see `bounded`.
+    E is the columns 1..n and N+1..N+n of I_2N. Lambda = [U, Q] keeps U's columns first, where the usual order
+    would have Lambda E = U: Lambda^T J Lambda is diag(J_2n, J_2(N-n)). The group is not compact: points can
+    grow without bound, there is no nearest point to a far one, and the canonical geodesics do not join every
+    two points. Rounding takes a point off by eps ||U||^2, so that a dtype has room for points of a certain
+    size: see `bounded`.
     """
 
     compact: ClassVar[bool] = False
@@ -50,7 +51,8 @@ class Symplectic(MatrixSpace):
         return self.room(Y) + eps * frobenius(compute(self.matrix(Y))) ** 2
 
     def bounded(self, Lambda: Tensor, W: Tensor) -> Tensor:
-        """s W, 0 <= s <= 1 the largest with log ||Lambda R(s W)|| <= log(limit) by its expansion to second order:
+        """s W, 0 <= s <= 1 the largest with log ||Lambda R(s W)|| <= log(limit) by its expansion to second
+        order:
 
             log ||Lambda exp(s W)|| <= log ||Lambda|| + s g + s^2 w^2,   g = <Lambda, Lambda W>/||Lambda||^2, w = ||W||
 
@@ -92,7 +94,8 @@ class Symplectic(MatrixSpace):
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> Tensor:
-        """Uniform among the orthogonal points [[Re, -Im], [Im, Re]] of an orthonormal complex N x n matrix."""
+        """Uniform among the orthogonal points [[Re, -Im], [Im, Re]] of an orthonormal complex N x n
+        matrix."""
         self.check_shape(shape)
         self.check_dtype(dtype or torch.get_default_dtype())
         N, n = (side // 2 for side in self.size(shape))
@@ -126,7 +129,8 @@ class Symplectic(MatrixSpace):
         return self.unmatrix(U, X.shape).to(X.dtype).contiguous()
 
     def section_matrix(self, Y: Tensor) -> Tensor:
-        """[U, Q]: an orthonormal basis Z of ker(U+), made symplectic by the eigenvectors of the Hermitian i Z^T J Z."""
+        """[U, Q]: an orthonormal basis Z of ker(U+), made symplectic by the eigenvectors of the Hermitian i
+        Z^T J Z."""
         U = Y
         N2, n2 = U.shape[-2:]
         m = (N2 - n2) // 2
@@ -143,7 +147,8 @@ class Symplectic(MatrixSpace):
 
 
 class SymplecticStiefel(Symplectic):
-    """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J. g^hor: A Hamiltonian (2n x 2n), B arbitrary.
+    """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J. g^hor: A Hamiltonian (2n x 2n), B
+    arbitrary.
 
     The metric is the right-invariant one of Bendokat and Zimmermann (2021).
     """
@@ -161,8 +166,8 @@ class SymplecticStiefel(Symplectic):
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
         """G Y^T Y + J Y G^T J Y, the gradient of the right-invariant metric.
 
-        The optimizer uses `global_grad` instead: this metric has an Omega of its own, and signs of this gradient pushed
-        through the one above need not point downhill.
+        The optimizer uses `global_grad` instead: this metric has an Omega of its own, and signs of this
+        gradient pushed through the one above need not point downhill.
         """
         M, GM = self.matrix(Y), self.matrix(G)
         h = M.shape[-2] // 2
@@ -173,7 +178,8 @@ class SymplecticStiefel(Symplectic):
 class SymplecticGrassmann(Subspaces, Symplectic):
     """The symplectic Grassmann manifold of span(U), U+ U = I. g^hor: A = 0, B arbitrary (2(N-n) x 2n).
 
-    U and U K, K symplectic, are the same point; the projection onto it is U U+. Tangent vectors have U+ V = 0.
+    U and U K, K symplectic, are the same point; the projection onto it is U U+. Tangent vectors have U+ V =
+    0.
     """
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
@@ -182,7 +188,8 @@ class SymplecticGrassmann(Subspaces, Symplectic):
         return dot(UM, solve(M.mT @ M, VM, left=False))
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient of this metric; the optimizer uses `global_grad`."""
+        """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient of this metric; the optimizer uses
+        `global_grad`."""
         M, GM = self.matrix(Y), self.matrix(G)
         h = M.shape[-2] // 2
         P, JY = M.mT @ M, torch.cat([M[..., h:, :], -M[..., :h, :]], -2)

@@ -1,4 +1,5 @@
-"""Published methods, one file each, on matrices of Stiefel or SO(N): what each gives up is in its docstring."""
+"""Published methods, one file each, on matrices of Stiefel or SO(N): what each gives up is in its
+docstring."""
 
 from ghor_lab.baselines.kong2022 import AdamSO, AdamStiefel
 from ghor_lab.baselines.lezcano2019 import CheapOrthogonal, Trivialization

@@ -1,13 +1,15 @@
-"""Kong, Wang, Tao, "Momentum Stiefel Optimizer, with Applications to Suitably-Orthogonal Attention, and Optimal
-Transport", ICLR 2023 (arXiv 2205.14173): Algorithm 2, Adam on Stiefel, and Algorithm 5, Adam on SO(N).
+"""Kong, Wang, Tao, "Momentum Stiefel Optimizer, with Applications to Suitably-Orthogonal Attention, and
+Optimal Transport", ICLR 2023 (arXiv 2205.14173): Algorithm 2, Adam on Stiefel, and Algorithm 5, Adam on
+SO(N).
 
-A tangent vector is X Y + V, Y skew (n x n), V (N x n) with X^T V = 0; a = 1/2 is the canonical metric, a = 0 the
-Euclidean one, b = a/(a - 1). For a gradient G the two parts are
+A tangent vector is X Y + V, Y skew (n x n), V (N x n) with X^T V = 0; a = 1/2 is the canonical metric, a = 0
+the Euclidean one, b = a/(a - 1). For a gradient G the two parts are
 
     f = (1 - b)/2 (X^T G - G^T X),    g = (I - X X^T) G
 
-On SO(N) there is no V, and the momentum Y stays in so(N) for the whole run: there a = 1/2, exp (or Cayley) and eps
-outside the root make Algorithm 5 the lifted Adam of `ghor.optim.Adam` on `ghor.SpecialOrthogonal()`, step for step.
+On SO(N) there is no V, and the momentum Y stays in so(N) for the whole run: there a = 1/2, exp (or Cayley)
+and eps outside the root make Algorithm 5 the lifted Adam of `ghor.optim.Adam` on `ghor.SpecialOrthogonal()`,
+step for step.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ EXPONENTIALS = ("cayley", "euler", "geodesic")
 
 
 def moved(X: Tensor, xi: Tensor, expm: str) -> Tensor:
-    """X expm(xi), or what stands for it; "euler" is X + X xi, off the manifold until the polar factor is taken."""
+    """X expm(xi), or what stands for it; "euler" is X + X xi, off the manifold until the polar factor is
+    taken."""
     return X + X @ (xi if expm == "euler" else RETRACTIONS[expm].dense(xi))
 
 
@@ -57,9 +60,10 @@ class _Kong(OnMatrices):
 class AdamSO(_Kong):
     """Algorithm 5, Adam on SO(N): Adam of f in so(N), then X <- X expm(-lr m/(sqrt(v) + eps)).
 
-    Nothing is projected. It gives up all that is not a group: Stiefel with n < N has a V. With expm="euler" the polar
-    factor is taken after the step. eps is outside the root and beside the corrected v, as in torch's Adam and in the
-    authors' code; eps inside sqrt(1 - beta2^t)/(sqrt(v) + eps) would be eps/sqrt(1 - beta2^t) here.
+    Nothing is projected. It gives up all that is not a group: Stiefel with n < N has a V. With expm="euler"
+    the polar factor is taken after the step. eps is outside the root and beside the corrected v, as in
+    torch's Adam and in the authors' code; eps inside sqrt(1 - beta2^t)/(sqrt(v) + eps) would be eps/sqrt(1 -
+    beta2^t) here.
     """
 
     space = SpecialOrthogonal()
@@ -78,13 +82,13 @@ class AdamStiefel(_Kong):
         Y~ = Y/(sqrt(p) + eps),    V~ = (I - X X^T)(V/(sqrt(q) + eps))         with bias corrections
         X' = X expm(lr Y~),    X'' = X' + lr V~ X'^T X',    V <- V - lr X' V~^T V,    X <- polar(X'')
 
-    V has N n entries for n (N - n) dimensions, and dividing it by its second moments takes it out of the tangent space:
-    the projection in V~ brings it back and undoes a part of what the second moments did. The coordinates of V are
-    those of R^N and do not move with the weight.
+    V has N n entries for n (N - n) dimensions, and dividing it by its second moments takes it out of the
+    tangent space: the projection in V~ brings it back and undoes a part of what the second moments did. The
+    coordinates of V are those of R^N and do not move with the weight.
 
-    (3a - 2)/2 is the coefficient of the paper's equations of motion; the authors' code has it with the other sign, and
-    leaves out the correction 1/(1 - beta1^t) of V~. It is right for a = 0; geodesics of the canonical metric, a = 1/2,
-    have no such term.
+    (3a - 2)/2 is the coefficient of the paper's equations of motion; the authors' code has it with the other
+    sign, and leaves out the correction 1/(1 - beta1^t) of V~. It is right for a = 0; geodesics of the
+    canonical metric, a = 1/2, have no such term.
     """
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:

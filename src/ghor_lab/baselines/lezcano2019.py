@@ -1,5 +1,6 @@
-"""Lezcano-Casado, Martinez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019, and Lezcano-Casado,
-"Trivializations for Gradient-Based Optimization on Manifolds", NeurIPS 2019: an optimizer of the tangent space.
+"""Lezcano-Casado, Martinez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019, and
+Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", NeurIPS 2019: an optimizer of
+the tangent space.
 
 The weight is a function of a vector, Y = base exp(W) E with W in g^hor = T_E, and Adam minimises over W:
 
@@ -21,14 +22,15 @@ from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
 
 
 class Trivialization(OnMatrices):
-    """Adam on W for SO(N) and Stiefel: static, or dynamic with the base moved to the weight every `every` steps.
+    """Adam on W for SO(N) and Stiefel: static, or dynamic with the base moved to the weight every `every`
+    steps.
 
-    Static (every=None) gives up nearness: far from the base exp stretches, so that equal steps of W are unequal ones
-    of Y and the coordinates of the gradient turn as W grows; beyond ||W|| = pi exp is no coordinate map at all.
-    Dynamic: base <- base exp(W), W <- 0, and the moments stay as they are. With every=1 the gradient is always taken at
-    W = 0, where d exp is the identity: that is Algorithm 3 of the paper with the geodesic retraction and a transported
-    section, `ghor.optim.Adam(..., retraction="geodesic", section="transported")`, step for step.
-    The derivative of an N x N exponential is evaluated at every step.
+    Static (every=None) gives up nearness: far from the base exp stretches, so that equal steps of W are
+    unequal ones of Y and the coordinates of the gradient turn as W grows; beyond ||W|| = pi exp is no
+    coordinate map at all. Dynamic: base <- base exp(W), W <- 0, and the moments stay as they are. With
+    every=1 the gradient is always taken at W = 0, where d exp is the identity: that is Algorithm 3 of the
+    paper with the geodesic retraction and a transported section, `ghor.optim.Adam(..., retraction="geodesic",
+    section="transported")`, step for step. The derivative of an N x N exponential is evaluated at every step.
     """
 
     def __init__(

@@ -1,22 +1,24 @@
-"""Li, Li, Todorovic, "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform", ICLR 2020.
+"""Li, Li, Todorovic, "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform",
+ICLR 2020.
 
 With M the momentum at X, both algorithms move along the Cayley transform of the N x N matrix
 
     W_hat = M X^T - X (X^T M X^T)/2,    W = W_hat - W_hat^T,    M <- W X
 
-where W X is the projection of M to the tangent space. The transform is not solved for but iterated s = 2 times, and
-the step alpha = min(lr, 2 q/(||W||_1 + eps)), q = 0.5, makes that a contraction:
+where W X is the projection of M to the tangent space. The transform is not solved for but iterated s = 2
+times, and the step alpha = min(lr, 2 q/(||W||_1 + eps)), q = 0.5, makes that a contraction:
 
     Y_0 = X + alpha W X,    Y_i = X + alpha/2 W (X + Y_(i-1)),    X <- Y_s
 
-The authors' code starts from the momentum before its projection instead, Y_0 = X + alpha M, for which the error is of
-one order less, and iterates five times. v starts at zero, as there.
+The authors' code starts from the momentum before its projection instead, Y_0 = X + alpha M, for which the
+error is of one order less, and iterates five times. v starts at zero, as there.
 
-They give up being on the manifold but for O(alpha^(s+2)) a step, which adds up (the authors' code orthonormalises at
-random, every hundredth step or so; the algorithms do not), and N x N matrices are formed. The first moment is projected
-again at every step, and Adam's second moment is one number a matrix.
+They give up being on the manifold but for O(alpha^(s+2)) a step, which adds up (the authors' code
+orthonormalises at random, every hundredth step or so; the algorithms do not), and N x N matrices are formed.
+The first moment is projected again at every step, and Adam's second moment is one number a matrix.
 
-`ghor.baselines.ScalarMomentAdam` is what the paper compares with: it takes the scalar second moment only from here.
+`ghor.baselines.ScalarMomentAdam` is what the paper compares with: it takes the scalar second moment only from
+here.
 """
 
 from __future__ import annotations

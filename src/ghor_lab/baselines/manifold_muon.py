@@ -12,13 +12,14 @@ from ghor_lab.baselines.matrices import OnMatrices, check_options, polar
 
 
 def steepest(Y: Tensor, G: Tensor, alpha: float, steps: int, tol: float) -> Tensor:
-    """A (..., N, n) that minimises <G, A> over ||A||_2 <= 1, A^T Y + Y^T A = 0, but for `tol`, by dual ascent:
+    """A (..., N, n) that minimises <G, A> over ||A||_2 <= 1, A^T Y + Y^T A = 0, but for `tol`, by dual
+    ascent:
 
         Lambda_0 = -(Y^T G + G^T Y)/4,    A = -msign(G + 2 Y Lambda),    H = A^T Y + Y^T A
         Lambda <- Lambda + alpha (1 - k/steps) H            until ||H||_F <= tol n, the root mean square of H <= tol
 
-    H is the gradient of the dual function -||G + 2 Y Lambda||_nuclear, Lambda symmetric. On square matrices Lambda_0 is
-    the solution. Matrices of a batch stop one by one.
+    H is the gradient of the dual function -||G + 2 Y Lambda||_nuclear, Lambda symmetric. On square matrices
+    Lambda_0 is the solution. Matrices of a batch stop one by one.
     """
     n = Y.shape[-1]
     Lambda = (Y.mT @ G + G.mT @ Y) / -4
@@ -36,10 +37,11 @@ def steepest(Y: Tensor, G: Tensor, alpha: float, steps: int, tol: float) -> Tens
 class ManifoldMuon(OnMatrices):
     """Steepest descent on Stiefel in the spectral norm: Y <- msign(Y + lr A), A as `steepest` finds it.
 
-    The published iteration has no momentum and neither has this. It gives up Adam's second moments (all singular values
-    of a step are lr, whatever the gradient), a step is an inner loop of up to `steps` polar decompositions, and `alpha`
-    is measured in units of the gradient: for one that is a thousand times smaller it has to be, too. msign is exact,
-    by SVD, where the authors iterate. A gradient that vanishes has no direction; the weight then stays.
+    The published iteration has no momentum and neither has this. It gives up Adam's second moments (all
+    singular values of a step are lr, whatever the gradient), a step is an inner loop of up to `steps` polar
+    decompositions, and `alpha` is measured in units of the gradient: for one that is a thousand times smaller
+    it has to be, too. msign is exact, by SVD, where the authors iterate. A gradient that vanishes has no
+    direction; the weight then stays.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""What the published methods share: the loop over weights that are matrices of one space, and the checks of those."""
+"""What the published methods share: the loop over weights that are matrices of one space, and the checks of
+those."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from ghor.spaces.orthogonal import Orthogonal
 
 
 class OnMatrices(Optimizer):
-    """An optimizer of matrices (..., N, n) on `space`, each by `update`; a wide matrix is taken as its transpose.
+    """An optimizer of matrices (..., N, n) on `space`, each by `update`; a wide matrix is taken as its
+    transpose.
 
     All weights have to be on the space: give those of vector spaces to an optimizer of their own, as with
     torch.optim.Muon.
@@ -102,7 +104,8 @@ def average(state: dict[str, Any], key: str, value: Tensor, beta: float) -> Tens
 
 
 def adam(state: dict[str, Any], g: Tensor, group: dict[str, Any]) -> Tensor:
-    """torch's Adam, the step without its length: (m/(1 - beta1^t))/(sqrt(v/(1 - beta2^t)) + eps), entry by entry."""
+    """torch's Adam, the step without its length: (m/(1 - beta1^t))/(sqrt(v/(1 - beta2^t)) + eps), entry by
+    entry."""
     t, (beta1, beta2) = tick(state), group["betas"]
     m, v = average(state, "exp_avg", g, beta1), average(state, "exp_avg_sq", g * g, beta2)
     return m / (1 - beta1**t) / ((v.sqrt() / math.sqrt(1 - beta2**t)).add_(group["eps"]))

@@ -13,10 +13,10 @@ from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
 class QRAdam(OnMatrices):
     """torch's Adam of the Euclidean gradient, then the Q of Y - lr m/(sqrt(v) + eps) = Q R, diag(R) > 0.
 
-    It gives up the tangent space: m and v are also those of the part of the gradient that is normal to the manifold,
-    and of points that the weight has left; QR, a projection of sorts, takes away what it can. Where the gradient is
-    normal, Y S with S symmetric, the weight is at rest on the manifold, but the step is not: entries of equal size have
-    another direction than Y S has.
+    It gives up the tangent space: m and v are also those of the part of the gradient that is normal to the
+    manifold, and of points that the weight has left; QR, a projection of sorts, takes away what it can. Where
+    the gradient is normal, Y S with S symmetric, the weight is at rest on the manifold, but the step is not:
+    entries of equal size have another direction than Y S has.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The soft constraint, equation 1 of the paper: L~ = L + mu ||Y^T Y - I||_F^2, and Adam in R^(N x n).
 
-The first thing to try, and what optimizing on a manifold replaces. It gives up the constraint: the minimum of L~ is
-off the manifold by O(1/mu), and mu has to be tuned against L.
+The first thing to try, and what optimizing on a manifold replaces. It gives up the constraint: the minimum of
+L~ is off the manifold by O(1/mu), and mu has to be tuned against L.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
 
 
 def soft_constraint(Y: Tensor, mu: float = 1.0) -> Tensor:
-    """mu ||Y^T Y - I||_F^2 of matrices (..., N, n) or their transposes, summed over a batch: a term to add to a loss.
+    """mu ||Y^T Y - I||_F^2 of matrices (..., N, n) or their transposes, summed over a batch: a term to add to
+    a loss.
 
     >>> import torch
     >>> soft_constraint(torch.eye(3)[:, :2])

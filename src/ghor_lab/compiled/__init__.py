@@ -1,7 +1,7 @@
 """Layers of `ghor.nn` as compiled C: `use(model)`.
 
-A layer computes by its `formula`. Set on an instance, it is one of the callables here, which are copied and pickled
-with their layer: the same values up to rounding, where there is a C compiler, in float32 on the CPU.
+A layer computes by its `formula`. Set on an instance, it is one of the callables here, which are copied and
+pickled with their layer: the same values up to rounding, where there is a C compiler, in float32 on the CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A block of the transformer as one pass over memory: C, compiled on first use by the machine's own compiler.
 
-At 49 features, 7 of them a head, and 16 tokens the products are too small for a matrix library, and most of the time of
-the plain formula goes into moving activations. `block` gives the same values up to rounding, on the same machine the
-same bits for any number of threads. Where it cannot run, `unavailable` says why and the plain formula is used.
+At 49 features, 7 of them a head, and 16 tokens the products are too small for a matrix library, and most of
+the time of the plain formula goes into moving activations. `block` gives the same values up to rounding, on
+the same machine the same bits for any number of threads. Where it cannot run, `unavailable` says why and the
+plain formula is used.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def library(H: int, C: int, T: int) -> ctypes.CDLL:
 
 @functools.cache
 def missing(H: int, C: int, T: int) -> str | None:
-    """Why there is no library (None: there is one). A compiler that failed is not asked again by every layer."""
+    """Why there is no library (None: there is one). A compiler that failed is not asked again by every
+    layer."""
     try:
         library(H, C, T)
     except RuntimeError as error:
@@ -111,8 +113,8 @@ def address(t: Tensor | None) -> int | None:
 def block(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
     """z + tanh(A z + b), or z without A and b, with z = concat_h softmax(Q_h^T K_h) V_h and [Q; K; V] = M x.
 
-    x is (batch, D, tokens), M (3 D, D), A (D, D), b (D). Gradients that are to be differentiated again, and those of a
-    backward pass that is traced or batched, are by operations of torch.
+    x is (batch, D, tokens), M (3 D, D), A (D, D), b (D). Gradients that are to be differentiated again, and
+    those of a backward pass that is traced or batched, are by operations of torch.
     """
     if x.dim() != 3 or heads < 1 or x.shape[1] % heads:
         raise ValueError(f"expected (batch, {heads} * features, tokens), got {tuple(x.shape)}")
@@ -129,7 +131,8 @@ def block(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor |
 
 
 class Attention:
-    """What `ghor.nn.attention.formula` gives, by `block` where a call can have it; a warning says why where not.
+    """What `ghor.nn.attention.formula` gives, by `block` where a call can have it; a warning says why where
+    not.
 
     `unused` keeps that reason until a call can.
     """

@@ -1,4 +1,5 @@
-"""C files into libraries: compiled on first use by the machine's own compiler, and kept in the cache folder."""
+"""C files into libraries: compiled on first use by the machine's own compiler, and kept in the cache
+folder."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-Wno
 def build(source: Path, **defines: int) -> ctypes.CDLL:
     """The library made of a C file and values for its names; RuntimeError says why there is none.
 
-    It is kept in the cache folder. The name of a file has the digest of its content: loading a damaged library ends
-    the process.
+    It is kept in the cache folder. The name of a file has the digest of its content: loading a damaged
+    library ends the process.
     """
     label = source.stem.removesuffix("_core")
     try:

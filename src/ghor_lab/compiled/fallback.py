@@ -1,4 +1,5 @@
-"""What compiled functions leave to the operations of torch: inputs they do not take, derivatives of derivatives."""
+"""What compiled functions leave to the operations of torch: inputs they do not take, derivatives of
+derivatives."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def not_plain(*tensors: Tensor) -> str | None:
 
 
 def derivatives(f: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> list[Tensor | None]:
-    """Of sum(f(*inputs) * dy), by automatic differentiation, to be differentiated again if gradients are enabled."""
+    """Of sum(f(*inputs) * dy), by automatic differentiation, to be differentiated again if gradients are
+    enabled."""
     again = torch.is_grad_enabled()
     with (
         torch.enable_grad(),

@@ -1,8 +1,9 @@
 """A run of gradient layers as one pass over memory: C, compiled on first use by the machine's own compiler.
 
-With halves of one or two dimensions and 20 rows a dimension, the plain formula is some hundred small operations whose
-activations, width x points, go through memory several times. `kicks` gives the same values up to rounding, on the same
-machine the same bits for any number of threads. Where it cannot run, `unavailable` says why.
+With halves of one or two dimensions and 20 rows a dimension, the plain formula is some hundred small
+operations whose activations, width x points, go through memory several times. `kicks` gives the same values
+up to rounding, on the same machine the same bits for any number of threads. Where it cannot run,
+`unavailable` says why.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def library(d: int) -> ctypes.CDLL:
 
 @functools.cache
 def missing(d: int) -> str | None:
-    """Why there is no library (None: there is one). A compiler that failed is not asked again by every layer."""
+    """Why there is no library (None: there is one). A compiler that failed is not asked again by every
+    layer."""
     try:
         library(d)
     except RuntimeError as error:
@@ -73,7 +75,8 @@ def formula(x: Tensor, y: Tensor, *parameters: Tensor) -> Tensor:
 
 
 class Kicks(torch.autograd.Function):
-    """x, y, K, a, b of the first layer, ... -> x, y. Saves its inputs and what every layer reads, and not its tanh."""
+    """x, y, K, a, b of the first layer, ... -> x, y. Saves its inputs and what every layer reads, and not its
+    tanh."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,11 +118,12 @@ class Kicks(torch.autograd.Function):
 
 
 def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """x <- x + K^T (a * tanh(K y + b)), then y by x with the next K, a, b, and so on: x and y after the last layer.
+    """x <- x + K^T (a * tanh(K y + b)), then y by x with the next K, a, b, and so on: x and y after the last
+    layer.
 
-    x and y are (copies, d, points), `parameters` K, a, b of every layer, (*copies, m, d) and twice (*copies, m).
-    Gradients that are to be differentiated again, and those of a backward pass that is traced or batched, are
-    by operations of torch.
+    x and y are (copies, d, points), `parameters` K, a, b of every layer, (*copies, m, d) and twice (*copies,
+    m). Gradients that are to be differentiated again, and those of a backward pass that is traced or batched,
+    are by operations of torch.
     """
     if x.dim() != 3 or x.shape != y.shape or not parameters or len(parameters) % 3:
         raise ValueError(
@@ -166,7 +170,8 @@ class Gradients:
 
 
 def runs(layers: Iterable[PhaseSpaceMap]) -> list[list[Any]]:
-    """The layers, where gradient layers of one size that take turns, Q and P, are one run; every other is alone."""
+    """The layers, where gradient layers of one size that take turns, Q and P, are one run; every other is
+    alone."""
     found: list[list[Any]] = []
     for layer in layers:
         last = found[-1][-1] if found else None

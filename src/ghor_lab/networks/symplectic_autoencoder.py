@@ -15,17 +15,19 @@ from ghor.nn.phase_space import PSD, Chain, Generators, GradientP, GradientQ, Ph
 class SymplecticAutoencoder(PhaseSpaceMap):
     """R^full_dim -> R^reduced_dim -> R^full_dim, encoder and decoder symplectic: the network of the paper.
 
-    A block is a dimension: with `blocks` of them, the halves go from N = full_dim / 2 to n = reduced_dim / 2 as
+    A block is a dimension: with `blocks` of them, the halves go from N = full_dim / 2 to n = reduced_dim / 2
+    as
 
         d_i = N - floor(i (N - n) / (blocks - 1)),  i = 0, ..., blocks - 1
 
-    so that two blocks are full_dim and reduced_dim. The encoder has, for every dimension but the last, `encoder_layers`
-    gradient layers and a PSD layer down to the next one. The decoder takes its dimensions the other way: for all but
-    the last, `decoder_layers` gradient layers and a PSD layer up, and then `decoder_output_layers` at full_dim.
-    Gradient layers of one dimension alternate, GradientQ first; their width is upscale * d.
+    so that two blocks are full_dim and reduced_dim. The encoder has, for every dimension but the last,
+    `encoder_layers` gradient layers and a PSD layer down to the next one. The decoder takes its dimensions
+    the other way: for all but the last, `decoder_layers` gradient layers and a PSD layer up, and then
+    `decoder_output_layers` at full_dim. Gradient layers of one dimension alternate, GradientQ first; their
+    width is upscale * d.
 
-    `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model; `reset_parameters`
-    and `generator` take ten generators for the ten networks that these give one by one.
+    `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model;
+    `reset_parameters` and `generator` take ten generators for the ten networks that these give one by one.
 
     >>> model = SymplecticAutoencoder(copies=(10,))
     >>> z = torch.randn(256, 4)

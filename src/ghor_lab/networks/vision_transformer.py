@@ -13,7 +13,8 @@ from ghor.spaces import Space
 
 
 def patches(images: Tensor, size: int) -> Tensor:
-    """Images (batch, height, width) as (size^2, batch, tokens); patches and the pixels in one numbered column-major."""
+    """Images (batch, height, width) as (size^2, batch, tokens); patches and the pixels in one numbered
+    column-major."""
     B, height, width = images.shape
     grid = images.reshape(
         B, height // size, size, width // size, size
@@ -47,7 +48,8 @@ class Block(nn.Module):
 
 
 def alone(module: nn.Module) -> bool:
-    """Whether nobody notices that this attention is not called by itself: it has no hook and no other `forward`."""
+    """Whether nobody notices that this attention is not called by itself: it has no hook and no other
+    `forward`."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -63,10 +65,10 @@ class VisionTransformer(nn.Module):
 
         x <- patches(image);  16 times: x <- attention(x), x <- x + tanh(A x + b);  softmax(W x_last)
 
-    No positional encoding, no class token, no normalisation, no residual around the attention. With the defaults 16
-    patches of 7 x 7 and 16 * 3 * 7 = 336 projections on St(7, 49). `space` and `scale` go to
-    `StiefelAttention`. Euclidean weights are Glorot-uniform, biases zero. For one `generator` seed the Euclidean
-    weights outside the attention are the same whatever `space` is.
+    No positional encoding, no class token, no normalisation, no residual around the attention. With the
+    defaults 16 patches of 7 x 7 and 16 * 3 * 7 = 336 projections on St(7, 49). `space` and `scale` go to
+    `StiefelAttention`. Euclidean weights are Glorot-uniform, biases zero. For one `generator` seed the
+    Euclidean weights outside the attention are the same whatever `space` is.
 
     >>> VisionTransformer(blocks=2)(torch.rand(5, 28, 28)).shape
     torch.Size([5, 10])
@@ -107,7 +109,8 @@ class VisionTransformer(nn.Module):
             block.attention.reset_parameters(generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 28, 28) or (batch, 1, 28, 28), values in [0, 1] -> (batch, classes), rows that add up to 1."""
+        """(batch, 28, 28) or (batch, 1, 28, 28), values in [0, 1] -> (batch, classes), rows that add up to
+        1."""
         x = images.squeeze(1) if images.dim() == 4 else images
         if x.shape[1:] != (self.image_size, self.image_size):
             raise ValueError(

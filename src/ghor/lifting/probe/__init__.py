@@ -1,6 +1,7 @@
 """Which optimizers lift: a rule is tried where it is to run before it is trusted with a manifold.
 
-`verdict` says whether, `laws` what is asked, `trial` how a rule is run, `turning` which state turns with a frame.
+`verdict` says whether, `laws` what is asked, `trial` how a rule is run, `turning` which state turns with a
+frame.
 """
 
 from ghor.lifting.probe.laws import not_in_ghor

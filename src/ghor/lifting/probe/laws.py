@@ -1,7 +1,7 @@
 """The laws a rule must keep to be lifted, each tried on numbers.
 
-g^hor is stored by its first columns [A; B] of the full matrix [[A, -B*], [B, 0]], A = -A*; a rule sees a shadow that is
-0 before every step, of many weights at once. What it then does must be what it does elsewhere:
+g^hor is stored by its first columns [A; B] of the full matrix [[A, -B*], [B, 0]], A = -A*; a rule sees a
+shadow that is 0 before every step, of many weights at once. What it then does must be what it does elsewhere:
 
     moves         the shadow, and no other tensor
     mixes         velocity(P g) = P velocity(g), P a permutation with signs: elementwise and odd, up to norms
@@ -11,8 +11,9 @@ g^hor is stored by its first columns [A; B] of the full matrix [[A, -B*], [B, 0]
     by itself     of one weight with its own shadow, what it is without the others; and W stays in g^hor
     turns         velocity(O X P) = O velocity(X) P for the blocks A and B: a second class of rules, not elementwise
 
-The gradients keep their signs and, where the weight matters, are orthogonal to it row by row: step-size estimates show
-themselves in the former case after some dozen steps, and some rules look at the weight only in the latter.
+The gradients keep their signs and, where the weight matters, are orthogonal to it row by row: step-size
+estimates show themselves in the former case after some dozen steps, and some rules look at the weight only in
+the latter.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def moves(case: Case) -> str | None:
 
 
 def mixes(case: Case) -> str | None:
-    """velocity(P g) = P velocity(g), P a permutation with signs of all entries: of few, then at the size it runs at."""
+    """velocity(P g) = P velocity(g), P a permutation with signs of all entries: of few, then at the size it
+    runs at."""
     return _mixes(case.within(16, 512)) or _mixes(case.within(4096, ENTRIES))
 
 
@@ -153,7 +155,8 @@ def _nearly_orthogonal(g: Tensor, Y: Tensor) -> Tensor:
 
 
 def full_matrix(case: Case) -> str | None:
-    """Two weights of a stack, each against the rule on its full matrix alone; the first also against itself alone."""
+    """Two weights of a stack, each against the rule on its full matrix alone; the first also against itself
+    alone."""
     case = case.within(SIDE, 2**14)
     last, whole = case.count - 1, full(case.space, shadow(case))
     stack, single = _as_it_runs(case), Trial(case, [shadow(case)], [shadow(case)])
@@ -225,10 +228,12 @@ def by_itself(case: Case) -> str | None:
 
 
 def turns(case: Case) -> str | None:
-    """velocity(O X P) = O velocity(X) P, O and P rotations, for the blocks X = A and B alone; of A its skew part.
+    """velocity(O X P) = O velocity(X) P, O and P rotations, for the blocks X = A and B alone; of A its skew
+    part.
 
-    To a tenth: such rules orthogonalise in bfloat16, and those that do not turn are off by as much as they move. What
-    they make of the kernel of a skew A with an odd side is noise, but symmetric, and the lift leaves it out.
+    To a tenth: such rules orthogonalise in bfloat16, and those that do not turn are off by as much as they
+    move. What they make of the kernel of a skew A with an odd side is noise, but symmetric, and the lift
+    leaves it out.
     """
     case = case.within(SIDE, 4096)
     N, n = case.space.size(case.shape)
@@ -277,7 +282,8 @@ def full(space: Space, W: Tensor) -> Tensor:
 
 
 def not_in_ghor(W: Tensor, projected: Tensor) -> Tensor:
-    """Of velocities (..., N, n), which differ from themselves brought to g^hor, max |W - projected| > 16 eps max |W|.
+    """Of velocities (..., N, n), which differ from themselves brought to g^hor, max |W - projected| > 16 eps
+    max |W|.
 
     (...), without reading a value. What is not finite counts as in: others take care of that.
     """
@@ -286,7 +292,8 @@ def not_in_ghor(W: Tensor, projected: Tensor) -> Tensor:
     return off > 16 * torch.finfo(W.dtype).eps * size
 
 
-# Laws by class of rule; the last is for rules that are given A and B as parameters of their own (`ghor.blocks`).
+# Laws by class of rule; the last is for rules that are given A and B as parameters of their own
+# (`ghor.blocks`).
 LAWS: dict[str, tuple[Callable[[Case], str | None], ...]] = {
     "elementwise": (moves, mixes, shift_free, full_matrix),
     "one by one": (moves, mixes, shift_free, by_itself),

@@ -83,7 +83,8 @@ def _shrunk(space: Space, shape: tuple[int, ...], side: int) -> tuple[int, ...]:
 
 
 class Trial:
-    """Base on weights of ours, or, as the lift has it, on `shadows` put in their place; `step` gives velocities."""
+    """Base on weights of ours, or, as the lift has it, on `shadows` put in their place; `step` gives
+    velocities."""
 
     def __init__(
         self,
@@ -172,7 +173,8 @@ def same_numbers(a: dict[str, float], b: dict[str, float]) -> bool:
 
 
 def same_state(stack: Trial, single: Trial) -> bool:
-    """Whether the state of a stack is, for its first weight, what that has alone, and numbers that all share."""
+    """Whether the state of a stack is, for its first weight, what that has alone, and numbers that all
+    share."""
     ours, alone = stack.optimizer.state[stack.params[0]], single.optimizer.state[single.params[0]]
     if set(ours) != set(alone):
         return False
@@ -214,7 +216,8 @@ def point(case: Case) -> Tensor:
 
 
 def gradients(case: Case, lead: tuple[int, ...], steps: int = STEPS) -> Iterator[Tensor]:
-    """Gradients (*lead, *shape): a part that stays, large and small entries, and noise; of many sizes over time."""
+    """Gradients (*lead, *shape): a part that stays, large and small entries, and noise; of many sizes over
+    time."""
     generator = torch.Generator().manual_seed(0)
     shape = (*lead, *case.shape)
     steady = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -262,7 +265,8 @@ def our_rate(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def faint_decay(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
-    """The options with any weight decay so small that it is none: still a decay for rules that ask whether there is."""
+    """The options with any weight decay so small that it is none: still a decay for rules that ask whether
+    there is."""
     known, out = inspect.signature(Base.__init__).parameters, dict(options)
     for name in DECAYS:
         value = options.get(name, known[name].default if name in known else 0)
@@ -272,7 +276,8 @@ def faint_decay(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, Any
 
 
 def another_rate(case: Case) -> Case | None:
-    """The case with an option that is 0 set to our rate, where that makes the rule move: a rate by another name."""
+    """The case with an option that is 0 set to our rate, where that makes the rule move: a rate by another
+    name."""
     for name, value in case.options.items():
         if (
             isinstance(value, (int, float))

@@ -19,9 +19,10 @@ _parities: WeakKeyDictionary[type[Optimizer], dict[Any, dict[str, str]]] = WeakK
 def parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool = False) -> dict[str, str]:
     """Which state tensors of Base are vectors of g^hor and which are squares: {"exp_avg": "vector", ...}.
 
-    A frame that turns takes vectors along and leaves squares. Tried with gradients of both signs. Raises ValueError for
-    state that is neither, and for rules that subtract a vector's square from a square (RMSprop's centered form), which
-    go NaN when only one of the two turns. With `only_vectors` also for squares and for tensors of other shapes.
+    A frame that turns takes vectors along and leaves squares. Tried with gradients of both signs. Raises
+    ValueError for state that is neither, and for rules that subtract a vector's square from a square
+    (RMSprop's centered form), which go NaN when only one of the two turns. With `only_vectors` also for
+    squares and for tensors of other shapes.
     """
     known, options = _parities.setdefault(Base, {}), our_rate(Base, options)
     key = frozen(options), only_vectors
@@ -84,7 +85,8 @@ def _tensors(optimizer: Optimizer, p: Tensor) -> dict[str, Tensor]:
 def _turn_all(
     Base: type[Optimizer], runs: list[tuple[Optimizer, Tensor]], kinds: dict[str, str], g: Tensor
 ) -> None:
-    """With vectors turned over, the state after g must be as good as that after -g: else a vector is kept elsewhere."""
+    """With vectors turned over, the state after g must be as good as that after -g: else a vector is kept
+    elsewhere."""
     (optimizer, p), (other, q) = runs
     for k, v in _tensors(optimizer, p).items():
         v.mul_(-1 if kinds[k] == "vector" else 1)

@@ -1,13 +1,13 @@
 """Which optimizers lift: a rule is tried where it is to run before it is trusted with a manifold.
 
-Asked is, for each kind of weight in a group, with the group's options: is the rule on the shadow what it is on the full
-matrix of g^hor, weight by weight? `laws` has the question in numbers. Sides above 128 are tried in a smaller copy
-that is tall or wide as before; what grows with more entries than 2^16 is left to the look that a step takes at its
-velocities (`left_ghor`). The learning rate is one of ours, and without an anchor weight decay has no effect: a rule
-that it turns into another is refused.
+Asked is, for each kind of weight in a group, with the group's options: is the rule on the shadow what it is
+on the full matrix of g^hor, weight by weight? `laws` has the question in numbers. Sides above 128 are tried
+in a smaller copy that is tall or wide as before; what grows with more entries than 2^16 is left to the look
+that a step takes at its velocities (`left_ghor`). The learning rate is one of ours, and without an anchor
+weight decay has no effect: a rule that it turns into another is refused.
 
-With `stack=False` a weight has a shadow of its own shape, and a norm or mean over it is that of the N x n tensor
-[A; B], in which A, skew, has every entry twice and B once.
+With `stack=False` a weight has a shadow of its own shape, and a norm or mean over it is that of the N x n
+tensor [A; B], in which A, skew, has every entry twice and B once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def given_options(Base: type[Optimizer], args: tuple[Any, ...], kwargs: dict[str
 
 
 def options_of(Base: type[Optimizer], given: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-    """The options that hold for a group: those given to the constructor, and the group's where it has its own."""
+    """The options that hold for a group: those given to the constructor, and the group's where it has its
+    own."""
     known = set(list(inspect.signature(Base.__init__).parameters)[2:]) | set(given)
     return {**given, **{k: v for k, v in group.items() if k in known}}
 
@@ -80,7 +81,8 @@ def verify(
     stack: bool = True,
     blocks: bool = False,
 ) -> None:
-    """Raise ValueError, with the reason, where Base with what was `given` cannot be lifted on a weight of the group."""
+    """Raise ValueError, with the reason, where Base with what was `given` cannot be lifted on a weight of the
+    group."""
     options = our_rate(Base, options_of(Base, given, group))
     own = {k: v for k, v in group.items() if k not in (*options, *GROUP_KEYS, "params", "param_names", "lr")}
     kinds: dict[Any, int] = {}
@@ -104,7 +106,8 @@ def verify(
 def refuse_unless_it_lifts(
     Base: type[Optimizer], options: dict[str, Any], stack: bool = True, blocks: bool = False
 ) -> None:
-    """`verify` before there are weights: on two of 6 x 4, orthonormal. What needs more to be built is tried then."""
+    """`verify` before there are weights: on two of 6 x 4, orthonormal. What needs more to be built is tried
+    then."""
     case = Case(
         Base,
         our_rate(Base, options),
@@ -125,7 +128,8 @@ def _refuse(case: Case, where: str = "") -> None:
 
 
 def _verdict(case: Case) -> str | None:
-    """Remembered by the class itself: another of its name, as the next cell of a notebook has it, is tried again."""
+    """Remembered by the class itself: another of its name, as the next cell of a notebook has it, is tried
+    again."""
     known, key = _verdicts.setdefault(case.Base, {}), _key(case)
     if key not in known:
         known[key] = _reason_not_to_lift(case)
@@ -148,7 +152,8 @@ def _key(case: Case) -> Any:
 
 
 def frozen(options: dict[str, Any]) -> tuple[Any, ...]:
-    """Options as a key. Rates are ours by now, so a scheduler makes no new rule; objects are kept, not addresses."""
+    """Options as a key. Rates are ours by now, so a scheduler makes no new rule; objects are kept, not
+    addresses."""
     return tuple((k, type(v), _hashable(v)) for k, v in sorted(options.items()) if k != "lr")
 
 
