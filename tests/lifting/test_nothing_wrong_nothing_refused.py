@@ -163,7 +163,7 @@ def saved_after_steps(section):
     return p, opt, torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.parametrize(("section", "key"), [("transported", "section"), ("implicit", "anchor")])
+@pytest.mark.parametrize(("section", "key"), [("transported", "section"), ("implicit", "frame_anchor")])
 def test_a_loaded_section_is_repaired_or_refused(section, key):
     p, opt, saved = saved_after_steps(section)
     exact = saved["state"][0][key].clone()
