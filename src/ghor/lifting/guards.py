@@ -1,4 +1,5 @@
-"""Checks and repairs that look at numbers, around the lines of Algorithm 3: outside changes, long steps, rounding.
+"""Checks and repairs that look at numbers, around the lines of Algorithm 3: outside changes, long steps,
+rounding.
 
 On the CPU reading a value is free, and everything happens at once. On an accelerator it would wait for the
 device, so it happens every `SELDOM` steps, or in a form that reads nothing (`ghor._torch.values`).
@@ -33,8 +34,8 @@ TRUSTED = 3  # steps of a new stack whose velocities are checked to lie in g^hor
 def before(s: Stack, warn: Warn) -> None:
     """Notice what others have written to weights and state since the last step.
 
-    A weight that is still on its space gets a new section; one that is off raises. Called where `Stack.as_left`
-    has found a difference, and in every step for sharded weights.
+    A weight that is still on its space gets a new section; one that is off raises. Called where
+    `Stack.as_left` has found a difference, and in every step for sharded weights.
     """
     if s.params is not s.parameters:  # sharded
         s.params = s.pieces(s.parameters)
@@ -43,9 +44,9 @@ def before(s: Stack, warn: Warn) -> None:
     if len(s.parameters) > 1 and tuple(map(_version, s.seen.shared)) != s.seen.shared_versions:
         warn(
             "shared",
-            f"a state tensor that {len(s.parameters)} weights share, such as the step count of {s.names[0]}, was "
-            "written in place, which changes all of them. Bind a new tensor to change one: "
-            "optimizer.state[p]['step'] = ...",
+            f"a state tensor that {len(s.parameters)} weights share, such as the step count of "
+            f"{s.names[0]}, was written in place, which changes all of them. Bind a new tensor to change "
+            "one: optimizer.state[p]['step'] = ...",
         )
     versions, then = tuple(map(_version, s.parameters)), s.seen.expected
     touched = versions != s.seen.versions
@@ -83,8 +84,8 @@ def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
         declared = declared_space(s.parameters[i])
         if declared is not None and declared != s.space:
             raise ValueError(
-                f"{s.names[i]} was constrained to {declared} after this optimizer took it on {s.space}; build a "
-                "new optimizer"
+                f"{s.names[i]} was constrained to {declared} after this optimizer took it on {s.space}; "
+                "build a new optimizer"
             )
     check_on_space([s.parameters[i] for i in some], s.space, [s.names[i] for i in some], warn)
     rows = changed.repeat_interleave(math.prod(s.batch[1:])).nonzero().flatten()
@@ -97,8 +98,8 @@ def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
     reset = f" ({lost} with moments that were not finite start from zero)" if lost else ""
     warn(
         "changed",
-        f"{s.names[some[0]]}{others} changed outside the optimizer, within {s.space}: the section was rebuilt, "
-        f"moments were kept{reset}",
+        f"{s.names[some[0]]}{others} changed outside the optimizer, within {s.space}: the section was "
+        f"rebuilt, moments were kept{reset}",
     )
 
 
@@ -158,9 +159,9 @@ def _warn_if_outgrown(s: Stack, warn: Warn) -> None:
         wider = "" if Lambda.dtype in (torch.float64, torch.complex128) else ", or use a wider dtype"
         warn(
             "outgrown",
-            f"{s.name_of_point(i)} has grown until {kind_of(Lambda.dtype)} has no more digits for it (a section "
-            f"of norm {size:.0f} on {s.space}): steps that would take it further are shortened. Lower the "
-            f"learning rate{wider}",
+            f"{s.name_of_point(i)} has grown until {kind_of(Lambda.dtype)} has no more digits for it (a "
+            f"section of norm {size:.0f} on {s.space}): steps that would take it further are shortened. "
+            f"Lower the learning rate{wider}",
         )
 
 
@@ -179,9 +180,9 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
         length[~finite] = 0
         warn(
             "nonfinite",
-            f"the velocity of {s.name_of_point(int((~finite).nonzero()[0]))} is not finite (a NaN or infinite "
-            "gradient?): the weight stays where it is, its moments are lost. Load a state dict, or constrain the "
-            "weight again: they then start from zero",
+            f"the velocity of {s.name_of_point(int((~finite).nonzero()[0]))} is not finite (a NaN or "
+            "infinite gradient?): the weight stays where it is, its moments are lost. Load a state dict, "
+            "or constrain the weight again: they then start from zero",
         )
     rows = (finite & left & (length > 0)).nonzero().flatten()
     if len(rows) == 0:

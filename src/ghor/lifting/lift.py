@@ -15,14 +15,15 @@ _lifted: dict[tuple[type[Optimizer], bool, bool], type[Lifted]] = {}
 
 
 def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> type[Lifted]:
-    """A subclass of the optimizer class Base that takes weights on any space: Algorithm 3, see `ghor.lifting.lifted`.
+    """A subclass of the optimizer class Base that takes weights on any space: Algorithm 3, see
+    `ghor.lifting.lifted`.
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
 
-    Raises ValueError, with the reason, if Base's update does not make sense in g^hor (`ghor.lifting.probe`). With
-    `stack=False` weights are computed one by one, which is slower and right for rules that take a norm or mean of
-    each weight. With `blocks=True` the rule sees the blocks A and B of each weight as matrices, which is right for
-    rules that turn with their matrix, as Muon does.
+    Raises ValueError, with the reason, if Base's update does not make sense in g^hor (`ghor.lifting.probe`).
+    With `stack=False` weights are computed one by one, which is slower and right for rules that take a norm
+    or mean of each weight. With `blocks=True` the rule sees the blocks A and B of each weight as matrices,
+    which is right for rules that turn with their matrix, as Muon does.
     """
     if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
         raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")

@@ -8,15 +8,15 @@
     Lambda <- update_section(Lambda, W)            Lambda R(W), R a retraction
     Y      <- apply_section(Lambda, E)
 
-`Lifted` is what every lifted class, a subclass of its base optimizer, adds to it. Every weight on a manifold has
-a *shadow* H = 0 of its shape: Base sees H in place of Y with B as its gradient, and what it leaves in H is W.
-Weights of one kind form a *stack*: one shadow, one section, one state, with a leading dimension. Euclidean
-weights go to Base as they are, so their steps are torch's, bit for bit.
+`Lifted` is what every lifted class, a subclass of its base optimizer, adds to it. Every weight on a manifold
+has a *shadow* H = 0 of its shape: Base sees H in place of Y with B as its gradient, and what it leaves in H
+is W. Weights of one kind form a *stack*: one shadow, one section, one state, with a leading dimension.
+Euclidean weights go to Base as they are, so their steps are torch's, bit for bit.
 
-From outside it is a normal optimizer: `param_groups` hold the weights themselves, `state[p]` holds Base's tensors
-in p's shape (views of the stack) and p's section. A step goes through the files in one direction:
+From outside it is a normal optimizer: `param_groups` hold the weights themselves, `state[p]` holds Base's
+tensors in p's shape (views of the stack) and p's section. A step goes through the files in one direction:
 
-    lifted -> partition, guards (before) -> stack -> sections -> spaces -> retraction, linalg -> guards (after)
+    lifted -> partition -> stack -> sections -> spaces -> retraction, linalg -> guards
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Lifted(Optimizer):
     blocks: ClassVar[bool] = False  # show Base the blocks A and B as matrices, see `matrix_rules`
     made_by_lift: ClassVar[bool] = False  # then velocities are looked at: the rule is known by trial alone
 
-    # Called in a step with "direction" (gradients to velocities), "retraction" (velocities to weights), "done".
+    # Called in a step with "direction" (gradients to velocities), "retraction" (velocities to weights),
+    # "done".
     phase_hook: Callable[[str], None] | None = None
 
     _partition: Partition | None
@@ -122,7 +123,7 @@ class Lifted(Optimizer):
         self._ruled, self._stateless = True, False
         self._rule: tuple[Any, Callable[..., Any]] | None = None
 
-    # -- the step: Algorithm 3 -----------------------------------------------------------------------------------
+    # -- the step: Algorithm 3 -----------------------------------------------------------------------------
 
     @torch.no_grad()
     @partial(_disable_dynamo, recursive=False)
@@ -174,8 +175,9 @@ class Lifted(Optimizer):
         return [length for _, length in moved]
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """cache <- update(cache, B), W <- velocity(cache): Base's step, which finds shadows in place of weights."""
-        decaying = [None if s.decay_target is None else s.away_from_target() for s in stacks]
+        """cache <- update(cache, B), W <- velocity(cache): Base's step, which finds shadows in place of
+        weights."""
+        decaying = [s.away_from_target() if s.decays else None for s in stacks]
         rule(self)
         for s, H in zip(stacks, decaying, strict=True):
             if H is not None:
@@ -289,7 +291,8 @@ class Lifted(Optimizer):
         return super()._init_group(group, *lists, **named)  # type: ignore[misc]
 
     def _refuse_nonfinite(self) -> None:
-        """Raise for gradients that are not finite, where a group asks for it. A scaler skips such steps itself."""
+        """Raise for gradients that are not finite, where a group asks for it. A scaler skips such steps
+        itself."""
         if getattr(self, "found_inf", None) is not None:
             return
         for gi, group in enumerate(self.param_groups):
@@ -303,7 +306,7 @@ class Lifted(Optimizer):
                         "(error_if_nonfinite=True)"
                     )
 
-    # -- groups --------------------------------------------------------------------------------------------------
+    # -- groups --------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; a group can set `space`, `retraction`, `section`, `anchor` and `error_if_nonfinite`."""
@@ -374,19 +377,19 @@ class Lifted(Optimizer):
         if not self._explicit and not any(manifold):
             self._warn(
                 "flat",
-                f"{type(self).__name__}: no parameter is on a manifold, so this is torch's {self.Base.__name__}. "
-                "Declare weights with ghor.constrain(module, name, space) and pass the model, or give the groups "
-                "a 'space' (space=ghor.Euclidean() if that is meant)",
+                f"{type(self).__name__}: no parameter is on a manifold, so this is torch's "
+                f"{self.Base.__name__}. Declare weights with ghor.constrain(module, name, space) and pass "
+                "the model, or give the groups a 'space' (space=ghor.Euclidean() if that is meant)",
             )
 
     def _warn_decay(self, decay: float, where: str) -> None:
         self._warn(
             "decay",
-            f"weight_decay={decay} has no effect on {where}: they do not decay without an anchor (paper, section "
-            "4.1)",
+            f"weight_decay={decay} has no effect on {where}: they do not decay without an anchor (paper, "
+            "section 4.1)",
         )
 
-    # -- saving, loading, copying ----------------------------------------------------------------------------------
+    # -- saving, loading, copying --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, and plain data: spaces are saved as their repr."""

@@ -45,7 +45,8 @@ def name_of(group: dict[str, Any], gi: int, i: int) -> str:
 
 
 def with_names(group: Any, gi: int) -> Any:
-    """A group whose parameters have names, made up where it has none: torch wants all groups named, or none."""
+    """A group whose parameters have names, made up where it has none: torch wants all groups named, or
+    none."""
     given = group.get("params") if isinstance(group, dict) else None
     if given is None:
         return group
@@ -81,7 +82,8 @@ def check_options(group: dict[str, Any], gi: int) -> None:
 def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: Warn) -> None:
     """Find the spaces of a group's parameters, and check everything about them.
 
-    Leaves `group["space"]` as one space, or a tuple with a space for each parameter; `group["anchor"]` likewise.
+    Leaves `group["space"]` as one space, or a tuple with a space for each parameter; `group["anchor"]`
+    likewise.
     """
     for key in group:
         close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
@@ -106,8 +108,9 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
             manifold = type(getattr(p, "manifold", None)).__name__
             warn(
                 f"foreign {name}",
-                f"{name} is a geoopt.ManifoldParameter on {manifold}, which ghor does not read: it is trained "
-                "as an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) or the like",
+                f"{name} is a geoopt.ManifoldParameter on {manifold}, which ghor does not read: it is "
+                "trained as an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) "
+                "or the like",
             )
         space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
         check_parameter(p, space, name)
@@ -127,8 +130,8 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
         place = 0 if p.is_meta or placing(p) is not None else p.data_ptr()
         if place in places:
             raise ValueError(
-                f"{name} and {places[place]} are two parameters that share memory; use one parameter for both, "
-                "as torch ties weights"
+                f"{name} and {places[place]} are two parameters that share memory; use one parameter for "
+                "both, as torch ties weights"
             )
         places |= {place: name} if place else {}
         alike[space, p.shape, p.dtype, p.device, placing(p)].append(i)
@@ -147,8 +150,8 @@ def refuse_late_declarations(groups: list[dict[str, Any]]) -> None:
         for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
             if isinstance(space, Euclidean) and declared.get(id(p), space) != space:
                 raise ValueError(
-                    f"{name_of(group, gi, i)} was constrained to {declared[id(p)]} after this optimizer took it "
-                    f"on {space}, and would leave it; constrain first, then build the optimizer"
+                    f"{name_of(group, gi, i)} was constrained to {declared[id(p)]} after this optimizer "
+                    f"took it on {space}, and would leave it; constrain first, then build the optimizer"
                 )
 
 

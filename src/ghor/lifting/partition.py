@@ -14,6 +14,7 @@ from ghor.constraints.registry import Record
 from ghor.constraints.validation import Warn, check_on_space
 from ghor.lifting import guards
 from ghor.lifting.param_groups import (
+    DECAYS,
     GROUP_KEYS,
     anchors_of,
     check_group,
@@ -45,7 +46,8 @@ class Lifting(Protocol):
 
 
 class Partition:
-    """The stacks of an optimizer, its Euclidean weights by group, and a copy of the groups they were made from."""
+    """The stacks of an optimizer, its Euclidean weights by group, and a copy of the groups they were made
+    from."""
 
     def __init__(
         self, optimizer: Lifting, groups: list[dict[str, Any]], before: Partition | None = None
@@ -79,16 +81,16 @@ class Partition:
                 name = name_of(group, gi, i)
                 if spaces.get(id(p), space) != space and state.get(p):
                     raise ValueError(
-                        f"{name} went from {spaces[id(p)]} to {space} after steps were taken; its state means "
-                        "nothing there, so build a new optimizer"
+                        f"{name} went from {spaces[id(p)]} to {space} after steps were taken; its state "
+                        "means nothing there, so build a new optimizer"
                     )
                 self.spaces[id(p)] = space
                 if isinstance(space, Euclidean):
                     euclidean.append(p)
                 elif p.is_meta:
                     raise ValueError(
-                        f"{name} is on the meta device and has no values to move; materialise the module, then "
-                        "build the optimizer"
+                        f"{name} is on the meta device and has no values to move; materialise the module, "
+                        "then build the optimizer"
                     )
                 else:
                     shared = shared_values(p, state.get(p, {})) if optimizer.stack else id(p)
@@ -107,7 +109,11 @@ class Partition:
         check_on_space(
             params, space, names, optimizer._warn
         )  # the values can have changed since the constructor
-        kind = optimizer.section_kind(group, space, params[0], names[0])
+        first = optimizer.state.get(params[0], {})
+        if group["section"] == "auto" and "section" in first:
+            kind = "transported"  # what a run has begun with, it goes on with: "auto" may have meant another
+        else:
+            kind = optimizer.section_kind(group, space, params[0], names[0])
         vectors = optimizer.turning_keys(group) if kind == "implicit" else set()
         states = [_with_target(dict(optimizer.state.get(p, {})), p, anchor) for p, _, anchor in members]
         of = ShardedStack if is_sharded(params[0]) else Stack
@@ -117,7 +123,8 @@ class Partition:
             raise ValueError(f"{names[0]}: {error}") from None
 
     def holds(self, optimizer: Lifting) -> bool:
-        """Whether groups and state still are those that the stacks were made from (users can write to them)."""
+        """Whether groups and state still are those that the stacks were made from (users can write to
+        them)."""
         groups = optimizer.param_groups
         if len(self.groups) != len(groups):
             return False
@@ -147,6 +154,10 @@ class Partition:
         moving = []
         for s in list(self.stacks):
             s.group = optimizer.param_groups[s.gi]  # load_state_dict replaces the dicts
+            if (
+                s.decay_target is not None
+            ):  # looked up here: compiled code that reads a group breaks the graph
+                s.decays = any(s.group.get(key) for key in DECAYS)
             grads = list(map(_grad, s.parameters))
             if all(map(operator.is_not, grads, repeat(None))):
                 moving.append(s)
@@ -158,8 +169,8 @@ class Partition:
         for s in moving:
             if s.group.get("differentiable"):
                 raise RuntimeError(
-                    f"{s.names[0]} is on {s.space}: differentiable=True does not go through the step of such a "
-                    "weight; set it to False in its group"
+                    f"{s.names[0]} is on {s.space}: differentiable=True does not go through the step of "
+                    "such a weight; set it to False in its group"
                 )
             if not s.as_left():
                 guards.before(s, optimizer._warn)

@@ -15,7 +15,6 @@ from torch import Tensor
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.sharding import Shards, is_sharded
 from ghor._torch.values import SELDOM, may_read
-from ghor.lifting.param_groups import DECAYS
 from ghor.retraction import by_name
 from ghor.spaces import Space
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
@@ -97,6 +96,7 @@ class Stack:
         if self.half and target is not None and target.numel():
             target = space.one.project(target)
         self.decay_target: Tensor | None = target  # (M, *point)
+        self.decays = False  # whether the group has a weight decay now; looked up before each step
         self.in_motion = False  # True while the section is being written, when it may be off the group
         self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
@@ -163,7 +163,7 @@ class Stack:
         """The name of the weight that a point belongs to."""
         return self.names[i // math.prod(self.batch[1:])]
 
-    # -- state: the stack's tensors, and state[p] as views of them -------------------------------------------------
+    # -- state: the stack's tensors, and state[p] as views of them -----------------------------------------
 
     def is_stacked(self, value: Any) -> bool:
         """Whether an entry of the stack's state has a leading dimension for the weights."""
@@ -175,7 +175,8 @@ class Stack:
         return tensors if self.stacked else [v.unsqueeze(0) for v in tensors]
 
     def turning(self) -> list[Tensor]:
-        """State that is odd in the gradient (momentum), as points: it turns with an implicit section's frame."""
+        """State that is odd in the gradient (momentum), as points: it turns with an implicit section's
+        frame."""
         return [self.points(self.local(self.state[key])) for key in sorted(self.vectors & set(self.state))]
 
     def even(self) -> list[Tensor]:
@@ -184,7 +185,8 @@ class Stack:
         return [self.points(self.local(v)) for v in others if v.shape == self.H.shape]
 
     def _gather(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The stack's state from its members': tensors of a weight's shape are stacked, the rest is shared."""
+        """The stack's state from its members': tensors of a weight's shape are stacked, the rest is
+        shared."""
         out = {}
         for key, value in states[0].items():
             if key in STATE_KEYS:
@@ -226,7 +228,8 @@ class Stack:
         return out | ours | {"moves": self.moves}
 
     def publish(self, state: Any, only_if_any: bool = False) -> None:
-        """Put the members' states into the optimizer's, where the base has bound new objects since last time."""
+        """Put the members' states into the optimizer's, where the base has bound new objects since last
+        time."""
         seen = self.seen
         versions = tuple(map(_version, self.parameters))
         self.seen = replace(seen, versions=versions, shared_versions=tuple(map(_version, seen.shared)))
@@ -284,7 +287,7 @@ class Stack:
         part._show(tuple(self.seen.dicts[i] for i in index))
         return part
 
-    # -- what others may have changed ------------------------------------------------------------------------------
+    # -- what others may have changed ----------------------------------------------------------------------
 
     def in_place(self, state: Any) -> bool:
         """Whether the optimizer's state still is what we put there, and the weights are of one kind."""
@@ -338,10 +341,11 @@ class Stack:
         near = ~self.any_of_weight(~near).view(-1, *[1] * len(self.shape))
         return torch.where(near, weights, Y.reshape(weights.shape).to(self.where[0]))
 
-    # -- Algorithm 3: reads no value, for torch.compile and accelerators -----------------------------------------------
+    # -- Algorithm 3: reads no value, for torch.compile and accelerators -----------------------------------
 
     def global_grad(self, B: Tensor) -> Tensor | None:
-        """B <- global_rep(Lambda, rgrad(Y, G)), in the layout of the shadow; returns Y if the weights hold it."""
+        """B <- global_rep(Lambda, rgrad(Y, G)), in the layout of the shadow; returns Y if the weights hold
+        it."""
         grads: list[Any] = [p.grad for p in self.parameters]
         if True in [g.is_sparse for g in grads]:
             grads = [g.to_dense() for g in grads]
@@ -352,19 +356,19 @@ class Stack:
         self.section.global_grad(Y, self.points(G.detach().to(self.H.dtype)), self.points(self.local(B)))
         return Y
 
-    def away_from_target(self) -> Tensor | None:
+    def away_from_target(self) -> Tensor:
         """H <- the way from the decay target Y0 to the weight, in g^hor: the gradient of dist(Y, Y0)^2/2.
 
         Base's weight decay takes H for the weight, and shortens it. Returns a copy, to be subtracted after
         Base's step: W is what Base adds to it.
         """
-        if self.decay_target is None or not any(self.group.get(key) for key in DECAYS):
-            return None
+        assert self.decay_target is not None
         self.section.away_from(self.held_by_weights(), self.decay_target, self.W)
         return self.W.clone()
 
     def update_section(self, Y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. W = 0 changes no bit.
+        """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. W = 0 changes no
+        bit.
 
         Where values may be read, velocities that are longer than `limit` or not finite are left to
         `guards.after`. Elsewhere they are clipped, or set to 0.
@@ -383,7 +387,8 @@ class Stack:
         return self.section.update(Y, W, self.retraction, self.turning(), moved), length
 
     def write_weights(self, Y: Tensor, length: Tensor) -> None:
-        """Copy the points Y = Lambda E to the weights; half precision weights that did not move keep their values."""
+        """Copy the points Y = Lambda E to the weights; half precision weights that did not move keep their
+        values."""
         points = Y.unflatten(0, self.batch)
         if self.half:
             moved = self.any_of_weight(length > 0).view(-1, *[1] * (points.dim() - 1))
@@ -439,7 +444,8 @@ def is_per_weight(value: Any, like: Tensor) -> bool:
 
 
 def shared_values(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
-    """What members of a stack must agree in: the keys of their states, and every value that is not per weight."""
+    """What members of a stack must agree in: the keys of their states, and every value that is not per
+    weight."""
     shared = {k: v for k, v in state.items() if k not in POINT_KEYS and not is_per_weight(v, p)}
     values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
     return tuple(sorted(state)), repr(sorted(values))

@@ -1,4 +1,5 @@
-"""State dicts of lifted optimizers: plain data on the way out, checked and brought up to date on the way in."""
+"""State dicts of lifted optimizers: plain data on the way out, checked and brought up to date on the way
+in."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ RENAMED = {"anchor": "frame_anchor", "drawn_to": "decay_target"}  # keys of stat
 
 
 def plain(groups: list[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
-    """torch's state dict as plain data: spaces by their repr, sections contiguous (broadcasts copy memory, and
-    ignore strides)."""
+    """torch's state dict as plain data: spaces by their repr, sections contiguous (broadcasts copy memory,
+    and ignore strides)."""
     for key, entries in out["state"].items():
         if isinstance(entries, dict) and "section" in entries:  # a hook may have added anything
             out["state"][key] = {**entries, "section": entries["section"].contiguous()}
@@ -43,7 +44,8 @@ def up_to_date(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_loaded(groups: list[dict[str, Any]], loaded: dict[str, Any], warn: Warn) -> None:
-    """Raise for a state dict of other spaces, and for sections that are damaged; nothing has been loaded yet."""
+    """Raise for a state dict of other spaces, and for sections that are damaged; nothing has been loaded
+    yet."""
     sections: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
     for gi, (group, saved) in enumerate(zip(groups, loaded["param_groups"], strict=False)):
         if len(group["params"]) != len(saved["params"]):
@@ -56,8 +58,8 @@ def check_loaded(groups: list[dict[str, Any]], loaded: dict[str, Any], warn: War
             if key in saved and saved[key] != group[key]:
                 warn(
                     f"loaded {key}",
-                    f"the loaded state has {key}={saved[key]!r} for group {gi}, which was {group[key]!r}: it is "
-                    "taken over, as the learning rate is",
+                    f"the loaded state has {key}={saved[key]!r} for group {gi}, which was {group[key]!r}: "
+                    "it is taken over, as the learning rate is",
                 )
         members = zip(group["params"], spaces_of(group), anchors_of(group), saved["params"], strict=True)
         for i, (p, space, anchor, key) in enumerate(members):
@@ -69,8 +71,8 @@ def check_loaded(groups: list[dict[str, Any]], loaded: dict[str, Any], warn: War
             if torch.is_tensor(anchor) and torch.is_tensor(target) and not _same(anchor, target):
                 warn(
                     f"loaded anchor {name}",
-                    f"{name} decayed towards another anchor when this state was saved; the optimizer's own is "
-                    "kept",
+                    f"{name} decayed towards another anchor when this state was saved; the optimizer's own "
+                    "is kept",
                 )
             for kind in ("section", "frame_anchor"):
                 value = entries.get(kind)
@@ -89,7 +91,8 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _check_sections(kind: str, space: Any, shape: Any, members: list[tuple[str, Tensor]]) -> None:
-    """Whether loaded sections of one kind lie in the group; a stack of them first, then one by one for the name."""
+    """Whether loaded sections of one kind lie in the group; a stack of them first, then one by one for the
+    name."""
     split = space.split(torch.empty(shape, device="meta")).shape
     E = space.one.E(split[len(split) - space.dims :], device="meta")
     batch = len(split) - space.dims
@@ -116,8 +119,8 @@ def _check_sections(kind: str, space: Any, shape: Any, members: list[tuple[str, 
 def keep_our_keys(groups: list[dict[str, Any]], old: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
     """Give loaded groups our keys back: without `space` a weight would leave its manifold in silence.
 
-    The space stays the optimizer's own, because a loaded group has only its repr. So does the anchor; where the
-    optimizer has none, the loaded one holds.
+    The space stays the optimizer's own, because a loaded group has only its repr. So does the anchor; where
+    the optimizer has none, the loaded one holds.
     """
     for i, group in enumerate(groups):
         ours = old[i] if i < len(old) else defaults

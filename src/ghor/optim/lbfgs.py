@@ -69,7 +69,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     f"{name_of(group, 0, i)} is sharded, and LBFGS works on whole weights; gather it"
                 )
 
-    # -- where we are -----------------------------------------------------------------------------------------------
+    # -- where we are --------------------------------------------------------------------------------------
 
     def _memory(self) -> list[Tensor]:
         """The flat vectors in the state."""
@@ -109,7 +109,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             state.pop(key, None)
         state["n_iter"] = 0
 
-    # -- the step ---------------------------------------------------------------------------------------------------
+    # -- the step ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
