@@ -93,7 +93,8 @@ class Partition:
                         "then build the optimizer"
                     )
                 else:
-                    shared = shared_values(p, state.get(p, {})) if optimizer.stack else id(p)
+                    own = state.get(p)
+                    shared = id(p) if not optimizer.stack else shared_values(p, own) if own else ()
                     kind = gi, space, p.shape, p.dtype, p.device, placing(p), anchor is None, shared
                     kinds[kind].append((p, name, anchor))
             self.euclidean.append(euclidean)

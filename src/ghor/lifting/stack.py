@@ -119,9 +119,9 @@ class Stack:
         """A state tensor, moved to where its weight is."""
         return value
 
-    def row(self, X: Tensor, i: int) -> Tensor:
-        """X[i], a view."""
-        return X[i]
+    def rows(self, X: Tensor) -> Sequence[Tensor]:
+        """X[0], X[1], ..., as views."""
+        return X.unbind(0)
 
     def write_back(self) -> None:
         """Copy `params` to the parameters where they are not the same tensors."""
@@ -219,13 +219,19 @@ class Stack:
                     held[key] = X.flatten(0, len(self.batch) - 1)
         return held
 
-    def member(self, i: int) -> dict[str, Any]:
-        """state[p] of the i-th weight: views of the stacked tensors; other values are shared by all."""
-        out = {k: self.row(v, i) if self.stacked and self.is_stacked(v) else v for k, v in self.state.items()}
-        ours = {k: self.whole(v.unflatten(0, self.batch)[i], 0) for k, v in self.section.tensors().items()}
+    def members(self) -> list[dict[str, Any]]:
+        """state[p] of every weight: views of the stacked tensors; other values are shared by all."""
+        count = len(self.params)
+        columns: dict[str, Sequence[Any]] = {}
+        for key, value in self.state.items():
+            columns[key] = self.rows(value) if self.stacked and self.is_stacked(value) else [value] * count
+        for key, value in self.section.tensors().items():
+            columns[key] = [self.whole(X, 0) for X in value.unflatten(0, self.batch).unbind(0)]
         if self.decay_target is not None:
-            ours["decay_target"] = self.whole(self.decay_target.view(len(self.params), *self.shape)[i], 0)
-        return out | ours | {"moves": self.moves}
+            targets = self.decay_target.view(count, *self.shape).unbind(0)
+            columns["decay_target"] = [self.whole(X, 0) for X in targets]
+        columns["moves"] = [self.moves] * count
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def publish(self, state: Any, only_if_any: bool = False) -> None:
         """Put the members' states into the optimizer's, where the base has bound new objects since last
@@ -249,10 +255,11 @@ class Stack:
     def _show(self, dicts: tuple[dict[str, Any] | None, ...]) -> None:
         """Fill the members' states that exist."""
         there = [d for d in dicts if d is not None]
-        for i, d in enumerate(dicts):
-            if d is not None:
-                d.clear()
-                d.update(self.member(i))
+        if there:
+            for d, entries in zip(dicts, self.members(), strict=True):
+                if d is not None:
+                    d.clear()
+                    d.update(entries)
         bound = tuple(self.state.values()) if there else None
         shared = tuple(v for v in self.state.values() if torch.is_tensor(v) and not self.is_stacked(v))
         shared = shared if there else ()
@@ -273,7 +280,8 @@ class Stack:
 
     def subset(self, index: list[int]) -> Stack:
         """A stack of some of the weights, with a copy of their state."""
-        states = [self.member(i) for i in index]
+        members = self.members()
+        states = [members[i] for i in index]
         parameters, names = [self.parameters[i] for i in index], [self.names[i] for i in index]
         part = type(self)(self.group, self.gi, self.space, self.kind, parameters, names, states, self.vectors)
         then = self.seen.expected
@@ -429,9 +437,12 @@ class ShardedStack(Stack):
     def placed(self, value: Any) -> Any:
         return self.shards.placed(value)
 
-    def row(self, X: Any, i: int) -> Any:
-        # X[i] would change the shape of X itself in torch 2.9
-        return X[i : i + 1].squeeze(0) if is_sharded(X) else X[i]
+    def rows(self, X: Any) -> Sequence[Any]:
+        if not is_sharded(X):
+            return X.unbind(0)
+        return [
+            X[i : i + 1].squeeze(0) for i in range(len(X))
+        ]  # X[i] changes the shape of X itself in torch 2.9
 
     def write_back(self) -> None:
         """Each process writes its own shard; nothing is sent."""
