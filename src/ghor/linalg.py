@@ -174,28 +174,46 @@ def log_positive(T: Tensor) -> Tensor:
     return symmetric_function(T, lambda t: (t.log(), 1 / t), zero=0.0)
 
 
-def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:
+def log_gram(M: Tensor) -> Tensor:
+    """log(M M^T) of square M from its singular values: eigenvalues of the product would have half the digits.
+
+    NaN where M is not finite.
+    """
+    bad = ~torch.isfinite(M.detach()).all(-1).all(-1)[..., None, None]
+    M = torch.where(bad, eye_like(M), M)  # LAPACK would raise, also for the rest of the batch
+    U, s, _ = torch.linalg.svd(M.detach())
+    log = symmetric_function(M @ M.mT, lambda t: (t.log(), 1 / t), 0.0, eigen=(s.square().flip(-1), U.flip(-1)))
+    return torch.where(bad, torch.nan, log)
+
+
+def symmetric_function(
+    T: Tensor,
+    f: Callable[[Tensor], tuple[Tensor, Tensor]],
+    zero: float = 1.0,
+    eigen: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """f(T) of Hermitian matrices by their eigenvalues, differentiable twice, also where these coincide.
 
-    f gives f and f', and can itself be differentiated. Eigenvalues t meet on the scale of zero + |t|.
+    f gives f and f', and can itself be differentiated. Eigenvalues t meet on the scale of zero + |t|. `eigen`
+    are t, ascending, and V, where they are known with more digits than T has.
     """
-    return _Function.apply(T, f, zero)  # type: ignore[no-untyped-call]
+    return _Function.apply(T, f, zero, eigen)  # type: ignore[no-untyped-call]
 
 
 class _Function(torch.autograd.Function):
     """f(T) = V f(t) V^H."""
 
     @staticmethod
-    def forward(ctx: Any, T: Tensor, f: Any, zero: float) -> Tensor:
-        t, V = torch.linalg.eigh(T)
+    def forward(ctx: Any, T: Tensor, f: Any, zero: float, eigen: Any) -> Tensor:
+        t, V = torch.linalg.eigh(T) if eigen is None else eigen
         ctx.save_for_backward(T, t, V)
         ctx.of = f, zero
         return V @ (f(t)[0].unsqueeze(-1) * V.mH)
 
     @staticmethod
-    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None, None, None]:
         T, t, V = ctx.saved_tensors
-        return _Derivative.apply(T, G, t, V, *ctx.of), None, None  # type: ignore[no-untyped-call]
+        return _Derivative.apply(T, G, t, V, *ctx.of), None, None, None  # type: ignore[no-untyped-call]
 
 
 class _Derivative(torch.autograd.Function):

@@ -60,10 +60,11 @@ class Framed(Space):
 
     def warn_of_digits(self, held: Tensor, where: str, Y: Tensor) -> None:
         """Say that points are held where the digits end, if that can be seen for free."""
-        if not torch.compiler.is_compiling() and may_read(held) and bool(held.any()):
+        if readable(held) and bool(held.any()):
+            way_out = "lower the learning rate" if Y.dtype == torch.float64 else "use float64"
             warnings.warn(
-                f"a weight on {self} has come {where}, where {Y.dtype} has no digits left, and is held there; use "
-                "float64, or a smaller scale",
+                f"a weight on {self} has come {where}, where {Y.dtype} has no digits left, and is held there; "
+                f"{way_out}, or keep it nearer to E by weight decay or a penalty",
                 stacklevel=2,
             )
 
@@ -160,6 +161,11 @@ class Framed(Space):
         Lambda = self.frame(Y)
         moved = self.update_section(Lambda, self.global_rep(Lambda, Delta), "geodesic")
         return self.push(moved, self.global_rep(Lambda, V))
+
+
+def readable(X: Tensor) -> bool:
+    """Whether a value of X can be read for free, and without breaking a compiled graph."""
+    return not torch.compiler.is_compiling() and may_read(X)
 
 
 def orthonormalised(X: Tensor, share: Tensor | float = 1.0) -> Tensor:
