@@ -43,7 +43,7 @@ class Framed(Space):
 
     def refuse_shape(self, shape: Sequence[int], good: bool) -> None:
         """Raise unless a shape is good."""
-        if not good or 0 in shape:
+        if not good or 0 in shape[-self.dims :]:
             raise ValueError(f"{self} holds {self.holds}, got shape {tuple(shape)}")
 
     def check_project(self, X: Tensor, good: bool = True) -> None:
@@ -72,7 +72,7 @@ class Framed(Space):
         """`part.project(X)`, X a part of a weight on this space."""
         self.check_project(of)
         try:
-            return part.project(X)
+            return part.project(X) if X.numel() else X.clone()
         except ValueError:
             self.check_project(of, False)
             raise

@@ -80,10 +80,13 @@ class SpecialEuclidean(Framed):
         """omega and v."""
         return [W[..., :-1], W[..., -1:]]
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """||omega||_F: a way may be as long as it likes, in any unit. NaN where v is not finite."""
+        return torch.linalg.vector_norm(W[..., :-1], dim=(-2, -1)) + (0 * W[..., -1]).sum(-1)
+
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[omega, v], [0, 0]]: by Cayley R (I - omega/2)^-1 W."""
-        X = torch.nn.functional.pad(W, (0, 0, 0, 1))
-        return Lambda + Lambda[..., :-1] @ R.dense(X)[..., :-1, :]
+        return Lambda + Lambda[..., :-1] @ _increment(W, R)
 
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
@@ -98,6 +101,17 @@ class SpecialEuclidean(Framed):
         turn = SO.log(R, Z[..., :-1])
         v = solve(phi(R.mT @ turn), R.mT @ (Z[..., -1:] - Y[..., -1:]))
         return torch.cat([turn, R @ v], -1)
+
+    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The group mean of points (K, ..., *point): sum_k w_k log(Y, points[k]) = 0.
+
+        It moves with the world, and with the body's frame. It does not minimise sum_k w_k dist(Y, points[k])^2,
+        for `dist` is the length of a screw motion and not of a geodesic; near points agree to second order.
+        That minimiser, which is the Frechet mean of `dist`, is
+
+            ghor.minimize(lambda Y: space.dist(Y, points).square().sum(), space.mean(points), space)
+        """
+        return super().mean(points, weights)
 
 
 S2 = Sphere()
@@ -170,11 +184,14 @@ class PositionsOrientations(Framed):
         """v and w."""
         return [W[..., 0, :, None], W[..., 1, :, None]]
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """|w|, NaN where v is not finite; see `SpecialEuclidean.step_length`."""
+        return torch.linalg.vector_norm(W[..., 1, :], dim=-1) + (0 * W[..., 0, :]).sum(-1)
+
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[w^, v], [0, 0]], by rows."""
-        v, w = W[..., 0, :].unsqueeze(-1), _hat(W[..., 1, :])
-        X = torch.nn.functional.pad(torch.cat([w, v], -1), (0, 0, 0, 1))
-        return Lambda + R.dense(X)[..., :3, [3, 2, 0, 1]].mT @ _rotation(Lambda).mT
+        X = torch.cat([_hat(W[..., 1, :]), W[..., 0, :].unsqueeze(-1)], -1)
+        return Lambda + _increment(X, R)[..., [3, 2, 0, 1]].mT @ _rotation(Lambda).mT
 
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
@@ -192,6 +209,21 @@ class PositionsOrientations(Framed):
         turn = torch.stack([Z[..., 0, :] - Y[..., 0, :], S2.log(Y[..., 1, :], Z[..., 1, :])], -2)
         way, w = self.global_rep(Lambda, turn).unbind(-2)
         return self.push(Lambda, torch.stack([solve(phi(_hat(w)), way), w], -2))
+
+    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The exponential mean, sum_k w_k log(Y, points[k]) = 0; see `SpecialEuclidean.mean`."""
+        return super().mean(points, weights)
+
+
+def _increment(W: Tensor, R: Retraction) -> Tensor:
+    """[R(omega) - I, u] of W = [omega, v]: R(X) - I for X = [[omega, v], [0, 0]] without its last row.
+
+    exp(X) - I = phi(omega) [omega, v]. `R.dense(X)` would be the same, but takes as many squarings as v is
+    long, which depends on the unit of length; Cayley's solve is linear in v.
+    """
+    if R.name == "geodesic":
+        return phi(W[..., :-1]) @ W
+    return R.dense(torch.nn.functional.pad(W, (0, 0, 0, 1)))[..., :-1, :]
 
 
 def _rotation(Lambda: Tensor) -> Tensor:
