@@ -175,36 +175,31 @@ def log_positive(T: Tensor) -> Tensor:
 
 
 def log_gram(M: Tensor) -> Tensor:
-    """log(M M^T) of square M from its singular values: eigenvalues of the product would have half the digits.
+    """log(M M^T) of square M by its singular values, NaN where M is not finite.
 
-    NaN where M is not finite.
+    The eigenvalues of the product would have lost half of the digits.
     """
     bad = ~torch.isfinite(M.detach()).all(-1).all(-1)[..., None, None]
-    M = torch.where(bad, eye_like(M), M)  # LAPACK would raise, also for the rest of the batch
+    M = torch.where(bad, eye_like(M), M)  # LAPACK would raise, and the rest of the batch would be lost
     U, s, _ = torch.linalg.svd(M.detach())
-    log = symmetric_function(M @ M.mT, lambda t: (t.log(), 1 / t), 0.0, eigen=(s.square().flip(-1), U.flip(-1)))
+    eigen = s.square().flip(-1), U.flip(-1)  # ascending, as those of eigh
+    log = _Function.apply(M @ M.mT, lambda t: (t.log(), 1 / t), 0.0, eigen)  # type: ignore[no-untyped-call]
     return torch.where(bad, torch.nan, log)
 
 
-def symmetric_function(
-    T: Tensor,
-    f: Callable[[Tensor], tuple[Tensor, Tensor]],
-    zero: float = 1.0,
-    eigen: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
+def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:
     """f(T) of Hermitian matrices by their eigenvalues, differentiable twice, also where these coincide.
 
-    f gives f and f', and can itself be differentiated. Eigenvalues t meet on the scale of zero + |t|. `eigen`
-    are t, ascending, and V, where they are known with more digits than T has.
+    f gives f and f', and can itself be differentiated. Eigenvalues t meet on the scale of zero + |t|.
     """
-    return _Function.apply(T, f, zero, eigen)  # type: ignore[no-untyped-call]
+    return _Function.apply(T, f, zero)  # type: ignore[no-untyped-call]
 
 
 class _Function(torch.autograd.Function):
-    """f(T) = V f(t) V^H."""
+    """f(T) = V f(t) V^H; `eigen` are t and V, where they are known with more digits than T has."""
 
     @staticmethod
-    def forward(ctx: Any, T: Tensor, f: Any, zero: float, eigen: Any) -> Tensor:
+    def forward(ctx: Any, T: Tensor, f: Any, zero: float, eigen: Any = None) -> Tensor:
         t, V = torch.linalg.eigh(T) if eigen is None else eigen
         ctx.save_for_backward(T, t, V)
         ctx.of = f, zero
