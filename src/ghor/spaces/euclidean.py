@@ -67,6 +67,10 @@ class Euclidean(Space):
     ) -> Tensor:
         return torch.add(Lambda, W, out=out)
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """|W|: every number is a point."""
+        return W.abs()
+
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:

@@ -81,8 +81,8 @@ class SpecialEuclidean(Framed):
         return [W[..., :-1], W[..., -1:]]
 
     def step_length(self, W: Tensor) -> Tensor:
-        """||omega||_F: a way may be as long as it likes, in any unit. NaN where v is not finite."""
-        return torch.linalg.vector_norm(W[..., :-1], dim=(-2, -1)) + (0 * W[..., -1]).sum(-1)
+        """||omega||_F: there is no longest way, in no unit of length."""
+        return torch.linalg.vector_norm(W[..., :-1], dim=(-2, -1)) + _any_length(W[..., -1])
 
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[omega, v], [0, 0]]: by Cayley R (I - omega/2)^-1 W."""
@@ -185,8 +185,8 @@ class PositionsOrientations(Framed):
         return [W[..., 0, :, None], W[..., 1, :, None]]
 
     def step_length(self, W: Tensor) -> Tensor:
-        """|w|, NaN where v is not finite; see `SpecialEuclidean.step_length`."""
-        return torch.linalg.vector_norm(W[..., 1, :], dim=-1) + (0 * W[..., 0, :]).sum(-1)
+        """|w|: there is no longest way, in no unit of length."""
+        return torch.linalg.vector_norm(W[..., 1, :], dim=-1) + _any_length(W[..., 0, :])
 
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[w^, v], [0, 0]], by rows."""
@@ -224,6 +224,11 @@ def _increment(W: Tensor, R: Retraction) -> Tensor:
     if R.name == "geodesic":
         return phi(W[..., :-1]) @ W
     return R.dense(torch.nn.functional.pad(W, (0, 0, 0, 1)))[..., :-1, :]
+
+
+def _any_length(v: Tensor) -> Tensor:
+    """0 of v = 0, NaN where v is not finite, and the smallest positive number otherwise."""
+    return (v != 0).any(-1) * torch.finfo(v.dtype).tiny + (0 * v).sum(-1)
 
 
 def _rotation(Lambda: Tensor) -> Tensor:
