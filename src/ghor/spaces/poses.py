@@ -228,7 +228,7 @@ def _increment(W: Tensor, R: Retraction) -> Tensor:
 
 def _any_length(v: Tensor) -> Tensor:
     """0 of v = 0, NaN where v is not finite, and the smallest positive number otherwise."""
-    return (v != 0).any(-1) * torch.finfo(v.dtype).tiny + (0 * v).sum(-1)
+    return (v != 0).any(-1).to(v.dtype) * torch.finfo(v.dtype).tiny + (0 * v).sum(-1)
 
 
 def _rotation(Lambda: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -175,9 +174,10 @@ class SPD(Framed):
 
 
 def _cholesky(P: Tensor) -> Tensor:
-    """The Cholesky factor, NaN where there is none."""
+    """The Cholesky factor, NaN where there is none or P is not finite."""
     L, info = torch.linalg.cholesky_ex(symmetric(P))
-    return torch.where((info > 0)[..., None, None], torch.nan, L)
+    good = (info == 0) & torch.isfinite(L.detach().diagonal(dim1=-2, dim2=-1)).all(-1)
+    return torch.where(good[..., None, None], L, torch.nan)
 
 
 def _from_factor(L: Tensor) -> Tensor:
@@ -212,4 +212,4 @@ def _exp(W: Tensor) -> Tensor:
     """exp(W) of symmetric W with the digits of its small eigenvalues; NaN where W is not finite."""
     bad = ~torch.isfinite(W.detach()).all(-1).all(-1)[..., None, None]
     exp = symmetric_function(torch.where(bad, 0, W), lambda t: (t.exp(), t.exp()))
-    return torch.where(bad, math.nan, exp)
+    return torch.where(bad, torch.nan, exp)
