@@ -23,7 +23,7 @@ def near_the_boundary(count, gen):
     return (P + P.mT) / 2
 
 
-# -- what is positive definite ----------------------------------------------------------------------------------------
+# -- what is positive definite -----------------------------------------------------------------------------
 
 
 def test_indefinite_matrices_are_off_the_space(gen):
@@ -72,11 +72,11 @@ def test_the_warning_offers_what_is_left_to_try(gen):
         SPD.within_digits(Lambda.float(), out.float())
 
 
-# -- long steps -------------------------------------------------------------------------------------------------------
+# -- long steps --------------------------------------------------------------------------------------------
 
 
 def test_cayley_is_continued_by_the_geodesic(gen):
-    """Up to ||W|| = 1 it is Cayley, R^2 <= (3/e)^2 times exp, and beyond it keeps that ratio to the geodesic."""
+    """Up to ||W|| = 1 it is Cayley, at most (3/e)^2 times the geodesic; beyond, the ratio stays (3/e)^2."""
     I = torch.eye(1, dtype=F64)
     lengths = torch.tensor([0.5, 0.999999, 1.0, 1.000001, 1.5, 2.0, 5.0, 20.0], dtype=F64)
     Delta = 2 * lengths[:, None, None] * I
@@ -98,7 +98,7 @@ def test_sections_take_long_steps_as_points_do(length, gen):
     assert (SPD.dist(Y, moved) - 2 * length).abs().max() < 0.2
 
 
-# -- derivatives ------------------------------------------------------------------------------------------------------
+# -- derivatives -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("values", [(5.0, 5.0, 5.0), (0.2, 0.2, 7.0), (1.0, 9.0, 9.0)], ids=str)
@@ -124,7 +124,7 @@ def test_the_distance_of_a_point_to_itself(gen):
     assert (Z.grad == 0).all()
 
 
-# -- what has no answer -----------------------------------------------------------------------------------------------
+# -- what has no answer ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -100.0], ids=["nan", "inf", "indefinite"])

@@ -25,10 +25,11 @@ class SPD(Framed):
     to be repaired or rescaled; each step computes P from L, symmetric to the bit.
 
     Geometry goes through Cholesky factors, which have the square root of P's condition; nothing depends on
-    the scale of P. What is lost is what Cholesky loses: relative errors of about n eps cond(P) in the smallest
-    eigenvalue, hence the same absolute error in `dist`. Matrices that are not positive definite in their
-    digits, cond(P) > 1/(n eps) or 1e6 in float32 and 1e14 in float64 for n = 10, are off the space: geometry
-    gives NaN where there is no Cholesky factor, and the optimizer does not take a step there, with a warning.
+    the scale of P. What is lost is what Cholesky loses: a relative error of at most n eps cond(P) in the
+    smallest eigenvalue, hence the same absolute error in `dist`. Matrices that are not positive definite in
+    their digits, cond(P) > 1/(n eps), or 8e5 in float32 and 4e14 in float64 for n = 10, are off the space.
+    Geometry gives NaN where there is no Cholesky factor; a step of the optimizer to such a matrix is not
+    taken, with a warning.
     """
 
     max_velocity: ClassVar[float] = 1.0  # Cayley needs ||W|| < 2
@@ -123,7 +124,7 @@ class SPD(Framed):
         Lambda[..., 0, :, :] = symmetric(Lambda[..., 0, :, :])
         return Lambda
 
-    # -- geometry -----------------------------------------------------------------------------------------------------
+    # -- geometry -------------------------------------------------------------------------------------------
 
     @full_precision()
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
