@@ -1,6 +1,8 @@
 """Positive definite matrices: what is definite in its digits, long steps, derivatives, NaN."""
 
 import math
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -153,3 +155,13 @@ def test_empty_batches():
     assert SPD.dist(Y, Y).shape == (0,)
     with pytest.raises(ValueError, match="square matrices"):
         SPD.project(torch.empty(2, 0, 0))
+
+
+def test_the_identity_on_the_meta_device_is_cheap():
+    """torch.eye there imports 800 modules, and the first minimisation would take two seconds."""
+    code = (
+        "import sys, torch, ghor; n = len(sys.modules); ghor.SPD().E((3, 3), device='meta'); "
+        "assert len(sys.modules) < n + 50"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert torch.equal(SPD.E((2, 3, 3)), torch.eye(3).expand(2, 3, 3))
