@@ -132,7 +132,7 @@ class SPD(Framed):
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
         """L R(W)^2 L^T; Cayley up to ||W|| = max_velocity, continued by the geodesic beyond.
 
-        Cayley's (I - W/2)^-1 has a pole at ||W|| = 2, and on its other side the way back is shorter.
+        Cayley's (I - W/2)^-1 has a pole at ||W|| = 2; beyond it, longer vectors would lead to nearer points.
         """
         Lambda = self.frame(Y)
         W = self.global_rep(Lambda, Delta)
