@@ -40,6 +40,56 @@ def test_the_rate_of_decay(space, shape, dtype, section, gen):
     assert f[-1] < 0.9 * f[0]
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_rate_on_spd_does_not_depend_on_the_size(scale, gen):
+    space, lr, wd = ghor.SPD(), 0.05, 0.5
+    X, Y0 = (scale * space.random(3, 3, generator=gen, dtype=torch.float64) for _ in range(2))
+    Y = nn.Parameter(100 * X)
+    opt = ghor.optim.AdamW([Y], space=space, lr=lr, weight_decay=wd, anchor=Y0)
+    before = space.dist(Y.detach(), Y0)
+    for _ in range(40):
+        Y.grad = torch.zeros_like(Y)
+        opt.step()
+    rate = (space.dist(Y.detach(), Y0) / before) ** (1 / 40)
+    assert abs(rate - (1 - lr * wd)) <= 1e-3  # Cayley's third order
+
+
+@pytest.mark.parametrize("section", ["implicit", "transported"])
+@pytest.mark.parametrize("r", [0.5, 3.0, 8.0])
+def test_the_rate_on_hyperbolic_space_does_not_depend_on_the_distance(r, section):
+    space, lr, wd = ghor.Hyperbolic(), 0.05, 0.5
+    origin = space.E((4, 3), dtype=torch.float64)
+    angles = torch.arange(4, dtype=torch.float64)[:, None]
+    V = torch.cat([torch.zeros(4, 1), r * angles.cos(), r * angles.sin()], 1).double()
+    Y, Y0 = nn.Parameter(space.exp(origin, V)), space.exp(origin, V.roll(1, 0) / 2)
+    opt = ghor.optim.AdamW([Y], space=space, section=section, lr=lr, weight_decay=wd, anchor=Y0)
+    before = space.dist(Y.detach(), Y0)
+    for _ in range(40):
+        Y.grad = torch.zeros_like(Y)
+        opt.step()
+    rate = (space.dist(Y.detach(), Y0) / before) ** (1 / 40)
+    assert (rate - (1 - lr * wd)).abs().max() <= 2e-3
+
+
+def test_a_large_symplectic_weight_comes_back_to_its_anchor(gen):
+    """It used to run away: the rate grew with the square of the weight."""
+    space, lr, wd = ghor.SymplecticStiefel(), 0.05, 0.5
+    Y0 = space.random(6, 2, generator=gen, dtype=torch.float64)
+    far = space.section(Y0)[..., :]
+    W = space.hor(0.4 * randn((6, 2), gen, torch.float64))
+    for _ in range(8):
+        far = space.update_section(far, W, "geodesic")
+    Y = nn.Parameter(space.apply_section(far, Y0).clone())
+    opt = ghor.optim.AdamW([Y], space=space, lr=lr, weight_decay=wd, anchor=Y0)
+    distances = []
+    for _ in range(400):
+        Y.grad = torch.zeros_like(Y)
+        opt.step()
+        distances.append(float((Y.detach() - Y0).norm()))
+    assert distances[-1] < 1e-2 * distances[0]
+    assert max(distances) <= 2 * distances[0]
+
+
 @sections
 @pytest.mark.parametrize("cls", ["AdamW", "SGD", "Muon", "NAdam"])
 def test_the_formula(cls, section, gen):

@@ -90,6 +90,10 @@ class SPD(Framed):
         L = Lambda[..., 1, :, :]
         return symmetric(solve(L, solve(L, symmetric(Delta)).mT)) / 2
 
+    def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
+        """-log(Y, Y0) in g^hor, so that the rate of decay does not depend on the size of Y."""
+        return -self.global_rep(Lambda, self.log(Y, Y0))
+
     def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
         """2 L W L^T."""
         L = Lambda[..., 1, :, :]
