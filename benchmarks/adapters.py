@@ -104,7 +104,7 @@ def off(R: Tensor) -> float:
     return float((R.mT @ R - torch.eye(R.shape[-1], dtype=R.dtype)).norm(dim=(-2, -1)).max())
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 Made = tuple[
     nn.Module, type[torch.optim.Optimizer], Callable[[], float | None], Callable[[], nn.Module] | None
@@ -168,7 +168,7 @@ if peft is not None:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- runs
+# -- runs ----------------------------------------------------------------------------------------------------
 
 
 def accuracy(out: Tensor, labels: Tensor) -> float:

@@ -33,7 +33,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 class Weight(nn.Module):
@@ -72,7 +72,7 @@ def parametrized_step(
     return step, weights, opt
 
 
-# ---------------------------------------------------------------------------------------------------- the machine
+# -- the machine ---------------------------------------------------------------------------------------------
 
 
 def copy_gbs(entries: int, repeats: int) -> float:
@@ -113,7 +113,8 @@ def machine_lines(record: dict[str, Any]) -> list[str]:
     return [
         f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
         f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
-        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB){small}",
+        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 "
+        f"MiB){small}",
         *(
             ["The machine was busy with something else when this began: not to be quoted."]
             if m["busy"]

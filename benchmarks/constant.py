@@ -37,7 +37,8 @@ def main() -> None:
         ]
         for row in found[name]:
             print(
-                f"{name:14} always {row['class']:.0f}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2f} %"
+                f"{name:14} always {row['class']:.0f}: loss {row['loss']:.4f}, accuracy "
+                f"{row['accuracy']:.2f} %"
             )
     if args.json:
         write_json({"benchmark": "constant", **stamp(), "constant": found}, args.json)

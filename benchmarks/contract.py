@@ -62,7 +62,7 @@ def off(net: Net) -> float:
     return float(ghor.Stiefel().residual(net.a.detach()))
 
 
-# -- the checks: one configuration each --------------------------------------------------------------------------------
+# -- the checks: one configuration each ----------------------------------------------------------------------
 
 
 def goes_where_it_should(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:

@@ -68,7 +68,7 @@ def generator(*seed: int) -> Generator:
     return Generator().manual_seed(sum(s * 1_000_003**i for i, s in enumerate(seed, 1)))
 
 
-# ---------------------------------------------------------------------------------------------------- the problems
+# -- the problems --------------------------------------------------------------------------------------------
 
 
 class Matrices:
@@ -203,7 +203,7 @@ class Transformer:
         return torch.cat([p.detach().flatten(0, 1) for p in self.model.parameters() if p.dim() == 4])
 
 
-# ---------------------------------------------------------------------------------------------------- running
+# -- running -------------------------------------------------------------------------------------------------
 
 
 def run_name(problem: str, section: str, seeds: list[int]) -> str:
@@ -286,7 +286,7 @@ def train(
             )
 
 
-# ---------------------------------------------------------------------------------------------------- the summary
+# -- the summary ---------------------------------------------------------------------------------------------
 
 
 def curves(
@@ -439,14 +439,16 @@ def report(summary: dict[str, Any]) -> str:
             c = entry[outcome]
             values = ", ".join(f"{s} {c[s]['mean']:.4g} +- {c[s]['sd']:.2g}" for s in SECTIONS)
             lines.append(
-                f"  {outcome:6}{values}; implicit/transported {c['ratio']:.4f}, lower in {c['implicit_lower_in']} of "
+                f"  {outcome:6}{values}; implicit/transported {c['ratio']:.4f}, lower in "
+                f"{c['implicit_lower_in']} of "
                 f"{c['pairs']}; d {c['d_paired']:+.2f} (pairs), {c['d_between_seeds']:+.2f} (spread of seeds)"
             )
             if "ks_p" in c:
                 low, high = c["ratio_90"]
                 verdict = "equivalent" if c["equivalence_p"] < LEVEL else "NOT shown equivalent"
                 lines.append(
-                    f"        Wilcoxon p = {c['wilcoxon_p']:.2g}, KS D = {c['ks']:.2f}, p = {c['ks_p']:.2g}; ratio in "
+                    f"        Wilcoxon p = {c['wilcoxon_p']:.2g}, KS D = {c['ks']:.2f}, p = {c['ks_p']:.2g}; "
+                    f"ratio in "
                     f"[{low:.3f}, {high:.3f}] (90 %), {verdict} within {100 * (summary['margin'] - 1):.0f} % "
                     f"(p = {c['equivalence_p']:.1e})"
                 )
@@ -454,7 +456,8 @@ def report(summary: dict[str, Any]) -> str:
                 low, high = control.get("ratio_90", (math.nan, math.nan))
                 lines.append(
                     f"        control: turned/transported {control['ratio']:.4f} in [{low:.3f}, {high:.3f}], "
-                    f"sd of a pair's log ratio {control['sd_of_log_ratio']:.3f} (implicit: {c['sd_of_log_ratio']:.3f})"
+                    f"sd of a pair's log ratio {control['sd_of_log_ratio']:.3f} (implicit: "
+                    f"{c['sd_of_log_ratio']:.3f})"
                 )
         for name, (loss, accuracy) in entry.get("epoch_loss", {}).items():
             lines.append(f"        {name}: last epoch {loss}, test accuracy {accuracy:.4f}")

@@ -107,7 +107,8 @@ def contestants(
 def trees(args: argparse.Namespace, geoopt: Any) -> None:
     D = tree(args.depth, args.branching).to(args.dtype)
     print(
-        f"\ntree of {len(D)} nodes, {args.steps} steps of {args.batch} pairs, {args.dtype}, {args.seeds} seeds",
+        f"\ntree of {len(D)} nodes, {args.steps} steps of {args.batch} pairs, {args.dtype}, {args.seeds} "
+        f"seeds",
         end="",
     )
     print(f"{', cosine schedule' * args.cosine}; mean distortion by lr")
@@ -131,7 +132,8 @@ def trees(args: argparse.Namespace, geoopt: Any) -> None:
 def times(args: argparse.Namespace, geoopt: Any) -> None:
     n, dim = args.points, 10
     print(
-        f"\n{n} points in dimension {dim}, float32: one step of the optimizer, {torch.get_num_threads()} threads"
+        f"\n{n} points in dimension {dim}, float32: one step of the optimizer, {torch.get_num_threads()} "
+        f"threads"
     )
     x = start(n, dim, torch.float32)
     G = torch.randn(n, dim + 1, generator=torch.Generator().manual_seed(2)) / 100
@@ -147,7 +149,8 @@ def times(args: argparse.Namespace, geoopt: Any) -> None:
         best, median = min(taken[name]), sorted(taken[name])[args.repeats // 2]
         held = sum(v.numel() for v in opt.state[Y].values() if torch.is_tensor(v)) / Y.numel()
         print(
-            f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a number"
+            f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a "
+            f"number"
         )
 
 

@@ -76,7 +76,8 @@ def first_lines(record: dict[str, Any]) -> list[str]:
         values = [rates[key] for rates in record["rates"]]
         if max(values) > 1.2 * min(values):
             lines.append(
-                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be quoted."
+                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be "
+                f"quoted."
             )
     return lines
 
@@ -86,7 +87,7 @@ def tell(text: str) -> None:
     sys.stderr.flush()
 
 
-# ---------------------------------------------------------------------------------------------------- one matrix
+# -- one matrix ----------------------------------------------------------------------------------------------
 
 
 def contenders(N: int, n: int) -> Iterator[tuple[Contender, torch.optim.Optimizer | None]]:
@@ -156,8 +157,8 @@ def large_report(record: dict[str, Any]) -> str:
     s = record["settings"]
     lines = [
         *first_lines(record),
-        f"One step on one matrix of St(n,N), float32; {s['repeats']} interleaved rounds after {s['warmup']} of warm-up"
-        + ("." if s["repeats"] >= 10 else ": too few to quote."),
+        f"One step on one matrix of St(n,N), float32; {s['repeats']} interleaved rounds after {s['warmup']} "
+        f"of warm-up" + ("." if s["repeats"] >= 10 else ": too few to quote."),
         "",
         f"{'N x n':13}{'contender':38}{'median ms':>10}{'q25 - q75':>20}{'best ms':>10}{'mean ms':>10}"
         f"{'/ product':>11}{'/ Muon':>9}{'/ fused':>9}{'off by':>10}",
@@ -176,7 +177,7 @@ def large_report(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------- crossover
+# -- crossover -----------------------------------------------------------------------------------------------
 
 
 def measure_cell(N: int, n: int, batch: int, cap: float) -> dict[str, Any]:
@@ -220,7 +221,8 @@ def crossover_report(record: dict[str, Any]) -> str:
     lines = [*first_lines(record), ""]
     for batch in GRID_BATCH:
         lines += [
-            f"transported / implicit, {'one matrix' if batch == 1 else f'a stack of {batch}'} (best; implicit ms)",
+            f"transported / implicit, {'one matrix' if batch == 1 else f'a stack of {batch}'} (best; "
+            f"implicit ms)",
             f"{'N':>6}"
             + "".join(f"{f'n = N/{1 / s}' if s.numerator == 1 else f'n = {s} N':>17}" for s in GRID_SHARE),
         ]

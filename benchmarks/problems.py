@@ -274,7 +274,8 @@ def measure(case: Case) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| problem | method | evaluations to 1e-6 | Hessian products | CPU seconds | gap at the end | gradient there "
+        "| problem | method | evaluations to 1e-6 | Hessian products | CPU seconds | gap at the end | "
+        "gradient there "
         "| a start that ended elsewhere |",
         "|---|---|---|---|---|---|---|---|",
     ]

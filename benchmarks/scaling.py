@@ -64,7 +64,7 @@ class Budget:
     memory: float
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def points(N: int, n: int, batch: int) -> tuple[Tensor, Tensor]:
     return Y, torch.randn(shape, generator=generator)
 
 
-# ---------------------------------------------------------------------------------------------------- memory
+# -- memory --------------------------------------------------------------------------------------------------
 
 
 def status(key: str) -> int:
@@ -167,7 +167,7 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- in the child
+# -- in the child --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -415,7 +415,7 @@ def child(task: dict[str, Any]) -> None:
     print(json.dumps(result), flush=True)
 
 
-# ---------------------------------------------------------------------------------------------------- in the parent
+# -- in the parent -------------------------------------------------------------------------------------------
 
 
 def run(kind: str, threads: int, **task: Any) -> dict[str, Any]:
@@ -600,7 +600,7 @@ def targets(record: dict[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
-# ---------------------------------------------------------------------------------------------------- the report
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 def report(record: dict[str, Any]) -> str:
@@ -608,7 +608,8 @@ def report(record: dict[str, Any]) -> str:
     s = record["settings"]
     lines = [
         *machine_lines(record),
-        f"One Adam step, float32; a time is the mean of ten steps in a row, median of {s['rounds']} such. Budgets: "
+        f"One Adam step, float32; a time is the mean of ten steps in a row, median of {s['rounds']} such. "
+        f"Budgets: "
         f"{s['step']:g} s a step, {s['setup']:g} s set-up, {s['memory']:g} GiB.",
     ]
     fitted = {(f["n"], f["batch"], f["contender"]): f for f in record["slopes"]}
@@ -650,18 +651,24 @@ def report(record: dict[str, Any]) -> str:
         ms = {k: f"{q[1]:.2f} ms" for k, q in row["ms"].items()}
         lines += [
             "",
-            f"{name}, N = 32768, n = 16: a step {ms['step']}; its {row['tall_products']} tall products {ms['tall']}, "
-            f"{row['small_calls']} n x n products and inverses {ms['small']}, one fused Adam step {ms['adam']}",
-            f"  step / (products + Adam) = {row['ratio'][1]:.2f} ({row['ratio'][0]:.2f} - {row['ratio'][2]:.2f}), "
-            f"of the best times {row['ratio_of_best']:.2f}, mean with polishing {row['ratio_with_polishing']:.2f}, "
+            f"{name}, N = 32768, n = 16: a step {ms['step']}; its {row['tall_products']} tall products "
+            f"{ms['tall']}, "
+            f"{row['small_calls']} n x n products and inverses {ms['small']}, one fused Adam step "
+            f"{ms['adam']}",
+            f"  step / (products + Adam) = {row['ratio'][1]:.2f} ({row['ratio'][0]:.2f} - "
+            f"{row['ratio'][2]:.2f}), "
+            f"of the best times {row['ratio_of_best']:.2f}, mean with polishing "
+            f"{row['ratio_with_polishing']:.2f}, "
             f"tall products only {row['ratio_tall_only']:.2f}",
         ]
     if record["large"]:
         row = record["large"]
         lines += [
             "",
-            f"N = {row['N']}, n = {row['n']}: constrain {row['constrain_s']:.2f} s; with {row['steps']} steps and "
-            f"their backward {row['seconds']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB; loss {row['loss'][0]:.3g} -> "
+            f"N = {row['N']}, n = {row['n']}: constrain {row['constrain_s']:.2f} s; with {row['steps']} "
+            f"steps and "
+            f"their backward {row['seconds']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB; loss "
+            f"{row['loss'][0]:.3g} -> "
             f"{row['loss'][1]:.3g}, {row['distance']:.1e} off the manifold",
         ]
     for row in record["crossover"]:

@@ -53,7 +53,7 @@ GHOR_MUON, TORCH_MUON = "ghor Muon, Cayley", "torch Muon"
 GEOOPT = "geoopt RiemannianAdam, canonical"
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 def ghor_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
@@ -146,7 +146,7 @@ def moved(Y: Tensor, Z: Tensor) -> float:
     return float(torch.linalg.matrix_norm(Y - Z).min())
 
 
-# ---------------------------------------------------------------------------------------------------- the floor
+# -- the floor -----------------------------------------------------------------------------------------------
 
 # Numbers of one weight that must cross memory in a step with a stored section (design: Lambda = [Y, Q] is N x
 # N).
@@ -185,7 +185,7 @@ def floor(rates: dict[str, Any]) -> dict[str, float]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the record
+# -- the record ----------------------------------------------------------------------------------------------
 
 
 Key = tuple[str, str]  # name, layout
@@ -279,7 +279,7 @@ def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the report
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 def report(record: dict[str, Any]) -> str:
@@ -294,7 +294,8 @@ def report(record: dict[str, Any]) -> str:
     s, low = record["settings"], record["floor"]
     lines = [
         *machine_lines(record),
-        f"One step over {s['count']} weights of St({s['n']},{s['N']}), float32; {s['repeats']} interleaved rounds "
+        f"One step over {s['count']} weights of St({s['n']},{s['N']}), float32; {s['repeats']} interleaved "
+        f"rounds "
         f"after {s['warmup']} of warm-up" + ("." if s["repeats"] >= 30 else ": too few to quote."),
         "",
         f"{'contender':34}{'layout':13}{'median ms':>10}{'q25 - q75':>18}{'best ms':>10}{'first ms':>10}"
@@ -318,7 +319,8 @@ def report(record: dict[str, Any]) -> str:
         lines.append(f"  {line['what']:84}{bound:>8}   {spread(line['ratio']):24}{verdict}")
     lines += [
         "",
-        "Floor of a Cayley step with a stored section, which neither its traffic nor its arithmetic can undercut:",
+        "Floor of a Cayley step with a stored section, which neither its traffic nor its arithmetic can "
+        "undercut:",
         f"  {low['bytes'] / 1e6:.1f} MB = {low['bytes_ms']:.2f} ms of copying; "
         f"{low['flops'] / 1e6:.1f} MFlop = {low['flops_ms']:.2f} ms of matmul; so {low['ms']:.2f} ms",
     ]

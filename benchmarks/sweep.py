@@ -50,7 +50,7 @@ NEAR = 1.1  # a rate is good if its loss is at most this many times the method's
 CONTENDERS = tuple(m for m in METHODS if m.stiefel or m.key == "soft")
 
 
-# ---------------------------------------------------------------------------------------------------- one run
+# -- one run -------------------------------------------------------------------------------------------------
 
 
 def run(
@@ -120,7 +120,7 @@ def sweep(folder: Path, options: argparse.Namespace, console: Console) -> None:
             console.print(f"{method.key:8} lr {lr:<8.2g} losses {found['losses']}, {found['seconds']:.0f} s")
 
 
-# ---------------------------------------------------------------------------------------------------- from the records
+# -- from the records ----------------------------------------------------------------------------------------
 
 
 def records(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:

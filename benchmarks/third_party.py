@@ -63,7 +63,7 @@ ARGUMENTS = {"lr": 1e-3, "momentum": 0.9}  # where the class has no default
 REFUSAL = "cannot be lifted to manifolds: "
 
 
-# ---------------------------------------------------------------------------------------------------- classes
+# -- classes -------------------------------------------------------------------------------------------------
 
 
 def classes(library: str) -> dict[str, type[Optimizer]]:
@@ -111,7 +111,7 @@ def arguments(Base: type[Optimizer], library: str) -> dict[str, Any]:
     return given
 
 
-# ---------------------------------------------------------------------------------------------------- the reference
+# -- the reference -------------------------------------------------------------------------------------------
 
 
 def gradients(N: int, n: int, steps: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -215,7 +215,7 @@ def own_rounding(
     return worst
 
 
-# ---------------------------------------------------------------------------------------------------- the table
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 def judge(
@@ -288,7 +288,8 @@ def summary(rows: list[tuple[str, str, dict[str, Any]]]) -> str:
                 small = [value for value, _ in runs if value <= limit]
                 as_own = sum(limit < value <= 10 * own for value, own in runs)
                 lines.append(
-                    f"- {how}, {name}, {len(runs)} runs against {against}: {len(small)} within {limit:.0e} (at most "
+                    f"- {how}, {name}, {len(runs)} runs against {against}: {len(small)} within {limit:.0e} "
+                    f"(at most "
                     f"{max(small, default=0.0):.1e}), {as_own} within their own rounding, "
                     f"{len(runs) - len(small) - as_own} beyond"
                 )

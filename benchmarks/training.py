@@ -41,7 +41,7 @@ COMPILED, PLAIN = "geometric-adam", "geometric-adam, plain formula"
 PARTS = ("ad", "direction", "retraction")
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 class Contender:
@@ -142,7 +142,7 @@ def measure(contenders: list[Contender], rounds: int, warmup: int, tell: Callabl
         gc.enable()
 
 
-# ---------------------------------------------------------------------------------------------------- the limit
+# -- the limit -----------------------------------------------------------------------------------------------
 
 
 def flops() -> dict[str, float]:
@@ -179,7 +179,7 @@ def limits(rates: dict[str, Any], seconds: float) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the record
+# -- the record ----------------------------------------------------------------------------------------------
 
 
 def make_record(console: Console, threads: int, rounds: int, warmup: int) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def make_record(console: Console, threads: int, rounds: int, warmup: int) -> dic
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the report
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 def table(record: dict[str, Any], what: str) -> Table:
@@ -253,19 +253,25 @@ def report(record: dict[str, Any]) -> list[str]:
     minutes = paper.OUTCOMES["pendulum"][COMPILED].minutes[0]
     theirs = minutes * 60e3 / (39 * paper.EPOCHS["pendulum"])  # 39 steps an epoch
     lines = [
-        f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are flushed to "
+        f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are "
+        f"flushed to "
         "zero, as in training. Geometric share: (direction + retraction) / (AD + direction + retraction).",
-        f"Forward + backward with compiled blocks is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) times as "
+        f"Forward + backward with compiled blocks is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) "
+        f"times as "
         "fast as with the plain formula.",
-        f"Its {count / 1e9:.1f} GFlop of products ({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; "
-        f"backward counted as twice forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 product. "
+        f"Its {count / 1e9:.1f} GFlop of products "
+        f"({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; "
+        f"backward counted as twice forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 "
+        f"product. "
         f"Measured: {low['seconds']:.3f} s, {low['over_floor']:.1f} times that.",
     ]
     if s["batch"] == 2048:
         lines.append(
-            f"Bar: {BAR:g} s where a product reaches {BAR_GFLOPS:.0f} GFlop/s and a copy {BAR_GBS:.0f} GB/s (read and "
+            f"Bar: {BAR:g} s where a product reaches {BAR_GFLOPS:.0f} GFlop/s and a copy {BAR_GBS:.0f} GB/s "
+            f"(read and "
             f"written). This machine is {low['slower_products']:.2f} times slower in products, "
-            f"{low['slower_copies']:.2f} times in copies. Bar times the larger: {low['bar_seconds']['max']:.3f} s, "
+            f"{low['slower_copies']:.2f} times in copies. Bar times the larger: "
+            f"{low['bar_seconds']['max']:.3f} s, "
             f"{verdict[low['met']['max']]}; times their mean: {low['bar_seconds']['mean']:.3f} s, "
             f"{verdict[low['met']['mean']]}."
         )
@@ -280,7 +286,8 @@ def report(record: dict[str, Any]) -> list[str]:
         values = [rates[key] for rates in record["rates"]]
         if max(values) > 1.2 * min(values):
             lines.append(
-                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be quoted."
+                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be "
+                f"quoted."
             )
     return [*lines, *machine_lines(record)]
 

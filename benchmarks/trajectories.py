@@ -84,7 +84,7 @@ MISSING = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- cases
+# -- cases ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------- running
+# -- running -------------------------------------------------------------------------------------------------
 
 
 def run(
@@ -280,14 +280,15 @@ def record(path: Path, only: str) -> None:
     unfinished.replace(path)
     path.with_name(path.name + ".sha256").write_text(f"{digest}  {path.name}\n")
     print(
-        f"{len(entries)} cases in {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e6:.1f} MB: {path}"
+        f"{len(entries)} cases in {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e6:.1f} MB: "
+        f"{path}"
     )
     for name, entry in entries.items():
         if "raised" in entry:
             print(f"raised: {name}: {entry['raised']}")
 
 
-# ---------------------------------------------------------------------------------------------------- comparing
+# -- comparing -----------------------------------------------------------------------------------------------
 
 
 def flat(value: Any, where: str = "") -> dict[str, Any]:
@@ -386,7 +387,8 @@ def compare(path: Path, only: str, limit: float) -> int:
         progress(i + 1, len(chosen), begun, case.name)
     print(f"recorded: {recorded['commit']}, {recorded['date']}, torch {recorded['torch']}")
     print(
-        f"now:      {commit()}, torch {torch.__version__}; largest differences in eps; resumed: from the saved state"
+        f"now:      {commit()}, torch {torch.__version__}; largest differences in eps; resumed: from the "
+        f"saved state"
     )
     print(
         f"{'optimizer':18}{'space':24}{'section':13}{'bit-equal':>10}{'weights':>10}{'resumed':>10}{'state':>10}"
@@ -401,9 +403,12 @@ def compare(path: Path, only: str, limit: float) -> int:
             print(f"FAILED {name}: {line}")
     equal = sum(row.equal for row in rows.values())
     print(
-        f"{len(chosen)} cases in {time.perf_counter() - begun:.0f} s: {equal} bit-equal, {len(failed)} failed "
-        f"({limit:g} eps); largest difference of weights {max(row.weights for row in rows.values()):.1f} eps, resumed "
-        f"{max(row.resumed for row in rows.values()):.1f}, of states {max(row.state for row in rows.values()):.1f}"
+        f"{len(chosen)} cases in {time.perf_counter() - begun:.0f} s: {equal} bit-equal, {len(failed)} "
+        f"failed "
+        f"({limit:g} eps); largest difference of weights {max(row.weights for row in rows.values()):.1f} "
+        f"eps, resumed "
+        f"{max(row.resumed for row in rows.values()):.1f}, of states "
+        f"{max(row.state for row in rows.values()):.1f}"
     )
     return len(failed)
 

@@ -132,7 +132,8 @@ def main() -> None:
     torch.set_num_threads(1)
     optimizer = problem(args.optimizer, args.weights, args.euclidean, section=args.section)
     print(
-        f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} Euclidean"
+        f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} "
+        f"Euclidean"
     )
     print(report(walk(optimizer, args.step), args.top))
 

@@ -102,7 +102,7 @@ def root(
     """
 
 
-# -- run ---------------------------------------------------------------------------------------------------------------
+# -- run -----------------------------------------------------------------------------------------------------
 
 
 @app.command(cls=Plain)
@@ -113,7 +113,8 @@ def run(
     optimizer: Annotated[
         list[OptimizerName] | None,
         option(
-            f"One of {', '.join(OPTIMIZERS)} (not for the pendulum), and beyond the paper {', '.join(FURTHER)}. "
+            f"One of {', '.join(OPTIMIZERS)} (not for the pendulum), and beyond the paper "
+            f"{', '.join(FURTHER)}. "
             "May be repeated.",
             "NAME",
             WHAT,
@@ -136,8 +137,10 @@ def run(
     reading: Annotated[
         list[Reading] | None,
         option(
-            "Learning rates of the pendulum. as-run: 1e-3 for geometric-adam and 1e-2 for the others, with which the "
-            "numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, equal-1e-2: the two "
+            "Learning rates of the pendulum. as-run: 1e-3 for geometric-adam and 1e-2 for the others, with "
+            "which the "
+            "numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, equal-1e-2: "
+            "the two "
             "Adams with the same one. May be repeated.",
             "NAME",
             WHAT,
@@ -178,7 +181,8 @@ def run(
     frame: Annotated[
         str | None,
         option(
-            "How the frame above each starting weight is completed: closed-form, a function of the weight, or random.",
+            "How the frame above each starting weight is completed: closed-form, a function of the weight, "
+            "or random.",
             "NAME",
             HOW,
             "closed-form",
@@ -516,7 +520,7 @@ def caught(
         raise typer.Exit(1)
 
 
-# -- report, pack, data, check, bench ----------------------------------------------------------------------------------
+# -- report, pack, data, check, bench ------------------------------------------------------------------------
 
 
 @app.command(cls=Plain)

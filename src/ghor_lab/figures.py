@@ -123,7 +123,7 @@ def figure(
     return Figure(file, drawn, caption, alt)
 
 
-# -- curves over epochs ------------------------------------------------------------------------------------------------
+# -- curves over epochs --------------------------------------------------------------------------------------
 
 Reported = Callable[[str, str], tuple[float, float, float] | None]
 
@@ -407,7 +407,7 @@ def _in_words(drawn: Drawn, quantity: Quantity) -> str:
     return f"{quantity.words} over epochs; {'; '.join(parts)}."
 
 
-# -- the pendulum ------------------------------------------------------------------------------------------------------
+# -- the pendulum --------------------------------------------------------------------------------------------
 
 
 def angles(points: Array) -> tuple[Array, Array]:
@@ -434,7 +434,8 @@ def phase_space(sample: dict[str, Any]) -> Figure:
         canvas.legend(loc="outside lower center", ncols=2)
 
     caption = (
-        "The pendulum in phase space: trajectories of the data, θ″ = sin θ, and what decoder and encoder make of them. "
+        "The pendulum in phase space: trajectories of the data, θ″ = sin θ, and what decoder and encoder "
+        "make of them. "
         "θ is taken modulo 2π; the stable position is π."
     )
     alt = f"Phase space of {len(original)} trajectories: closed curves around π oscillate, those from 0 to 2π rotate."
@@ -463,7 +464,8 @@ def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
         canvas.legend(loc="outside lower center", ncols=2)
 
     caption = (
-        f"Reconstruction over time by {whose}, seed {sample['seed']}, epoch {sample['epoch']}: of the sample's "
+        f"Reconstruction over time by {whose}, seed {sample['seed']}, epoch {sample['epoch']}: of the "
+        f"sample's "
         f"{len(original)} trajectories the one that moves most; its relative error is {error:.2g}."
     )
     alt = f"Four coordinates over time, data and reconstruction, with a relative error of {error:.2g}."

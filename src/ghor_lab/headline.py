@@ -102,7 +102,7 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
     return sorted(found.values(), key=lambda p: (place(OPTIMIZERS, p.optimizer), -p.epochs))
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- words ---------------------------------------------------------------------------------------------------
 
 
 def verdict(pools: Sequence[Pool]) -> list[str]:
@@ -160,7 +160,8 @@ def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, s
             cells.setdefault(name(OPTIMIZERS, p.optimizer), []).append(f"{mean} ({d:+.1f})")
         both = what + (" and test accuracy" if any(key != "loss" for _, key, _ in found) else "")
         yield (
-            f"{title}, {both} after {asked} epochs{_seeds(full)}, in brackets the distance from the paper in its "
+            f"{title}, {both} after {asked} epochs{_seeds(full)}, in brackets the distance from the paper in "
+            f"its "
             f"standard deviations: {', '.join(f'{title} {listed(parts)}' for title, parts in cells.items())}."
         )
     done = {p.optimizer for p in full}
@@ -175,7 +176,8 @@ def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, s
             else ""
         )
         yield (
-            f"{title}, {what} after {epochs} of the paper's {asked} epochs{_seeds([p for _, p in same])}{equal}: "
+            f"{title}, {what} after {epochs} of the paper's {asked} "
+            f"epochs{_seeds([p for _, p in same])}{equal}: "
             f"{', '.join(f'{name(OPTIMIZERS, p.optimizer)} {end:.3f}' for end, p in same)}."
         )
         adams = [end for end, p in same if p.optimizer in ("geometric-adam", "scalar-moment-adam")]
@@ -205,11 +207,12 @@ def _seeds(pools: Sequence[Pool]) -> str:
     )
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures -------------------------------------------------------------------------------------------------
 
 
 KEY = (
-    "A dot is a run, filled if it has the paper's number of epochs; grey bars are the paper's mean and standard "
+    "A dot is a run, filled if it has the paper's number of epochs; grey bars are the paper's mean and "
+    "standard "
     "deviation ({} epochs, 10 seeds){}."
 )
 

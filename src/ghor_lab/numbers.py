@@ -201,7 +201,8 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str
                 made = environment.get_template(f"{block[2]}.jinja").render().strip()
             except TemplateNotFound:
                 raise ValueError(
-                    f"{path}, line {line}: there is no {templates / block[2]}.jinja; run it in the clone, or name the "
+                    f"{path}, line {line}: there is no {templates / block[2]}.jinja; run it in the clone, or "
+                    f"name the "
                     "folder of records with --results"
                 ) from None
             except (TemplateError, ValueError, KeyError, TypeError, IndexError) as error:

@@ -18,7 +18,8 @@ DATA = (
 DATA_ELSE = "the variable GHOR_DATA, else the cache, on Linux ~/.cache/ghor"
 RATE = "Learning rate of all weights."
 THREADS = (
-    "Threads of each run. They decide the rounding: another number is another run, which starts from scratch. To go "
+    "Threads of each run. They decide the rounding: another number is another run, which starts from "
+    "scratch. To go "
     "on with a run on another machine or with other --jobs, give the number it has."
 )
 JOBS = "Runs at a time. The default of --threads depends on it."
@@ -27,7 +28,8 @@ OF_TRANSFORMER, OF_PENDULUM = (
 )
 NETWORK = f"Change the transformer, by default {OF_TRANSFORMER}. May be repeated."
 NETWORKS = (
-    f"Change the network. By default the transformer has {OF_TRANSFORMER}, and that of the pendulum {OF_PENDULUM}. "
+    f"Change the network. By default the transformer has {OF_TRANSFORMER}, and that of the pendulum "
+    f"{OF_PENDULUM}. "
     "May be repeated."
 )
 

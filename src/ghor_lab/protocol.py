@@ -57,7 +57,7 @@ def random_frames(opt: Optimizer, model: nn.Module, generator: Generator) -> Non
         opt.state[p]["section"] = torch.cat([p, Q.to(p.dtype)], -1)
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------
+# -- the gate ------------------------------------------------------------------------------------------------
 
 
 def judge(optimizer: str, epochs: Sequence[dict[str, Any]]) -> list[str | None]:

@@ -37,7 +37,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """The values of one line; ValueError if it is not a line that `encode` made."""
     body, mark, crc = line.rpartition(b',"crc":"')
     if not mark or crc[8:] not in (b'"}', b'"}\n') or f"{zlib.crc32(body + b'}'):08x}".encode() != crc[:8]:
-        raise ValueError("its check sum is wrong")
+        raise ValueError("its checksum is wrong")
     values: dict[str, Any] = json.loads(body + b"}")
     return values
 
@@ -97,7 +97,8 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             found.append(decode(line))
         except ValueError as error:
             raise Damaged(
-                f"{path}, line {number}: {error}; the file was changed after it was written. Put back a copy of it, or "
+                f"{path}, line {number}: {error}; the file was changed after it was written. Put back a copy "
+                f"of it, or "
                 "start from scratch with --restart, which removes record and checkpoint"
             ) from None
         size += len(line)

@@ -28,8 +28,10 @@ WIDE = 140  # columns of tables that go to a file or a pipe, where nothing is cu
 TITLE = "ghor: experiments beside the paper"
 INTRO = (
     "Runs of ghor beside the numbers in Brantner, Generalizing Adam To Manifolds For Efficiently Training "
-    "Transformers: mean ± sample standard deviation over 10 seeds, 500 epochs for the transformer, 1000 for the "
-    "pendulum, on an NVIDIA GeForce RTX 4090. Tables and figures are drawn from the records of the runs and from "
+    "Transformers: mean ± sample standard deviation over 10 seeds, 500 epochs for the transformer, 1000 for "
+    "the "
+    "pendulum, on an NVIDIA GeForce RTX 4090. Tables and figures are drawn from the records of the runs and "
+    "from "
     "nothing else.",
 )
 
@@ -101,7 +103,7 @@ def report(
     return page
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
@@ -145,13 +147,14 @@ def about(runs: Sequence[Run]) -> str:
 
     return (
         f"{counted(len(runs), 'run')}, seeds {tables.numbers(sorted(seeds))}, "
-        f"recorded from {tables.minute(min(times, default=None))} to {tables.minute(max(times, default=None))}. "
+        f"recorded from {tables.minute(min(times, default=None))} to "
+        f"{tables.minute(max(times, default=None))}. "
         f"Commit {each('commit')}, ghor {each('ghor')}, torch {each('torch')}, Python {each('python')}. "
         f"{each('machine')}."
     )
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

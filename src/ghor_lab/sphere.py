@@ -110,8 +110,10 @@ def draw(canvas: Canvas) -> None:
 def transport() -> Figure:
     """The figure for the report."""
     caption = (
-        "Parallel transport on S² = St(1, 3), the paper's figure, computed with ghor: the final velocity v₁ and the "
-        "cache v₂ at Y; then v₂ transported along the geodesic of v₁, at five steps η. Its coordinates in g^hor do not "
+        "Parallel transport on S² = St(1, 3), the paper's figure, computed with ghor: the final velocity v₁ "
+        "and the "
+        "cache v₂ at Y; then v₂ transported along the geodesic of v₁, at five steps η. Its coordinates in "
+        "g^hor do not "
         "change."
     )
     alt = "Two spheres: left two tangent vectors at a point; right one of them carried along the geodesic of the other."

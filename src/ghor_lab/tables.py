@@ -35,7 +35,7 @@ def by_optimizer(pools: Sequence[Pool]) -> Iterator[tuple[str, list[Pool]]]:
         yield optimizer, list(same)
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------
+# -- outcomes ------------------------------------------------------------------------------------------------
 
 
 def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
@@ -232,7 +232,7 @@ def pendulum_structure(pools: Sequence[Pool]) -> Table | None:
     return Table("pendulum-structure", "Pendulum: what training keeps", columns, rows) if rows else None
 
 
-# -- cost --------------------------------------------------------------------------------------------------------------
+# -- cost ----------------------------------------------------------------------------------------------------
 
 
 def cost(experiment: str, pools: Sequence[Pool]) -> Table | None:
@@ -315,7 +315,7 @@ def state(pools: Sequence[Pool]) -> Table | None:
     return Table("state", "Optimizer state", columns, rows) if rows else None
 
 
-# -- where the numbers come from ---------------------------------------------------------------------------------------
+# -- where the numbers come from -----------------------------------------------------------------------------
 
 
 def provenance(runs: Sequence[Run]) -> Table:

@@ -82,7 +82,7 @@ def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
             return torch.optim.Adam(model.parameters(), **adam, fused=True)
 
 
-# -- what is written down ---------------------------------------------------------------------------------------------
+# -- what is written down ------------------------------------------------------------------------------------
 
 
 def commit() -> str | None:
@@ -195,7 +195,7 @@ class Stopwatch:
         self._phase, self._since = phase, now
 
 
-# -- the run ----------------------------------------------------------------------------------------------------------
+# -- the run -------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -349,7 +349,8 @@ def resume(
     if len(run.epochs) not in (done, done - 1):
         there = "is missing" if state is None else f"is of epoch {done}"
         raise Damaged(
-            f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. Put back a "
+            f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. "
+            f"Put back a "
             "copy of the file, or start from scratch with --restart"
         )
     size = run.size
