@@ -440,23 +440,22 @@ def report(summary: dict[str, Any]) -> str:
             values = ", ".join(f"{s} {c[s]['mean']:.4g} +- {c[s]['sd']:.2g}" for s in SECTIONS)
             lines.append(
                 f"  {outcome:6}{values}; implicit/transported {c['ratio']:.4f}, lower in "
-                f"{c['implicit_lower_in']} of "
-                f"{c['pairs']}; d {c['d_paired']:+.2f} (pairs), {c['d_between_seeds']:+.2f} (spread of seeds)"
+                f"{c['implicit_lower_in']} of {c['pairs']}; d {c['d_paired']:+.2f} (pairs), "
+                f"{c['d_between_seeds']:+.2f} (spread of seeds)"
             )
             if "ks_p" in c:
                 low, high = c["ratio_90"]
                 verdict = "equivalent" if c["equivalence_p"] < LEVEL else "NOT shown equivalent"
                 lines.append(
-                    f"        Wilcoxon p = {c['wilcoxon_p']:.2g}, KS D = {c['ks']:.2f}, p = {c['ks_p']:.2g}; "
-                    f"ratio in "
-                    f"[{low:.3f}, {high:.3f}] (90 %), {verdict} within {100 * (summary['margin'] - 1):.0f} % "
-                    f"(p = {c['equivalence_p']:.1e})"
+                    f"        Wilcoxon p = {c['wilcoxon_p']:.2g}, KS D = {c['ks']:.2f}, p = "
+                    f"{c['ks_p']:.2g}; ratio in [{low:.3f}, {high:.3f}] (90 %), {verdict} within "
+                    f"{100 * (summary['margin'] - 1):.0f} % (p = {c['equivalence_p']:.1e})"
                 )
             if (control := entry.get(f"{outcome} {CONTROL}")) is not None:
                 low, high = control.get("ratio_90", (math.nan, math.nan))
                 lines.append(
-                    f"        control: turned/transported {control['ratio']:.4f} in [{low:.3f}, {high:.3f}], "
-                    f"sd of a pair's log ratio {control['sd_of_log_ratio']:.3f} (implicit: "
+                    f"        control: turned/transported {control['ratio']:.4f} in [{low:.3f}, "
+                    f"{high:.3f}], sd of a pair's log ratio {control['sd_of_log_ratio']:.3f} (implicit: "
                     f"{c['sd_of_log_ratio']:.3f})"
                 )
         for name, (loss, accuracy) in entry.get("epoch_loss", {}).items():

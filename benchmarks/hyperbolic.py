@@ -150,7 +150,7 @@ def times(args: argparse.Namespace, geoopt: Any) -> None:
         held = sum(v.numel() for v in opt.state[Y].values() if torch.is_tensor(v)) / Y.numel()
         print(
             f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a "
-            f"number"
+            "number"
         )
 
 

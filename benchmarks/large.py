@@ -77,7 +77,7 @@ def first_lines(record: dict[str, Any]) -> list[str]:
         if max(values) > 1.2 * min(values):
             lines.append(
                 f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be "
-                f"quoted."
+                "quoted."
             )
     return lines
 
@@ -160,8 +160,7 @@ def large_report(record: dict[str, Any]) -> str:
         f"One step on one matrix of St(n,N), float32; {s['repeats']} interleaved rounds after {s['warmup']} "
         f"of warm-up" + ("." if s["repeats"] >= 10 else ": too few to quote."),
         "",
-        f"{'N x n':13}{'contender':38}{'median ms':>10}{'q25 - q75':>20}{'best ms':>10}{'mean ms':>10}"
-        f"{'/ product':>11}{'/ Muon':>9}{'/ fused':>9}{'off by':>10}",
+        f"{'N x n':13}{'contender':38}{'median ms':>10}{'q25 - q75':>20}{'best ms':>10}{'mean ms':>10}{'/ product':>11}{'/ Muon':>9}{'/ fused':>9}{'off by':>10}",
     ]
     size = ""
     for row in record["rows"]:
@@ -169,9 +168,7 @@ def large_report(record: dict[str, Any]) -> str:
         name = f"{row['name']} ({row['section']})" if "auto" in row["name"] else row["name"]
         lines += [] if same or len(lines) < 5 or lines[-1].startswith("N x n") else [""]
         lines.append(
-            f"{'' if same else size:13}{name:38}{q[1]:10.2f}{f'{q[0]:.2f} - {q[2]:.2f}':>20}"
-            f"{min(row['rounds_ms']['again']):10.2f}{row['mean_ms']:10.2f}{row['over_product'][1]:11.1f}{row['over_muon'][1]:9.2f}"
-            f"{row['over_torch_fused'][1]:9.1f}"
+            f"{'' if same else size:13}{name:38}{q[1]:10.2f}{f'{q[0]:.2f} - {q[2]:.2f}':>20}{min(row['rounds_ms']['again']):10.2f}{row['mean_ms']:10.2f}{row['over_product'][1]:11.1f}{row['over_muon'][1]:9.2f}{row['over_torch_fused'][1]:9.1f}"
             + ("" if row["distance"] is None else f"{row['distance']:10.1e}")
         )
     return "\n".join(lines)
@@ -222,7 +219,7 @@ def crossover_report(record: dict[str, Any]) -> str:
     for batch in GRID_BATCH:
         lines += [
             f"transported / implicit, {'one matrix' if batch == 1 else f'a stack of {batch}'} (best; "
-            f"implicit ms)",
+            "implicit ms)",
             f"{'N':>6}"
             + "".join(f"{f'n = N/{1 / s}' if s.numerator == 1 else f'n = {s} N':>17}" for s in GRID_SHARE),
         ]

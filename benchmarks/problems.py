@@ -275,8 +275,7 @@ def measure(case: Case) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| problem | method | evaluations to 1e-6 | Hessian products | CPU seconds | gap at the end | "
-        "gradient there "
-        "| a start that ended elsewhere |",
+        "gradient there | a start that ended elsewhere |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:

@@ -609,8 +609,7 @@ def report(record: dict[str, Any]) -> str:
     lines = [
         *machine_lines(record),
         f"One Adam step, float32; a time is the mean of ten steps in a row, median of {s['rounds']} such. "
-        f"Budgets: "
-        f"{s['step']:g} s a step, {s['setup']:g} s set-up, {s['memory']:g} GiB.",
+        f"Budgets: {s['step']:g} s a step, {s['setup']:g} s set-up, {s['memory']:g} GiB.",
     ]
     fitted = {(f["n"], f["batch"], f["contender"]): f for f in record["slopes"]}
     for (n, b), contenders in panels(record).items():
@@ -652,24 +651,19 @@ def report(record: dict[str, Any]) -> str:
         lines += [
             "",
             f"{name}, N = 32768, n = 16: a step {ms['step']}; its {row['tall_products']} tall products "
-            f"{ms['tall']}, "
-            f"{row['small_calls']} n x n products and inverses {ms['small']}, one fused Adam step "
-            f"{ms['adam']}",
+            f"{ms['tall']}, {row['small_calls']} n x n products and inverses {ms['small']}, one fused Adam "
+            f"step {ms['adam']}",
             f"  step / (products + Adam) = {row['ratio'][1]:.2f} ({row['ratio'][0]:.2f} - "
-            f"{row['ratio'][2]:.2f}), "
-            f"of the best times {row['ratio_of_best']:.2f}, mean with polishing "
-            f"{row['ratio_with_polishing']:.2f}, "
-            f"tall products only {row['ratio_tall_only']:.2f}",
+            f"{row['ratio'][2]:.2f}), of the best times {row['ratio_of_best']:.2f}, mean with polishing "
+            f"{row['ratio_with_polishing']:.2f}, tall products only {row['ratio_tall_only']:.2f}",
         ]
     if record["large"]:
         row = record["large"]
         lines += [
             "",
             f"N = {row['N']}, n = {row['n']}: constrain {row['constrain_s']:.2f} s; with {row['steps']} "
-            f"steps and "
-            f"their backward {row['seconds']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB; loss "
-            f"{row['loss'][0]:.3g} -> "
-            f"{row['loss'][1]:.3g}, {row['distance']:.1e} off the manifold",
+            f"steps and their backward {row['seconds']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB; loss "
+            f"{row['loss'][0]:.3g} -> {row['loss'][1]:.3g}, {row['distance']:.1e} off the manifold",
         ]
     for row in record["crossover"]:
         at = f"from N = {row['crossover']} on" if row["crossover"] else "nowhere here"

@@ -295,19 +295,15 @@ def report(record: dict[str, Any]) -> str:
     lines = [
         *machine_lines(record),
         f"One step over {s['count']} weights of St({s['n']},{s['N']}), float32; {s['repeats']} interleaved "
-        f"rounds "
+        "rounds "
         f"after {s['warmup']} of warm-up" + ("." if s["repeats"] >= 30 else ": too few to quote."),
         "",
-        f"{'contender':34}{'layout':13}{'median ms':>10}{'q25 - q75':>18}{'best ms':>10}{'first ms':>10}"
-        f"{'/ foreach':>11}{'/ geoopt':>10}{'off by':>10}{'moved':>10}",
+        f"{'contender':34}{'layout':13}{'median ms':>10}{'q25 - q75':>18}{'best ms':>10}{'first ms':>10}{'/ foreach':>11}{'/ geoopt':>10}{'off by':>10}{'moved':>10}",
     ]
     for row in record["contenders"]:
         q = row["ms"]
         lines.append(
-            f"{row['name']:34}{row['layout']:13}{q[1]:10.2f}{f'{q[0]:.2f} - {q[2]:.2f}':>18}"
-            f"{min(row['rounds_ms']['again']):10.2f}{row['first_ms'][1]:10.2f}"
-            f"{ratio(row['over_torch_foreach']):>11}{ratio(row['over_geoopt_canonical']):>10}"
-            f"{row['distance']:10.1e}{row['moved']:10.1e}"
+            f"{row['name']:34}{row['layout']:13}{q[1]:10.2f}{f'{q[0]:.2f} - {q[2]:.2f}':>18}{min(row['rounds_ms']['again']):10.2f}{row['first_ms'][1]:10.2f}{ratio(row['over_torch_foreach']):>11}{ratio(row['over_geoopt_canonical']):>10}{row['distance']:10.1e}{row['moved']:10.1e}"
         )
     lines += record["skipped"]
     lines += ["", "Like for like (median and quartiles of the ratio within a round)"]
@@ -321,8 +317,8 @@ def report(record: dict[str, Any]) -> str:
         "",
         "Floor of a Cayley step with a stored section, which neither its traffic nor its arithmetic can "
         "undercut:",
-        f"  {low['bytes'] / 1e6:.1f} MB = {low['bytes_ms']:.2f} ms of copying; "
-        f"{low['flops'] / 1e6:.1f} MFlop = {low['flops_ms']:.2f} ms of matmul; so {low['ms']:.2f} ms",
+        f"  {low['bytes'] / 1e6:.1f} MB = {low['bytes_ms']:.2f} ms of copying; {low['flops'] / 1e6:.1f} "
+        f"MFlop = {low['flops_ms']:.2f} ms of matmul; so {low['ms']:.2f} ms",
     ]
     for row in record["contenders"]:
         if row["name"] in (GHOR, GHOR_FUSED):

@@ -254,26 +254,22 @@ def report(record: dict[str, Any]) -> list[str]:
     theirs = minutes * 60e3 / (39 * paper.EPOCHS["pendulum"])  # 39 steps an epoch
     lines = [
         f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are "
-        f"flushed to "
-        "zero, as in training. Geometric share: (direction + retraction) / (AD + direction + retraction).",
+        "flushed to zero, as in training. Geometric share: (direction + retraction) / (AD + direction + "
+        "retraction).",
         f"Forward + backward with compiled blocks is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) "
-        f"times as "
-        "fast as with the plain formula.",
+        "times as fast as with the plain formula.",
         f"Its {count / 1e9:.1f} GFlop of products "
-        f"({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; "
-        f"backward counted as twice forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 "
-        f"product. "
-        f"Measured: {low['seconds']:.3f} s, {low['over_floor']:.1f} times that.",
+        f"({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; backward counted as twice "
+        f"forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 product. Measured: "
+        f"{low['seconds']:.3f} s, {low['over_floor']:.1f} times that.",
     ]
     if s["batch"] == 2048:
         lines.append(
             f"Bar: {BAR:g} s where a product reaches {BAR_GFLOPS:.0f} GFlop/s and a copy {BAR_GBS:.0f} GB/s "
-            f"(read and "
-            f"written). This machine is {low['slower_products']:.2f} times slower in products, "
+            f"(read and written). This machine is {low['slower_products']:.2f} times slower in products, "
             f"{low['slower_copies']:.2f} times in copies. Bar times the larger: "
-            f"{low['bar_seconds']['max']:.3f} s, "
-            f"{verdict[low['met']['max']]}; times their mean: {low['bar_seconds']['mean']:.3f} s, "
-            f"{verdict[low['met']['mean']]}."
+            f"{low['bar_seconds']['max']:.3f} s, {verdict[low['met']['max']]}; times their mean: "
+            f"{low['bar_seconds']['mean']:.3f} s, {verdict[low['met']['mean']]}."
         )
     lines.append(
         f"Pendulum in the paper: {theirs:.1f} ms a step of geometric Adam, one network, everything included."
@@ -287,7 +283,7 @@ def report(record: dict[str, Any]) -> list[str]:
         if max(values) > 1.2 * min(values):
             lines.append(
                 f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be "
-                f"quoted."
+                "quoted."
             )
     return [*lines, *machine_lines(record)]
 

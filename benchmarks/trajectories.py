@@ -388,15 +388,14 @@ def compare(path: Path, only: str, limit: float) -> int:
     print(f"recorded: {recorded['commit']}, {recorded['date']}, torch {recorded['torch']}")
     print(
         f"now:      {commit()}, torch {torch.__version__}; largest differences in eps; resumed: from the "
-        f"saved state"
+        "saved state"
     )
     print(
         f"{'optimizer':18}{'space':24}{'section':13}{'bit-equal':>10}{'weights':>10}{'resumed':>10}{'state':>10}"
     )
     for (optimizer, space, section), row in rows.items():
         print(
-            f"{optimizer:18}{space:24}{section:13}{f'{row.equal}/{row.cases}':>10}"
-            f"{row.weights:10.1f}{row.resumed:10.1f}{row.state:10.1f}"
+            f"{optimizer:18}{space:24}{section:13}{f'{row.equal}/{row.cases}':>10}{row.weights:10.1f}{row.resumed:10.1f}{row.state:10.1f}"
         )
     for name, lines in failed.items():
         for line in lines:
@@ -404,9 +403,8 @@ def compare(path: Path, only: str, limit: float) -> int:
     equal = sum(row.equal for row in rows.values())
     print(
         f"{len(chosen)} cases in {time.perf_counter() - begun:.0f} s: {equal} bit-equal, {len(failed)} "
-        f"failed "
-        f"({limit:g} eps); largest difference of weights {max(row.weights for row in rows.values()):.1f} "
-        f"eps, resumed "
+        f"failed ({limit:g} eps); largest difference of weights "
+        f"{max(row.weights for row in rows.values()):.1f} eps, resumed "
         f"{max(row.resumed for row in rows.values()):.1f}, of states "
         f"{max(row.state for row in rows.values()):.1f}"
     )

@@ -133,7 +133,7 @@ def main() -> None:
     optimizer = problem(args.optimizer, args.weights, args.euclidean, section=args.section)
     print(
         f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} "
-        f"Euclidean"
+        "Euclidean"
     )
     print(report(walk(optimizer, args.step), args.top))
 

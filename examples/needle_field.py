@@ -41,7 +41,7 @@ def run(steps: int = 500, count: int = 150) -> Figure:
         if step in (0, steps - 1):
             print(
                 f"step {step}: energy {loss.item():.1f}, {float(PLACES.residual(Y.detach()).max()):.1e} off "
-                f"the space"
+                "the space"
             )
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     for k, (title, needles) in enumerate((("start", start), (f"{steps} steps of Adam", Y.detach()))):

@@ -128,8 +128,8 @@ if __name__ == "__main__":
             continue
         worst = off(blocks)
         print(
-            f"{make.__name__:12} loss {first:.3f} -> {last:.3f}, {len(blocks):2} blocks, at most {worst:.1e} "
-            f"off"
+            f"{make.__name__:12} loss {first:.3f} -> {last:.3f}, {len(blocks):2} blocks, at most "
+            f"{worst:.1e} off"
         )
         assert worst <= BOUND
         assert last < first

@@ -81,7 +81,7 @@ def run(steps: int = 600) -> Figure:
         lost = float((X - U @ (inverse @ X)).norm() / X.norm())
         print(
             f"{name}: {lost:.1e} of the data lost, error {off.mean():.1e}, energy off by {drift.max():.1e} "
-            f"at most"
+            "at most"
         )
         for axes, line in ((error, off), (power, drift)):
             axes.plot(torch.arange(len(line)) * 0.01, line, label=name)

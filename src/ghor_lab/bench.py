@@ -172,8 +172,8 @@ def bench(console: Console, rounds: int = 20, threads: int = 1) -> dict[str, Any
     where = record["machine"]
     console.print(_table(record).rich(console.width))
     lines = [
-        "drift: largest distance of a weight from the manifold, ||Y^T Y - I||, after all steps. "
-        "torch's Adam knows nothing about the manifold.",
+        "drift: largest distance of a weight from the manifold, ||Y^T Y - I||, after all steps. torch's "
+        "Adam knows nothing about the manifold.",
         f"{where['processor']}, {where['cores']} cores, threads: {threads}, torch {record['torch']}; "
         f"medians of {rounds} interleaved rounds.",
         *record["missing"],

@@ -30,8 +30,7 @@ def load(path: Path, device: str = "cpu") -> dict[str, Any]:
     if not raw.startswith(_head(content)):
         raise Damaged(
             f"{path} is damaged ({len(raw)} bytes; its checksum is wrong). The run can start again from its "
-            f"seed: "
-            "use --restart, which removes its record and checkpoint"
+            "seed: use --restart, which removes its record and checkpoint"
         )
     values: dict[str, Any] = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     return values

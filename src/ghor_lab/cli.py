@@ -78,7 +78,7 @@ WIDE = 120  # columns of a table that goes to a file or a pipe
 
 
 def version(value: bool) -> None:
-    """--version."""
+    """Print the versions and exit."""
     if value:
         print(f"ghor {__version__}, torch {torch.__version__}")
         raise typer.Exit
@@ -114,8 +114,7 @@ def run(
         list[OptimizerName] | None,
         option(
             f"One of {', '.join(OPTIMIZERS)} (not for the pendulum), and beyond the paper "
-            f"{', '.join(FURTHER)}. "
-            "May be repeated.",
+            f"{', '.join(FURTHER)}. May be repeated.",
             "NAME",
             WHAT,
             "all of the paper's",
@@ -138,10 +137,8 @@ def run(
         list[Reading] | None,
         option(
             "Learning rates of the pendulum. as-run: 1e-3 for geometric-adam and 1e-2 for the others, with "
-            "which the "
-            "numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, equal-1e-2: "
-            "the two "
-            "Adams with the same one. May be repeated.",
+            "which the numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, "
+            "equal-1e-2: the two Adams with the same one. May be repeated.",
             "NAME",
             WHAT,
             "as-run",
@@ -334,7 +331,7 @@ def run(
             rate = lr if lr is not None else 1e-3
             for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
                 for o in names:
-                    first = begin if o != "standard-adam" else {}  # it has no weights on manifolds
+                    first = begin if o != "standard-adam" else {}  # it has no manifold weights
                     more = {**first, **common, **own.get(o, {})}
                     configs.append(Config(optimizer=o, seeds=some, lr=rate, label=label, **more))
         folder = out if out is not None else Path("runs") / str(experiment)
@@ -344,7 +341,10 @@ def run(
             raise ValueError(
                 "the pendulum's networks are too small to be sharded over processes: run it without torchrun"
             )
-        with execute.ranks() as (rank, world):  # not before all that can be refused is: the others would wait
+        with execute.ranks() as (
+            rank,
+            world,
+        ):  # only after everything that can be refused: the other processes would wait
             if restart and rank == 0:
                 for config in configs:
                     forget(config, folder)

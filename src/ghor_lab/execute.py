@@ -93,7 +93,7 @@ def attempt(
 
 
 def with_other_threads(configs: Sequence[Config], folder: Path) -> list[str]:
-    """Warn about new runs for which a record with another number of threads exists, and how to continue it."""
+    """Point out existing records of these runs with another number of threads, and how to continue them."""
     found: dict[int, list[Run]] = {}
     for config in configs:
         if not begun(folder / f"{config.name}.jsonl"):
@@ -107,8 +107,8 @@ def with_other_threads(configs: Sequence[Config], folder: Path) -> list[str]:
         more = f", and {counted(len(others), 'more record')}" if others else ""
         lines.append(
             f"starting anew, but {first.path} has {len(first.epochs)} of "
-            f"{counted(first.epochs_asked, 'epoch')} with {counted(threads, 'thread')}{more}: "
-            f"--threads {threads} goes on with {'them' if others else 'it'}"
+            f"{counted(first.epochs_asked, 'epoch')} with {counted(threads, 'thread')}{more}: --threads "
+            f"{threads} goes on with {'them' if others else 'it'}"
         )
     return lines
 

@@ -1,5 +1,4 @@
-"""Options of the command line: how the help shows them, and what it says of those that several commands
-have."""
+"""Options of the command line: how the help shows them, and texts that several commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from .config import AUTOENCODER, TRANSFORMER
 
-FLAG = ""  # what stands beside an option that takes no value
+FLAG = ""  # shown beside an option that takes no value
 WHAT, HOW, WHERE = "What to train", "How", "Where, and how many at a time"
 DATA = (
     "Folder in which data files are looked for first, and kept if they have to be fetched; it is made then."
@@ -19,8 +18,7 @@ DATA_ELSE = "the variable GHOR_DATA, else the cache, on Linux ~/.cache/ghor"
 RATE = "Learning rate of all weights."
 THREADS = (
     "Threads of each run. They decide the rounding: another number is another run, which starts from "
-    "scratch. To go "
-    "on with a run on another machine or with other --jobs, give the number it has."
+    "scratch. To go on with a run on another machine or with other --jobs, give the number it has."
 )
 JOBS = "Runs at a time. The default of --threads depends on it."
 OF_TRANSFORMER, OF_PENDULUM = (
@@ -29,8 +27,7 @@ OF_TRANSFORMER, OF_PENDULUM = (
 NETWORK = f"Change the transformer, by default {OF_TRANSFORMER}. May be repeated."
 NETWORKS = (
     f"Change the network. By default the transformer has {OF_TRANSFORMER}, and that of the pendulum "
-    f"{OF_PENDULUM}. "
-    "May be repeated."
+    f"{OF_PENDULUM}. May be repeated."
 )
 
 
@@ -41,8 +38,7 @@ def option(
     default: str | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """An option and what the help says of it; `default` is in words, where the value does not speak for
-    itself."""
+    """An option and its help text; `default` says in words what the value alone does not."""
     return typer.Option(
         *names,
         help=text,
@@ -53,7 +49,7 @@ def option(
 
 
 class Plain(TyperCommand):
-    """A command whose help has no types of Python."""
+    """A command whose help shows no Python types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, and --help."""
@@ -61,7 +57,7 @@ class Plain(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """The same for the commands together."""
+    """The same for a group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, and --help."""
@@ -69,7 +65,7 @@ class PlainGroup(TyperGroup):
 
 
 def untyped(params: Any) -> list[Any]:
-    """Parameters that show their metavar and no type: flags and arguments nothing."""
+    """Parameters that show their metavar instead of a type; flags and arguments show nothing."""
     for param in params:
         if isinstance(param, TyperArgument):
             param.display_type = lambda ctx: ""  # type: ignore[method-assign]

@@ -219,10 +219,9 @@ def test_the_defaults_are_the_papers_table(asked, monkeypatch):
 def test_options_arrive(asked, tmp_path):
     """Each of them changes the configuration that it is about."""
     options = (
-        "--lr 0.5 --batch-size 7 --label x --retraction geodesic --section implicit --norm frobenius --dtype "
-        "float64 "
-        "--device cuda --threads 3 --no-compile --epochs 4 --seeds 5 --set blocks=2 -o scalar-moment-adam "
-        "-o scalar-moment-adam"
+        "--lr 0.5 --batch-size 7 --label x --retraction geodesic --section implicit --norm frobenius "
+        "--dtype float64 --device cuda --threads 3 --no-compile --epochs 4 --seeds 5 --set blocks=2 -o "
+        "scalar-moment-adam -o scalar-moment-adam"
     )
     (config,), folder, data = asked("mnist", *options.split(), "--out", tmp_path, "--data", tmp_path / "d")
     assert config == Config(

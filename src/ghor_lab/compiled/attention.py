@@ -59,8 +59,7 @@ def unavailable(heads: int, x: Tensor, *weights: Tensor) -> str | None:
     if T & (T - 1) or not 4 <= T <= LARGEST or C > LARGEST or D > WIDEST:
         return (
             f"it is for 4, 8, 16, 32 or 64 tokens and at most {WIDEST} features, {LARGEST} of them a head, "
-            f"not {T} "
-            f"tokens and {D} features, {C} of them a head"
+            f"not {T} tokens and {D} features, {C} of them a head"
         )
     return missing(heads, C, T)
 

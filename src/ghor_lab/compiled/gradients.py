@@ -128,8 +128,7 @@ def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, T
     if x.dim() != 3 or x.shape != y.shape or not parameters or len(parameters) % 3:
         raise ValueError(
             f"expected two of (copies, d, points) and K, a, b of every layer, got {tuple(x.shape)}, "
-            f"{tuple(y.shape)} "
-            f"and {len(parameters)} parameters"
+            f"{tuple(y.shape)} and {len(parameters)} parameters"
         )
     (copies, d, _), m = x.shape, parameters[1].shape[-1]
     for i, p in enumerate(parameters):
