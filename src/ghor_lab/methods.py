@@ -62,19 +62,19 @@ COLUMNS = (
     Column("method", "method"),
     Column("so", "on SO(N)"),
     Column("stiefel", "on St(n, N)"),
-    Column("vector", "second moment by entry"),
+    Column("vector", "second moment per entry"),
     Column("unprojected", "no projections"),
     Column("paper", "in the paper's table"),
 )
 WORDS = (
-    "What published methods can do. The first five rows and four columns are the paper's table. A test of "
-    "this package checks the cells by experiment, but for “not applicable”, which follows from the column "
-    "before, and for the last of the soft constraint, whose weights may be any matrices. Li's two "
-    "algorithms are on the manifold up to the error of their two iterations, which short steps make small "
-    "(the test asks for 1e-5) and long ones do not.",
-    "The paper cites the first of Lezcano-Casado's two papers of 2019. The second has Stiefel too, and "
-    "where its base is moved after every step it is the paper's algorithm with the geodesic retraction, "
-    "step for step.",
+    "The table shows what published methods can do. The first five rows and four columns are the paper's "
+    "table. A test of this package checks the cells by experiment, except “not applicable”, which follows "
+    "from the column before, and the last cell of the soft constraint, whose weights may be any matrices. "
+    "Li's two algorithms stay on the manifold up to the error of their two iterations, which short steps "
+    "make small (the test asks for 1e-5) and long ones do not.",
+    "The paper cites the first of Lezcano-Casado's two papers of 2019. The second has Stiefel too; if its "
+    "base is moved after every step, it equals the paper's algorithm with the geodesic retraction, step for "
+    "step.",
 )
 
 

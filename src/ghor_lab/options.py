@@ -11,23 +11,21 @@ from .config import AUTOENCODER, TRANSFORMER
 
 FLAG = ""  # shown beside an option that takes no value
 WHAT, HOW, WHERE = "What to train", "How", "Where, and how many at a time"
-DATA = (
-    "Folder in which data files are looked for first, and kept if they have to be fetched; it is made then."
-)
+DATA = "Folder that is searched for data files first, and that receives downloads; it is created if needed."
 DATA_ELSE = "the variable GHOR_DATA, else the cache, on Linux ~/.cache/ghor"
 RATE = "Learning rate of all weights."
 THREADS = (
-    "Threads of each run. They decide the rounding: another number is another run, which starts from "
-    "scratch. To go on with a run on another machine or with other --jobs, give the number it has."
+    "Threads of each run. They affect rounding, so another number means another run, which starts from "
+    "scratch. To continue a run on another machine or with other --jobs, give its number of threads."
 )
-JOBS = "Runs at a time. The default of --threads depends on it."
+JOBS = "Number of runs at a time. The default of --threads depends on it."
 OF_TRANSFORMER, OF_PENDULUM = (
     ", ".join(f"{name}={value}" for name, value in known.items()) for known in (TRANSFORMER, AUTOENCODER)
 )
 NETWORK = f"Change the transformer, by default {OF_TRANSFORMER}. May be repeated."
 NETWORKS = (
-    f"Change the network. By default the transformer has {OF_TRANSFORMER}, and that of the pendulum "
-    f"{OF_PENDULUM}. May be repeated."
+    f"Change the network. By default the transformer has {OF_TRANSFORMER}, the pendulum's {OF_PENDULUM}. "
+    "May be repeated."
 )
 
 

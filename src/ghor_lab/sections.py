@@ -59,7 +59,7 @@ def present(drawn: Iterable[Figure | None]) -> list[Figure]:
 
 TRANSFORMER = (
     "336 attention projections are on St(7, 49), or unconstrained for standard Adam. The loss is "
-    "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction), mean over the "
+    "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction), averaged over the "
     "epoch; drift is the largest ‖YᵀY - I‖ over the weights.",
     "Adam is chaotic here: its first step is the sign of gradients that have nearly vanished through 16 "
     "blocks, so one rounding error changes the run. Results are distributions over seeds, and a single run "
@@ -67,30 +67,30 @@ TRANSFORMER = (
 )
 ROWS = (
     "Final loss and drift are those of the last epoch, best loss is the smallest of all epochs. Up to "
-    f"{FEW} runs have a row each; of more there are mean ± sample standard deviation, and of the drift "
-    "smallest and largest. Off by: ours minus the paper's mean, in the paper's standard deviations, where "
-    "the epochs are as many as the paper's. Losses and drift have no unit.",
+    f"{FEW} runs get a row each; more runs get mean ± sample standard deviation, and for the drift smallest "
+    "and largest. Off by: ours minus the paper's mean, in the paper's standard deviations, if the number "
+    "of epochs is the paper's. Losses and drift have no unit.",
     "The authors count a run only if it passes a gate: all finite, drift at most 1e-2, the last epoch's "
     "loss below 0.98 of the first's, an accuracy of at least 30 % from 50 epochs on; standard Adam within "
-    "0.05 of √1.8. The last column has its verdict, the reason is under Runs; of many runs a second row has "
-    "the mean of those it accepts.",
+    "0.05 of √1.8. The last column has its verdict, and Runs has the reason; if there are many runs, a "
+    "second row has the mean of those it accepts.",
 )
 OTHER_EPOCHS = (
     "The paper's rows are after {} epochs, over 10 seeds. Rows with another number of epochs do not compare "
-    "like with like: they say how far these runs have come, not which is better."
+    "like with like: they show how far these runs have come, not which is better."
 )
 EQUAL_EPOCHS = (
     "At equal epochs: the paper has no numbers before epoch 500, but its authors published one run per "
     "configuration (none for scalar-moment Adam). Both rows are at the same epoch, the last one that their "
-    "table and our runs have; where a quantity is missing there, a second pair of rows has it. One run is "
-    "set against a distribution."
+    "table and our runs have; if a quantity is missing there, a second pair of rows has it. One run is "
+    "compared with a distribution."
 )
 
 
 CAUGHT = (
     "The first steps of Adam have full length in every coordinate, and can carry a run into the constant "
-    "prediction, where hardly any gradient is left. Wilson's interval; runs with another start, frame or "
-    "warm-up are from the command ghor caught."
+    "prediction, where hardly any gradient is left. Intervals are Wilson's; runs with another start, frame "
+    "or warm-up are from the command ghor caught."
 )
 
 
@@ -133,19 +133,19 @@ def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Par
 
 PENDULUM = (
     "A symplectic autoencoder reduces the lifted pendulum, R⁴ to R² and back. The error is ‖z - "
-    "decoder(encoder(z))‖ / ‖z‖ over a batch, mean over the epoch, which is also the training loss; the "
+    "decoder(encoder(z))‖ / ‖z‖ over a batch, averaged over the epoch, and is also the training loss; the "
     "paper calls its loss a sum of squares, and its numbers are of the size of this relative error.",
     "Learning rates: the paper states 1e-4 for all four (reading “as stated”). A public version of the "
-    "authors' trainer does not hand that number to the optimizer, so that the defaults of its library "
-    "apply: 1e-3 for geometric Adam, 1e-2 for the other three (“as run”). “equal 1e-3” and “equal 1e-2” "
-    "give both Adams the same rate.",
+    "authors' trainer does not pass that number to the optimizer, so the defaults of its library apply: "
+    "1e-3 for geometric Adam, 1e-2 for the other three (“as run”). “equal 1e-3” and “equal 1e-2” give both "
+    "Adams the same rate.",
     "On St(1, 2) an element of g^hor has one entry, so scalar-moment Adam and geometric Adam are the same "
     "algorithm there up to a constant factor. A difference between these two rows cannot come from the "
     "second moment.",
 )
 PENDULUM_ROWS = (
     "Mean ± sample standard deviation over seeds. Off by: ours minus the paper's mean, in the paper's "
-    "standard deviations, where the epochs are as many as the paper's. Errors have no unit."
+    "standard deviations, if the number of epochs is the paper's. Errors have no unit."
 )
 TIME = (
     "Wall-clock time of training. The paper trains one seed at a time on an NVIDIA GeForce RTX 4090; here "
@@ -154,9 +154,9 @@ TIME = (
     "its four configurations."
 )
 STRUCTURE = (
-    "Encoder and decoder are symplectic by construction as long as the PSD weights are on St(1, 2). Largest "
-    "distances over all epochs and seeds, the Jacobian M taken at sample points and evaluated in float64 "
-    "with the weights as they are; what is left is the rounding of the weights."
+    "Encoder and decoder are symplectic by construction as long as the PSD weights are on St(1, 2). The "
+    "table has the largest distances over all epochs and seeds; the Jacobian M is taken at sample points "
+    "and evaluated in float64 with the weights as they are. What remains is the rounding of the weights."
 )
 SAMPLE = "What the autoencoder does with a few trajectories of the data, as recorded at the end of a run."
 
@@ -214,19 +214,19 @@ def slug(label: str | None, i: int) -> str:
 
 COST = (
     "A step by its parts: AD is forward and backward, direction the way from the gradient to the velocity "
-    "in g^hor, retraction the move of the weights, other what is left of the training loop (in the paper's "
-    "rows also the evaluation of the test accuracy). Geometric share = (direction + retraction) / (AD + "
-    "direction + retraction). Medians over epochs; the memory is the largest.",
+    "in g^hor, retraction moves the weights, other is the rest of the training loop (in the paper's rows "
+    "also the evaluation of the test accuracy). Geometric share = (direction + retraction) / (AD + "
+    "direction + retraction). Times are medians over epochs, memory is the maximum.",
     "The paper's rows are from one NVIDIA GeForce RTX 4090 and its memory is that of the device; ours are "
     "from the machines under Runs and the memory is that of the whole process. They differ in the machine "
-    "first of all. Where seeds are trained at once, a step is a step of all of them.",
+    "first of all. If seeds are trained at once, a step is a step of all of them.",
 )
-COST_AGAIN = "The same columns: milliseconds a step, seconds an epoch, GiB."
+COST_AGAIN = "The same columns: milliseconds per step, seconds per epoch, GiB."
 STATE = (
     "Numbers kept by the optimizer between steps. The paper counts an element of g^hor of St(7, 49) as 21 + "
-    "294 = 315 entries and stores a section for every parameter, also for those of vector spaces. ghor "
-    "stores the element in the shape of the weight, 343 entries, and a section for weights on manifolds "
-    "only; it is counted on the tensors of an optimizer after its first step."
+    "294 = 315 entries and stores a section for every parameter, even in vector spaces. ghor stores the "
+    "element in the shape of the weight, 343 entries, and a section only for weights on manifolds. Its "
+    "entries are counted on the tensors of an optimizer after its first step."
 )
 DRAWN = "Drawn, not measured: how the tensors that an optimizer keeps move with the weight."
 RUNS = "The records that this page was made from. “20 of 25 epochs” marks a run that is not finished."

@@ -42,7 +42,7 @@ def test_help_teaches(columns):
     text = call("--help", columns=columns)
     for name in (*COMMANDS, "--version"):
         assert name in text
-    assert re.search(r"^ ghor run pendulum +train, or go on where it was stopped *$", text, re.MULTILINE)
+    assert re.search(r"^ ghor run pendulum +train, or continue where it stopped *$", text, re.MULTILINE)
     text = call("run", "--help", columns=columns)
     for line in (
         r"ghor run pendulum +the paper's table: 4 optimizers, 10 seeds",

@@ -386,7 +386,7 @@ def test_notes_that_belong_to_the_numbers_are_there(mixed):
     text = " ".join(Page(mixed[1].read_text()).text)
     for note in (
         "cannot come from the second moment",
-        "A public version of the authors' trainer does not hand that number to the optimizer",
+        "A public version of the authors' trainer does not pass that number to the optimizer",
         "do not compare like with like",
         "Results are distributions over seeds",
         "973580b",
