@@ -1,13 +1,12 @@
-"""Trees in hyperbolic space: ghor's Adam and geoopt's RiemannianAdam at an equal number of steps; the time of
-a step.
+"""Trees in hyperbolic space: ghor's Adam and geoopt's RiemannianAdam with equal steps; the time of a step.
 
     python benchmarks/hyperbolic.py [--steps 300] [--seeds 1] [--cosine] [--depth 6] [--branching 3]
 
-A balanced tree is embedded with its path lengths, times a scale of 1, as distances; the loss is the mean of
-(d/D - 1)^2 over pairs, and the mean distortion, mean |d/D - 1| over all pairs, is what counts. Both start
-from the same points, use their own distance and have their learning rates swept; a seed is a start and an
-order of pairs, and the best learning rate is that of the mean over seeds. geoopt: `pip install -e
-".[bench]"`.
+A balanced tree is embedded with its path lengths, times a scale of 1, as distances. The loss is the mean of
+(d/D - 1)^2 over pairs; the result that counts is the mean distortion, mean |d/D - 1| over all pairs. Both
+libraries start from the same points and use their own distance, and their learning rates are swept. A seed is
+a start and an order of pairs, and the best learning rate is that of the mean over seeds. geoopt: `pip install
+-e ".[bench]"`.
 """
 
 from __future__ import annotations

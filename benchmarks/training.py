@@ -1,7 +1,7 @@
-"""What a training step of the paper's two networks consists of, and how far it is from the machine's limit.
+"""The parts of a training step of the paper's two networks, and how far it is from the machine's limit.
 
-    python benchmarks/training.py                              # 2 threads, 12 rounds after 2 of warm-up; two minutes
-    python benchmarks/training.py --rounds 1 --warmup 1        # is everything alive? (not for quoting)
+    python benchmarks/training.py                         # 2 threads, 12 rounds and 2 of warm-up; two minutes
+    python benchmarks/training.py --rounds 1 --warmup 1   # does everything run? (not for quoting)
     python benchmarks/training.py --json training.json
 
 The transformer at batch 2048, on random images: forward and backward with the blocks as compiled C and by the
@@ -54,7 +54,7 @@ class Contender:
         self.ms: dict[str, list[float]] = {part: [] for part in PARTS}
 
     def visit(self) -> None:
-        """`steps` steps, of which the mean counts."""
+        """Take `steps` steps and record their mean."""
         torch.set_num_threads(self.threads)
         total = dict.fromkeys(PARTS, 0.0)
         for _ in range(self.steps):
@@ -64,7 +64,7 @@ class Contender:
             self.ms[part].append(total[part] / self.steps)
 
     def step(self) -> tuple[float, float, float]:
-        """ms of automatic differentiation, direction, retraction."""
+        """Milliseconds of automatic differentiation, direction, retraction."""
         self.watch.retraction = 0.0
         t0 = time.perf_counter()
         self.opt.zero_grad()
@@ -76,7 +76,7 @@ class Contender:
         return 1e3 * (t1 - t0), 1e3 * (t2 - t1 - retraction), 1e3 * retraction
 
     def compiled(self) -> bool:
-        """Whether compiled C is really in use: where it cannot be had, a warning has said why."""
+        """Whether compiled C is really in use; otherwise a warning has said why."""
         return compiled.used(self.task.model)
 
     def summary(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Contender:
 
 
 class Images(Classification):
-    """The task without its data set: nothing is fetched, and times do not depend on the pixels."""
+    """The task without its data set: nothing is downloaded, and times do not depend on the pixels."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.rank, self.world = config, 0, 1
@@ -161,8 +161,7 @@ def flops() -> dict[str, float]:
 
 
 def limits(rates: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The time of the products alone at the measured rate, and the bar, scaled to this machine in two
-    ways."""
+    """The time of the products alone at the measured rate, and the bar, scaled to this machine twice."""
     products, copies = BAR_GFLOPS / rates["matmul_gflops"], BAR_GBS / rates["copy_gbs"]
     total = sum(flops().values())
     floor = total / rates["matmul_gflops"] / 1e9

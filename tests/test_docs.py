@@ -17,7 +17,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-BLOCK = re.compile(r"(?:<!-- not run: ([^\n]+) -->\n\s*)?^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(?:<!-- not run: ([^\n]+) -->\n)?^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 INCLUDED = re.compile(r'^ *--8<-- "([^":]+)(?::(\d+):)?"$', re.MULTILINE)
 COLUMNS = 88  # what a page shows at 1280 pixels
 QUICKSTART = (ROOT / "examples" / "quickstart.py").read_text().split('"""', 2)[2].strip()

@@ -208,8 +208,8 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
         last = [loss for run in p.runs for loss in run.epochs[-1]["loss"]]
         bad = [seed for seed, loss in zip(p.seeds, last, strict=True) if loss is None]
         if bad:
-            seeds = f"{'seed' if len(bad) == 1 else 'seeds'} {', '.join(map(str, bad))}"
-            what = f"the final loss of {seeds} is not finite"
+            which = f"{'seed' if len(bad) == 1 else 'seeds'} {', '.join(map(str, bad))}"
+            what = f"the final loss of {which} is not finite"
             warnings.append(f"{name(EXPERIMENTS, p.experiment)}, {p.title()}: {what}")
     return sorted(pools, key=_order), sorted(warnings)
 
