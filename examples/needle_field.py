@@ -1,4 +1,4 @@
-"""Needles in a disc, on positions and orientations: they keep apart, align, and avoid the wall."""
+"""Needles in a disc, on positions and orientations: they keep apart and align, also with the wall."""
 
 import torch
 from matplotlib.figure import Figure
