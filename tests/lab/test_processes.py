@@ -95,7 +95,7 @@ def test_a_job_that_is_killed_is_told(tmp_path):
     os.kill(children(child.pid)[0], signal.SIGKILL)
     done = child.wait()
     assert done.code == 1
-    assert "error: a process that trained was killed" in done.text
+    assert "error: a training process was killed" in done.text
     assert "Traceback" not in done.text
     forks().run(*argv, fault={"forked_jobs": True})
     assert records(tmp_path / "out") == records(undisturbed(*BOTH, "--epochs", "2"))
