@@ -1,14 +1,13 @@
-"""Adapters beside those of peft: a small transformer pre-trained on Fashion-MNIST, adapted to MNIST.
+"""Compare our adapters with peft's: a small transformer pre-trained on Fashion-MNIST, adapted to MNIST.
 
-    python benchmarks/adapters.py                                           # 3 seeds, 3 rates: 20 minutes of one core
+    python benchmarks/adapters.py                           # 3 seeds, 3 rates: 20 minutes on one core
     python benchmarks/adapters.py --seeds 1 --rates 6e-3 --only "ghor|OFT"
 
-Every adapter sits on all linear layers of the blocks, the head is trained anew beside it, and every method
-has the best of the same learning rates, by its accuracy on 5,000 digits that are held out of the training.
-"off" is the largest
-||R^T R - I||_F of a block that the layer multiplies with, in float64; "merged" is the largest difference between the
-logits of the merged model and of the model before. peft is tried if it is installed. Fashion-MNIST and MNIST are found
-or fetched as the lab does.
+Every adapter sits on all linear layers of the blocks, and a new head is trained beside it. Every method uses
+the best of the same learning rates, by its accuracy on 5,000 digits held out from training. "off" is the
+largest ||R^T R - I||_F, in float64, of a block that the layer multiplies with; "merged" is the largest
+difference between the logits of the merged model and those before merging. peft is tried if it is installed.
+Fashion-MNIST and MNIST are found or downloaded as in the lab.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def images(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[Tensor, ...], steps: int) -> float:
-    """Seconds a step."""
+    """Train; returns seconds per step."""
     gen = torch.Generator().manual_seed(1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     began = time.perf_counter()
@@ -104,7 +103,7 @@ def off(R: Tensor) -> float:
     return float((R.mT @ R - torch.eye(R.shape[-1], dtype=R.dtype)).norm(dim=(-2, -1)).max())
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 Made = tuple[
     nn.Module, type[torch.optim.Optimizer], Callable[[], float | None], Callable[[], nn.Module] | None
@@ -168,11 +167,11 @@ if peft is not None:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- runs
+# -- runs ----------------------------------------------------------------------------------------------------
 
 
 def accuracy(out: Tensor, labels: Tensor) -> float:
-    """In percent."""
+    """Accuracy in percent."""
     return 100 * float((out.argmax(1) == labels).double().mean())
 
 
@@ -188,7 +187,7 @@ def pretrained(seed: int, steps: int) -> Transformer:
 
 
 def run(name: str, base: nn.Module, lr: float, seed: int, steps: int) -> dict[str, Any]:
-    """Adapt to the digits but the last HELD_OUT of them, on which the rate is chosen later."""
+    """Adapt to all digits except the last HELD_OUT, which choose the rate later."""
     x, labels, test_x, test_labels = images("mnist")
     torch.manual_seed(1000 + seed)
     model, Optimizer, worst, merged = CONTENDERS[name](copy.deepcopy(base))
@@ -203,8 +202,10 @@ def run(name: str, base: nn.Module, lr: float, seed: int, steps: int) -> dict[st
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a contender at its best rate by validation, over the seeds: accuracies, the worst off and merged,
-    time."""
+    """One row per contender at its best validation rate, over the seeds.
+
+    Accuracies, the worst "off" and "merged", and the time.
+    """
     rows = []
     for name in dict.fromkeys(r["name"] for r in runs):
         rates: dict[float, list[dict[str, Any]]] = {}

@@ -1,14 +1,13 @@
-"""Brockett's function to a relative gradient of 1e-6: our L-BFGS and trust region beside pymanopt's, in one
-run.
+"""Brockett's function to a relative gradient of 1e-6: our L-BFGS and trust region against pymanopt's.
 
-    python benchmarks/against_pymanopt.py --out out/pymanopt            # 150 x 5, 1000 x 10, 100,000 x 10 (sparse)
+    python benchmarks/against_pymanopt.py --out out/pymanopt    # 150 x 5, 1000 x 10, 100,000 x 10 (sparse)
 
-min sum_i i y_i^T S y_i on St(n, N), S symmetric and normal, or a sparse matrix with ten low eigenvalues. All
-start at one point, in float64, with f in torch and derivatives by autograd; each ends by the norm of its own
-metric. f is counted as often as it is called: ours has value and gradient of one call, pymanopt calls it
-again for each gradient and each product with the Hessian, so its gradients are also given apart. L-BFGS keeps
-30 pairs, 10 of the large problem. The gap is that to the best value of the run. CPU seconds depend little on
-what else the machine does.
+min sum_i i y_i^T S y_i on St(n, N), where S is symmetric and normal, or a sparse matrix with ten low
+eigenvalues. All methods start at one point, in float64, with f in torch and derivatives by autograd, and each
+stops by the norm of its own metric. Every call of f is counted. Ours gets value and gradient from one call;
+pymanopt calls f again for each gradient and each product with the Hessian, so its gradients are also listed
+separately. L-BFGS keeps 30 pairs, and 10 on the large problem. The gap is the distance from the best value of
+the run. CPU seconds depend little on what else the machine does.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def measure(name: str, methods: list[str]) -> list[dict[str, Any]]:
     start = space.random(N, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def gradient_norm(Y: Tensor) -> float:
-        """Of the canonical metric, for all."""
+        """The norm in the canonical metric, for all methods."""
         Y = Y.detach().requires_grad_()
         (G,) = torch.autograd.grad(f(Y), Y)
         return float(space.norm(Y.detach(), space.rgrad(Y.detach(), G)))
@@ -117,7 +116,7 @@ def measure(name: str, methods: list[str]) -> list[dict[str, Any]]:
 
         METHODS[method](
             dense(6, 2), space.random(6, 2, dtype=torch.float64)
-        )  # what torch imports at first use
+        )  # loads what torch imports at first use
         began = time.perf_counter(), time.process_time()
         try:
             found = METHODS[method](counted, start)

@@ -1,5 +1,4 @@
-"""What the benchmarks share: the machine and its rates, quartiles, parametrizations as contenders,
-writing."""
+"""Shared by the benchmarks: the machine and its rates, quartiles, parametrizations as contenders, writing."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ def quartiles(values: Sequence[float]) -> list[float]:
     return quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 class Weight(nn.Module):
-    """A module that is nothing but its weight, so that only the parametrization is paid for."""
+    """A module that is nothing but its weight, so that only the parametrization costs time."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -47,8 +46,7 @@ class Weight(nn.Module):
 def parametrized_step(
     modules: list[nn.Module], grads: list[Tensor], lr: float
 ) -> tuple[Callable[[], None], Callable[[], list[Tensor]], torch.optim.Optimizer]:
-    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies
-    below.
+    """Forward of the parametrization, backward of sum(w * G), and fused Adam (torch's fastest here) below it.
 
     Returns the step, the weights, and the optimizer.
     """
@@ -72,7 +70,7 @@ def parametrized_step(
     return step, weights, opt
 
 
-# ---------------------------------------------------------------------------------------------------- the machine
+# -- the machine ---------------------------------------------------------------------------------------------
 
 
 def copy_gbs(entries: int, repeats: int) -> float:
@@ -83,9 +81,9 @@ def copy_gbs(entries: int, repeats: int) -> float:
 
 
 def machine(step_bytes: int | None = None) -> dict[str, Any]:
-    """What it ran on, and how fast that is: the best of several, since these rates make a lower bound.
+    """The machine and its rates, each the best of several measurements, since they make a lower bound.
 
-    `step_bytes` are what a step reads and writes: copying as much may stay in the caches.
+    `step_bytes` is what a step reads and writes: a copy of that size may stay in the caches.
     """
     A, B, C = (torch.rand(2048, 2048) for _ in range(3))
     product = min(seconds(lambda: torch.mm(A, B, out=C)) for _ in range(8))
@@ -113,7 +111,8 @@ def machine_lines(record: dict[str, Any]) -> list[str]:
     return [
         f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
         f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
-        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB){small}",
+        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 "
+        f"MiB){small}",
         *(
             ["The machine was busy with something else when this began: not to be quoted."]
             if m["busy"]
@@ -134,12 +133,12 @@ def commit() -> str:
 
 
 def stamp() -> dict[str, Any]:
-    """Of the beginning of a record: of what code, when and where."""
+    """The start of a record: code, time and place."""
     return {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
 
 
 def write_json(record: dict[str, Any], path: Path) -> None:
-    """Whole or not at all."""
+    """Write the file completely or not at all."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(json.dumps(record, indent=1) + "\n")
     unfinished.replace(path)

@@ -1,10 +1,10 @@
-"""The loss of constant predictions: what a network scores that says one class, whatever the image.
+"""The loss of constant predictions: the score of a network that says one class for every image.
 
     python benchmarks/constant.py --json constant.json     # seconds; reads MNIST and Fashion-MNIST
 
-With the loss ||prediction - onehot|| / ||onehot|| the prediction e_c has sqrt(2 (1 - p_c)), p_c the share of
-class c among the training images, and its share of the test images right. So a pair of loss and accuracy
-tells the class.
+With the loss ||prediction - onehot|| / ||onehot||, the prediction e_c has sqrt(2 (1 - p_c)), where p_c is the
+share of class c among the training images; its accuracy is the share among the test images. So a pair of loss
+and accuracy reveals the class.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def main() -> None:
         ]
         for row in found[name]:
             print(
-                f"{name:14} always {row['class']:.0f}: loss {row['loss']:.4f}, accuracy {row['accuracy']:.2f} %"
+                f"{name:14} always {row['class']:.0f}: loss {row['loss']:.4f}, accuracy "
+                f"{row['accuracy']:.2f} %"
             )
     if args.json:
         write_json({"benchmark": "constant", **stamp(), "constant": found}, args.json)

@@ -2,11 +2,11 @@
 
     python benchmarks/contract.py
 
-The configurations and the inputs that must be refused are those of PyTorch's own database
-(torch.testing._internal.common_optimizers), each in the implementations that torch has (forloop, foreach,
-fused); torch's own Adam is in the table too, to show that the checks hold there. A cell counts the cases that
-behave as torch's class does. tests/pytorch/test_torch_database.py has these checks, and more of them, for
-every class of ghor.optim.
+The configurations, and the inputs that must be refused, are those of PyTorch's own database
+(torch.testing._internal.common_optimizers), each in all of torch's implementations (forloop, foreach, fused).
+torch's own Adam is in the table too, to show that it passes the checks. A cell counts the cases that behave
+as torch's class does. tests/pytorch/test_torch_database.py has these checks, and more, for every class of
+ghor.optim.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def off(net: Net) -> float:
     return float(ghor.Stiefel().residual(net.a.detach()))
 
 
-# -- the checks: one configuration each --------------------------------------------------------------------------------
+# -- the checks: one configuration each ----------------------------------------------------------------------
 
 
 def goes_where_it_should(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """Euclidean weights: torch's values to 1e-6. On Stiefel: on it to 1e-5, and up or down as asked for."""
+    """Euclidean weights equal torch's to 1e-6; on Stiefel they stay within 1e-5 and go the way asked for."""
     one, two = net(), Net()
     before = one.loss().item()
     ends = one.train_for(make(one.parameters(), **kwargs), 20)
@@ -76,7 +76,7 @@ def goes_where_it_should(make: Make, net: Callable[[], Net], flat: bool, kwargs:
 
 
 def implementations_agree(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """The option is taken, and gives what the loop over parameters gives."""
+    """The option is accepted and agrees with the loop over parameters."""
     one, two = net(), net()
     opt = make(one.parameters(), **kwargs)
     loop = make(two.parameters(), **kwargs | {"fused": None, "foreach": False})
@@ -86,7 +86,7 @@ def implementations_agree(make: Make, net: Callable[[], Net], flat: bool, kwargs
 
 
 def resumes_to_the_bit(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """From a state dict that went through torch.load(weights_only=True)."""
+    """Resume exactly from a state dict that went through torch.load(weights_only=True)."""
     one, two = net(), net()
     opt, other = (make(n.parameters(), **kwargs) for n in (one, two))
     one.train_for(opt)
@@ -100,7 +100,7 @@ def resumes_to_the_bit(make: Make, net: Callable[[], Net], flat: bool, kwargs: d
 
 
 def deepcopies_to_the_bit(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """A copy of model and optimizer goes on alike."""
+    """A copy of model and optimizer continues in the same way."""
     one = net()
     opt = make(one.parameters(), **kwargs)
     one.train_for(opt)
@@ -109,7 +109,7 @@ def deepcopies_to_the_bit(make: Make, net: Callable[[], Net], flat: bool, kwargs
 
 
 def leaves_gradients(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """A step does not write into gradients; gradients of zero do not move weights that do not decay."""
+    """A step does not write into gradients; zero gradients do not move weights without decay."""
     one = net()
     opt = make(one.parameters(), **kwargs)
     one.loss().backward()
@@ -129,8 +129,7 @@ def leaves_gradients(make: Make, net: Callable[[], Net], flat: bool, kwargs: dic
 
 
 def tensor_rates(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """A learning rate that is a tensor of 0, 1 or 2 dimensions gives what the number gives; foreach refuses
-    it."""
+    """A tensor learning rate of 0, 1 or 2 dimensions acts like the number; foreach refuses it."""
     for dims in range(3):
         one, two = net(), net()
         rate = kwargs | {"lr": torch.full([1] * dims, 1e-2)}
@@ -145,7 +144,7 @@ def tensor_rates(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[st
 
 
 def hooks_and_schedules(make: Make, net: Callable[[], Net], flat: bool, kwargs: dict[str, Any]) -> bool:
-    """Hooks fire once a step, a closure is called once, a scheduler's rates arrive."""
+    """Hooks fire once per step, a closure is called once, and a scheduler's rates arrive."""
     one, calls = net(), list[str]()
     opt = make(one.parameters(), **kwargs)
     opt.register_step_pre_hook(lambda *_: calls.append("pre"))
@@ -167,7 +166,7 @@ def outcome(make: Callable[[], Any]) -> tuple[type | None, str]:
 
 
 def refusals(make: Make) -> tuple[int, int]:
-    """What torch's class refuses with the same exception and a message that begins alike; and of how many."""
+    """How many inputs are refused with torch's exception and a similar message, and out of how many."""
     alike = []
     for error in DATABASE.optim_error_inputs_func("cpu", torch.float32):
         given = error.optimizer_error_input
@@ -190,7 +189,7 @@ CHECKS = [
 
 
 def contenders() -> dict[str, tuple[Make, Callable[[], Net], bool]]:
-    """Name: how the optimizer is made, how the network is, and whether its weights are Euclidean."""
+    """Name: how to build the optimizer and the network, and whether its weights are Euclidean."""
     flat, stiefel = ghor.Euclidean(), (ghor.Stiefel(), ghor.Euclidean())
     out: dict[str, tuple[Make, Callable[[], Net], bool]] = {
         "torch": (Adam, Net, True),

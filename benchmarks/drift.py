@@ -1,21 +1,20 @@
-"""Where drift comes from: the form of the retraction, the length of the steps, and whether rounding is ever
-repaired.
+"""Where drift comes from: the form of the retraction, the length of steps, and the repair of rounding.
 
-    python benchmarks/drift.py --json drift.json           # 14,500 float32 steps, eight runs; two minutes on one core
-    python benchmarks/drift.py --steps 500                 # a first look
+    python benchmarks/drift.py --json drift.json    # 14,500 float32 steps, eight runs; two minutes, one core
+    python benchmarks/drift.py --steps 500          # a first look
 
-Weights on St(7, 49) follow noisy gradients of ||Y - target||^2/2, Adam at 1e-3 with betas 0.9, 0.99 as in the
-paper. Four ways to move the section Lambda by the Cayley transform of the velocity W, the first that of the
-authors' code:
+Weights on St(7, 49) follow noisy gradients of ||Y - target||^2/2 by Adam at 1e-3 with betas 0.9, 0.99, as in
+the paper. There are four ways to move the section Lambda by the Cayley transform of the velocity W; the first
+is that of the authors' code:
 
     authors     R = (I + B' (I - B''^T B'/2)^-1 B''^T/2) (I + W/2) is formed, N x N, then Lambda <- Lambda R
     dense       R = (I - W/2)^-1 (I + W/2) by a solve, then Lambda <- Lambda R
     increment   Lambda <- Lambda + Lambda (R - I), R - I from an n x n inverse: ghor without its polishing
     ghor        the same with polishing, by ghor.optim.Adam and ghor.baselines.ScalarMomentAdam as they are
 
-each with a second moment by coordinate and with one a matrix (steps about 18 times shorter). Printed: the
-largest
-||Y^T Y - I||_F over the weights, in float64, after some numbers of steps, and the mean length ||W||_F of a step.
+Each runs with a second moment per coordinate and with one per matrix (steps about 18 times shorter). The
+output shows the largest ||Y^T Y - I||_F over the weights, in float64, after some numbers of steps, and the
+mean length ||W||_F of a step.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ St = ghor.Stiefel()
 
 
 def full(W: Tensor) -> Tensor:
-    """[A; B] to the N x N matrix [[A, -B^T], [B, 0]]."""
+    """[A; B] -> the N x N matrix [[A, -B^T], [B, 0]]."""
     return torch.cat([W, torch.cat([-W[..., n:, :].mT, W.new_zeros(*W.shape[:-2], N - n, N - n)], -2)], -1)
 
 
 def authors(Lambda: Tensor, W: Tensor) -> Tensor:
-    """The paper's formula for the inverse, with a 2n x 2n one inside."""
+    """The paper's formula for the inverse, which contains a 2n x 2n inverse."""
     A, B = W[..., :n, :], W[..., n:, :]
     I, zero = torch.eye(n).expand_as(A), torch.zeros_like(B)
     left = torch.cat([torch.cat([A / 2, B], -2), torch.cat([I, zero], -2)], -1)  # B', N x 2n
@@ -54,13 +53,13 @@ def authors(Lambda: Tensor, W: Tensor) -> Tensor:
 
 
 def dense(Lambda: Tensor, W: Tensor) -> Tensor:
-    """The definition."""
+    """The definition of the Cayley transform."""
     half = full(W) / 2
     return Lambda @ torch.linalg.solve(torch.eye(N) - half, torch.eye(N) + half)
 
 
 def increment(Lambda: Tensor, W: Tensor) -> Tensor:
-    """ghor's line of Algorithm 3 by itself."""
+    """ghor's line of Algorithm 3 on its own."""
     return St.update_section(Lambda, W, cayley)
 
 

@@ -1,14 +1,15 @@
-"""How much does the frame matter? The outcome of runs over 30 random frames, against that over 30 starts.
+"""How much does the frame matter? The spread of outcomes over 30 random frames and over 30 starts.
 
-    python benchmarks/gauge.py --frames                                  # three problems, minutes; 30 frames, 30 starts
-    python benchmarks/gauge.py --frames --only c --data FOLDER           # one epoch of the transformer; half an hour
+    python benchmarks/gauge.py --frames                          # three problems; minutes
+    python benchmarks/gauge.py --frames --only c --data FOLDER   # one epoch of the transformer; half an hour
 
-A frame is the basis of the complement in the first section: any is as good as any other, and Adam, which
-works by coordinates, sees it; Muon, momentum and gradient descent do not. "frames" are runs from one start
-with one sequence of samples in random frames, "starts" are runs from random starts, each with its closed-form
-frame and the same samples. The outcome is the logarithm of the loss, its mean over the last 5 % of the steps;
-given is its standard deviation, in per cent of the loss. Random frames are compared with the closed-form one,
-transported and implicit: the shift of the outcome in standard deviations over frames.
+A frame is the basis of the complement in the first section, and any is as good as any other. Adam works by
+coordinates and depends on it; on these spaces Muon, momentum and gradient descent do not. "frames" are runs
+from one start with one sequence of samples in random frames; "starts" are runs from random starts, each with
+its closed-form frame and the same samples. The outcome is the logarithm of the loss, averaged over the last 5
+% of the steps; the table shows its standard deviation, in percent of the loss. Random frames are compared
+with the closed-form one, transported and implicit: the table shows the shift of the outcome, in standard
+deviations over frames.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ghor_lab.protocol import random_frames
 from ghor_lab.tasks import Classification
 
 COUNT, SAMPLES = 30, 32
-STEPS = {"a": 400, "b": 400, "d": 100}  # exact gradients lead to rounding soon: before that
+STEPS = {"a": 400, "b": 400, "d": 100}  # with exact gradients, stop before the loss is down to rounding
 RULES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adam": lambda params, **o: ghor.optim.Adam(params, lr=1e-2, **o),
     "Muon": lambda params, **o: ghor.optim.Muon(params, lr=1e-2, **o),
@@ -57,8 +58,7 @@ class Weights(nn.Module):
 def problem(
     key: str, gen: Generator
 ) -> tuple[tuple[int, int], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """(N, n), and a function of Y (P, N, n) and samples: the exact loss of each, less the optimum, and a
-    gradient."""
+    """(N, n), and a function of Y (P, N, n) and samples: the exact loss less the optimum, and a gradient."""
     N, n = (60, 6) if key == "b" else (60, 5)
     U = torch.linalg.qr(torch.randn(N, N, generator=gen, dtype=torch.float64)).Q
     values = 1 / torch.arange(1, N + 1, dtype=torch.float64)
@@ -122,8 +122,8 @@ def summary(over: Tensor, among: Tensor, closed: Tensor, implicit: Tensor) -> di
 def transformer(rule: str, out: Path, folder: Path | None, count: int) -> dict[str, float]:
     """One epoch of the paper's transformer, batch 2048: the mean loss of its last 5 steps.
 
-    Every run is kept in frames-mnist.json when it is over, and not repeated. Rules that do not see the frame
-    show that with few.
+    Every finished run is kept in frames-mnist.json and not repeated. Rules that do not depend on the frame
+    need only a few runs to show it.
     """
     path, count = out / "frames-mnist.json", count if rule == "Adam" else min(count, 4)
     kept: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
@@ -157,7 +157,7 @@ def transformer(rule: str, out: Path, folder: Path | None, count: int) -> dict[s
 
 
 def draw(kept: dict[str, float], path: Path) -> None:
-    """Adam on the transformer: each run a point, over frames and over starts."""
+    """Adam on the transformer: one point per run, over frames and over starts."""
     from matplotlib.figure import Figure
 
     runs = [
@@ -184,21 +184,22 @@ def draw(kept: dict[str, float], path: Path) -> None:
 
 
 def report(record: dict[str, Any]) -> str:
-    """The table."""
+    """Print the table."""
     lines = [*machine_lines(record), ""]
     lines.append(
         f"{'problem':<56}{'rule':<10}{'loss':>10}{'frames':>10}{'starts':>10}{'closed':>8}{'implicit':>10}"
     )
     for row in record["rows"]:
         lines.append(
-            f"{TITLES[row['problem']]:<56}{row['rule']:<10}{row['loss']:>10.2e}{100 * row['frames_sd']:>9.2g}%"
+            f"{TITLES[row['problem']]:<56}{row['rule']:<10}{row['loss']:>10.2e}"
+            f"{100 * row['frames_sd']:>9.2g}%"
             f"{100 * row['starts_sd']:>9.2g}%{row['closed_form']:>+8.1f}{row['implicit']:>+10.1f}"
         )
     return "\n".join(lines)
 
 
 def main(only: list[str], out: Path, folder: Path | None, count: int) -> None:
-    """All problems asked for; the record goes to frames.json, in which other problems' rows stay."""
+    """Run the requested problems; the record goes to frames.json, where rows of other problems stay."""
     path = out / "frames.json"
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     rows = [row for row in before if row["problem"] not in only]

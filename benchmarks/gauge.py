@@ -1,4 +1,4 @@
-"""Does Adam mind which section it runs with? Implicit against transported, paired, on three problems.
+"""Does it matter to Adam which section it runs with? Implicit against transported, paired, on three problems.
 
     python benchmarks/gauge.py --out gauge                     # everything; half an hour
     python benchmarks/gauge.py --only a,b --out gauge          # minutes
@@ -9,22 +9,21 @@ Adam works on coordinates, and the two sections give the complement different ba
 the start, the data and the order of the data; only the section differs.
 
 (a) The top-10 eigenspace of a 200 x 200 covariance with eigenvalues 1/i in a random basis, from samples:
-minimise
-    -E |Y^T x|^2, 64 samples a step. Loss: 1 - tr(Y^T C Y) / (largest 10 eigenvalues), exact.
+    minimise -E |Y^T x|^2, 64 samples per step. Loss: 1 - tr(Y^T C Y) / (largest 10 eigenvalues), exact.
 (b) Procrustes on St(20, 100): minimise E |Y^T x - t|^2, t = Y*^T x + noise, covariance of x with eigenvalues
-1/i in a
-    random basis, 64 samples a step. Loss: tr((Y - Y*)^T C (Y - Y*)) / tr C, exact.
-    Both in float64, from uniform starts, constant learning rates, noisy to the end; all seeds in one batch.
+    1/i in a random basis, 64 samples per step. Loss: tr((Y - Y*)^T C (Y - Y*)) / tr C, exact.
+    Both in float64, from uniform starts, constant learning rates, noisy to the end, all seeds in one batch.
 (c) The paper's vision transformer on MNIST, batch 2048, float32, learning rate 1e-3.
 
-Outcomes of a run: "final", the mean loss over the last 5 % of its curve, "area", the mean over all of it, and
-"early", the mean over its first 10 %, where most of the descent happens and a stationary end does not dilute
-it. Tests on logarithms, at level 0.05 with Holm's correction over all of them: Wilcoxon's signed-rank test on
-the pairs, Kolmogorov and Smirnov's on the two distributions; and an equivalence test (two one-sided t-tests
-on the pairs) for the margin: the ratio of the geometric means lies between 1/1.05 and 1.05. Control, for (a)
-and (b): "turned" is the transported section on the same problem in a randomly turned coordinate system, which
-is the same run in an arbitrary other gauge; it shows how much a gauge can matter. One JSON line an epoch goes
-to records.jsonl, with a checkpoint beside it: a run that was killed goes on from there.
+Outcomes of a run are "final", the mean loss over the last 5 % of its curve; "area", the mean over all of it;
+and "early", the mean over its first 10 %, where most of the descent happens and a stationary end does not
+dilute it. Tests are on logarithms, at level 0.05 with Holm's correction over all of them: Wilcoxon's
+signed-rank test on the pairs, and the Kolmogorov-Smirnov test on the two distributions. An equivalence test
+(two one-sided t-tests on the pairs) asks whether the ratio of the geometric means lies between 1/1.05 and
+1.05. As a control for (a) and (b), "turned" is the transported section on the same problem in a randomly
+turned coordinate system, which is the same run in an arbitrary other gauge; it shows how much a gauge can
+matter. One JSON line per epoch goes to records.jsonl, with a checkpoint beside it: a run that was killed
+continues from there.
 """
 
 from __future__ import annotations
@@ -64,16 +63,15 @@ TITLES = {"a": "top-10 eigenspace, N = 200", "b": "Procrustes on St(20, 100)", "
 
 
 def generator(*seed: int) -> Generator:
-    """One stream for every tuple of numbers."""
+    """One stream of random numbers for every tuple of numbers."""
     return Generator().manual_seed(sum(s * 1_000_003**i for i, s in enumerate(seed, 1)))
 
 
-# ---------------------------------------------------------------------------------------------------- the problems
+# -- the problems --------------------------------------------------------------------------------------------
 
 
 class Matrices:
-    """Problems (a) and (b): all seeds at once as a batch of matrices; an epoch is 100 steps, 10 points of the
-    curve."""
+    """Problems (a) and (b): all seeds as a batch; an epoch is 100 steps, 10 points of the curve."""
 
     STEPS, EVERY, SAMPLES, NOISE = 100, 10, 64, 0.3
 
@@ -103,7 +101,7 @@ class Matrices:
 
     @torch.no_grad()
     def loss(self) -> list[float]:
-        """Of every seed, exact."""
+        """The exact loss of every seed."""
         if self.problem == "a":
             captured = (self.factor @ self.Y).square().sum((-2, -1))
             return (1 - captured / self.root[: self.Y.shape[-1]].square().sum()).tolist()
@@ -113,7 +111,7 @@ class Matrices:
 
     @torch.no_grad()
     def gradient(self) -> Tensor:
-        """From fresh samples, the same for both sections."""
+        """The gradient from fresh samples, the same for both sections."""
         N, n = self.Y.shape[-2:]
         size = (self.SAMPLES, N + n)
         drawn = torch.stack([torch.randn(size, generator=g, dtype=torch.float64) for g in self.samples])
@@ -123,7 +121,7 @@ class Matrices:
         return 2 / self.SAMPLES * (X.mT @ (X @ (self.Y - self.target) - self.NOISE * drawn[..., N:]))
 
     def epoch(self) -> dict[str, Any]:
-        """100 steps; losses as one list a seed."""
+        """100 steps; the losses as one list per seed."""
         curve = []
         for step in range(self.STEPS):
             self.Y.grad = self.gradient()
@@ -153,7 +151,7 @@ class Matrices:
 
 
 class Transformer:
-    """Problem (c): one seed; an epoch is a pass over MNIST, every step a point of the curve."""
+    """Problem (c): one seed; an epoch is a pass over MNIST, and every step is a point of the curve."""
 
     def __init__(self, section: str, seed: int, images: data.Images) -> None:
         self.x, self.test = images.train_images.float() / 255, images.test_images.float() / 255
@@ -164,7 +162,7 @@ class Transformer:
         self.opt = ghor.optim.Adam(self.model, lr=LR["c"], section=section)
 
     def epoch(self) -> dict[str, Any]:
-        """One pass, shuffled, the last incomplete batch dropped."""
+        """One shuffled pass; an incomplete last batch is dropped."""
         curve, seconds = [], {"gradient": 0.0, "step": 0.0}
         shuffled = torch.randperm(len(self.x), generator=self.order)
         for i in range(0, len(self.x) - BATCH + 1, BATCH):
@@ -203,7 +201,7 @@ class Transformer:
         return torch.cat([p.detach().flatten(0, 1) for p in self.model.parameters() if p.dim() == 4])
 
 
-# ---------------------------------------------------------------------------------------------------- running
+# -- running -------------------------------------------------------------------------------------------------
 
 
 def run_name(problem: str, section: str, seeds: list[int]) -> str:
@@ -211,7 +209,7 @@ def run_name(problem: str, section: str, seeds: list[int]) -> str:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records; a half-written last line is passed over."""
+    """The records; a half-written last line is ignored."""
     if path.exists():
         for line in path.read_text().splitlines():
             try:
@@ -237,8 +235,10 @@ def train(
     images: data.Images | None,
     threads: int,
 ) -> None:
-    """Up to `epochs`, from the last checkpoint. A record is written before its checkpoint: at worst it stands
-    twice."""
+    """Train up to `epochs`, from the last checkpoint.
+
+    A record is written before its checkpoint: at worst it occurs twice.
+    """
     name = run_name(problem, section, seeds)
     checkpoint = out / f"{name}.pt"
     run: Matrices | Transformer
@@ -286,13 +286,13 @@ def train(
             )
 
 
-# ---------------------------------------------------------------------------------------------------- the summary
+# -- the summary ---------------------------------------------------------------------------------------------
 
 
 def curves(
     records: list[dict[str, Any]], problem: str, section: str, seeds: list[int], epochs: int
 ) -> dict[int, list[float]]:
-    """seed -> loss curve; where a record stands twice the last one counts."""
+    """seed -> loss curve; if a record occurs twice, the last one counts."""
     by: dict[tuple[int, int], list[float]] = {}
     for r in records:
         if r["problem"] == problem and r["section"] == section:
@@ -351,8 +351,10 @@ def holm(tests: dict[str, float]) -> dict[str, float]:
 
 
 def pair_distance(out: Path, problem: str, seeds: list[int]) -> float | None:
-    """Median over the weights of ||Y_implicit - Y_transported||_F / sqrt(2 n) at the end: 1 for unrelated
-    points."""
+    """Median over the weights of ||Y_implicit - Y_transported||_F / sqrt(2 n) at the end.
+
+    It is 1 for unrelated points.
+    """
     found = []
     for group in [[s] for s in seeds] if problem == "c" else [seeds]:
         paths = [out / f"{run_name(problem, section, group)}.pt" for section in SECTIONS]
@@ -376,7 +378,7 @@ def machine() -> dict[str, Any]:
 
 
 def summarise(out: Path, plan: dict[str, tuple[list[int], int]]) -> dict[str, Any]:
-    """From the records and the last checkpoints only; trains nothing."""
+    """Summarise the records and the last checkpoints; trains nothing."""
     records = list(read(out / "records.jsonl"))
     summary: dict[str, Any] = {
         "benchmark": "gauge",
@@ -439,22 +441,24 @@ def report(summary: dict[str, Any]) -> str:
             c = entry[outcome]
             values = ", ".join(f"{s} {c[s]['mean']:.4g} +- {c[s]['sd']:.2g}" for s in SECTIONS)
             lines.append(
-                f"  {outcome:6}{values}; implicit/transported {c['ratio']:.4f}, lower in {c['implicit_lower_in']} of "
-                f"{c['pairs']}; d {c['d_paired']:+.2f} (pairs), {c['d_between_seeds']:+.2f} (spread of seeds)"
+                f"  {outcome:6}{values}; implicit/transported {c['ratio']:.4f}, lower in "
+                f"{c['implicit_lower_in']} of {c['pairs']}; d {c['d_paired']:+.2f} (pairs), "
+                f"{c['d_between_seeds']:+.2f} (spread of seeds)"
             )
             if "ks_p" in c:
                 low, high = c["ratio_90"]
                 verdict = "equivalent" if c["equivalence_p"] < LEVEL else "NOT shown equivalent"
                 lines.append(
-                    f"        Wilcoxon p = {c['wilcoxon_p']:.2g}, KS D = {c['ks']:.2f}, p = {c['ks_p']:.2g}; ratio in "
-                    f"[{low:.3f}, {high:.3f}] (90 %), {verdict} within {100 * (summary['margin'] - 1):.0f} % "
-                    f"(p = {c['equivalence_p']:.1e})"
+                    f"        Wilcoxon p = {c['wilcoxon_p']:.2g}, KS D = {c['ks']:.2f}, p = "
+                    f"{c['ks_p']:.2g}; ratio in [{low:.3f}, {high:.3f}] (90 %), {verdict} within "
+                    f"{100 * (summary['margin'] - 1):.0f} % (p = {c['equivalence_p']:.1e})"
                 )
             if (control := entry.get(f"{outcome} {CONTROL}")) is not None:
                 low, high = control.get("ratio_90", (math.nan, math.nan))
                 lines.append(
-                    f"        control: turned/transported {control['ratio']:.4f} in [{low:.3f}, {high:.3f}], "
-                    f"sd of a pair's log ratio {control['sd_of_log_ratio']:.3f} (implicit: {c['sd_of_log_ratio']:.3f})"
+                    f"        control: turned/transported {control['ratio']:.4f} in [{low:.3f}, "
+                    f"{high:.3f}], sd of a pair's log ratio {control['sd_of_log_ratio']:.3f} (implicit: "
+                    f"{c['sd_of_log_ratio']:.3f})"
                 )
         for name, (loss, accuracy) in entry.get("epoch_loss", {}).items():
             lines.append(f"        {name}: last epoch {loss}, test accuracy {accuracy:.4f}")
@@ -465,7 +469,7 @@ def report(summary: dict[str, Any]) -> str:
 
 
 def plot(out: Path, plan: dict[str, tuple[list[int], int]]) -> None:
-    """One picture a problem: the curves, and for (a) and (b) the pairs of outcomes."""
+    """One picture per problem: the curves, and for (a) and (b) the pairs of outcomes."""
     import matplotlib
 
     matplotlib.use("Agg")

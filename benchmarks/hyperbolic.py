@@ -1,13 +1,12 @@
-"""Trees in hyperbolic space: ghor's Adam and geoopt's RiemannianAdam at an equal number of steps; the time of
-a step.
+"""Trees in hyperbolic space: ghor's Adam and geoopt's RiemannianAdam with equal steps; the time of a step.
 
     python benchmarks/hyperbolic.py [--steps 300] [--seeds 1] [--cosine] [--depth 6] [--branching 3]
 
-A balanced tree is embedded with its path lengths, times a scale of 1, as distances; the loss is the mean of
-(d/D - 1)^2 over pairs, and the mean distortion, mean |d/D - 1| over all pairs, is what counts. Both start
-from the same points, use their own distance and have their learning rates swept; a seed is a start and an
-order of pairs, and the best learning rate is that of the mean over seeds. geoopt: `pip install -e
-".[bench]"`.
+A balanced tree is embedded with its path lengths, times a scale of 1, as distances. The loss is the mean of
+(d/D - 1)^2 over pairs; the result that counts is the mean distortion, mean |d/D - 1| over all pairs. Both
+libraries start from the same points and use their own distance, and their learning rates are swept. A seed is
+a start and an order of pairs, and the best learning rate is that of the mean over seeds. geoopt: `pip install
+-e ".[bench]"`.
 """
 
 from __future__ import annotations
@@ -107,7 +106,8 @@ def contestants(
 def trees(args: argparse.Namespace, geoopt: Any) -> None:
     D = tree(args.depth, args.branching).to(args.dtype)
     print(
-        f"\ntree of {len(D)} nodes, {args.steps} steps of {args.batch} pairs, {args.dtype}, {args.seeds} seeds",
+        f"\ntree of {len(D)} nodes, {args.steps} steps of {args.batch} pairs, {args.dtype}, {args.seeds} "
+        f"seeds",
         end="",
     )
     print(f"{', cosine schedule' * args.cosine}; mean distortion by lr")
@@ -131,7 +131,8 @@ def trees(args: argparse.Namespace, geoopt: Any) -> None:
 def times(args: argparse.Namespace, geoopt: Any) -> None:
     n, dim = args.points, 10
     print(
-        f"\n{n} points in dimension {dim}, float32: one step of the optimizer, {torch.get_num_threads()} threads"
+        f"\n{n} points in dimension {dim}, float32: one step of the optimizer, {torch.get_num_threads()} "
+        f"threads"
     )
     x = start(n, dim, torch.float32)
     G = torch.randn(n, dim + 1, generator=torch.Generator().manual_seed(2)) / 100
@@ -147,7 +148,8 @@ def times(args: argparse.Namespace, geoopt: Any) -> None:
         best, median = min(taken[name]), sorted(taken[name])[args.repeats // 2]
         held = sum(v.numel() for v in opt.state[Y].values() if torch.is_tensor(v)) / Y.numel()
         print(
-            f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a number"
+            f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a "
+            "number"
         )
 
 

@@ -1,9 +1,8 @@
-"""What `step.py --large` and `step.py --crossover` measure: one step of Adam on large Stiefel matrices,
-float32.
+"""`step.py --large` and `step.py --crossover`: one Adam step on large Stiefel matrices, float32.
 
 Large: one matrix, in units of what its size allows: a product of N n^2 terms, and a step of Muon, which is
-five Newton-Schulz iterations of three such products each, in bfloat16. Crossover: transported over implicit
-section, by N and n/N, from which the rule of section="auto" can be read off.
+five Newton-Schulz iterations of three such products each, in bfloat16. Crossover: the ratio of transported to
+implicit section, by N and n/N, which shows the rule for section="auto".
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ GRID_N = (256, 512, 1024, 2048, 4096)
 GRID_SHARE = tuple(map(Fraction, ("1/64", "1/32", "1/16", "1/8", "1/4", "1/2", "3/4")))
 GRID_BATCH = (1, 16)
 CELL_SECONDS = 1.0  # of timed steps
-# A cell is left out where its set-up (the polar factor of n x n) and one transported step are more than that,
-# or its sections: the ratio has settled by then.
+# A cell is left out if its set-up (the polar factor of n x n) and one transported step take longer than this,
+# or its sections more memory: the ratio has settled by then.
 CELL_FLOPS, CELL_BYTES = 1e12, 1 << 29
 
 
@@ -70,13 +69,14 @@ def common_record(
 
 
 def first_lines(record: dict[str, Any]) -> list[str]:
-    """The machine, and whether others were at work: before, or meanwhile."""
+    """The machine, and whether other work ran, before or meanwhile."""
     lines = machine_lines(record)
     for key, unit in (("matmul_gflops", "GFlop/s"), ("copy_gbs", "GB/s")):
         values = [rates[key] for rates in record["rates"]]
         if max(values) > 1.2 * min(values):
             lines.append(
-                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be quoted."
+                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be "
+                "quoted."
             )
     return lines
 
@@ -86,7 +86,7 @@ def tell(text: str) -> None:
     sys.stderr.flush()
 
 
-# ---------------------------------------------------------------------------------------------------- one matrix
+# -- one matrix ----------------------------------------------------------------------------------------------
 
 
 def contenders(N: int, n: int) -> Iterator[tuple[Contender, torch.optim.Optimizer | None]]:
@@ -156,8 +156,8 @@ def large_report(record: dict[str, Any]) -> str:
     s = record["settings"]
     lines = [
         *first_lines(record),
-        f"One step on one matrix of St(n,N), float32; {s['repeats']} interleaved rounds after {s['warmup']} of warm-up"
-        + ("." if s["repeats"] >= 10 else ": too few to quote."),
+        f"One step on one matrix of St(n,N), float32; {s['repeats']} interleaved rounds after {s['warmup']} "
+        f"of warm-up" + ("." if s["repeats"] >= 10 else ": too few to quote."),
         "",
         f"{'N x n':13}{'contender':38}{'median ms':>10}{'q25 - q75':>20}{'best ms':>10}{'mean ms':>10}"
         f"{'/ product':>11}{'/ Muon':>9}{'/ fused':>9}{'off by':>10}",
@@ -169,18 +169,18 @@ def large_report(record: dict[str, Any]) -> str:
         lines += [] if same or len(lines) < 5 or lines[-1].startswith("N x n") else [""]
         lines.append(
             f"{'' if same else size:13}{name:38}{q[1]:10.2f}{f'{q[0]:.2f} - {q[2]:.2f}':>20}"
-            f"{min(row['rounds_ms']['again']):10.2f}{row['mean_ms']:10.2f}{row['over_product'][1]:11.1f}{row['over_muon'][1]:9.2f}"
-            f"{row['over_torch_fused'][1]:9.1f}"
+            f"{min(row['rounds_ms']['again']):10.2f}{row['mean_ms']:10.2f}{row['over_product'][1]:11.1f}"
+            f"{row['over_muon'][1]:9.2f}{row['over_torch_fused'][1]:9.1f}"
             + ("" if row["distance"] is None else f"{row['distance']:10.1e}")
         )
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------- crossover
+# -- crossover -----------------------------------------------------------------------------------------------
 
 
 def measure_cell(N: int, n: int, batch: int, cap: float) -> dict[str, Any]:
-    """Transported and implicit in turn, two steps each of which the second counts, until the time is up."""
+    """Transported and implicit in turn, two steps each, the second of which counts, until the time is up."""
     Y, G = problem(*((batch,) if batch > 1 else ()), N, n)
     opts = {section: ghor_adam(Y, G, section)[1] for section in ("transported", "implicit")}
     times: dict[str, list[float]] = {section: [] for section in opts}
@@ -211,16 +211,17 @@ def crossover_record(cap: float = CELL_SECONDS, largest: int = GRID_N[-1]) -> di
 
 
 def crossover_report(record: dict[str, Any]) -> str:
-    """Ratios over 1 are where implicit is faster; in brackets where the quartiles over the rounds have 1
-    between them.
+    """Ratios above 1 mean that implicit is faster; in brackets if 1 lies between the quartiles over the
+    rounds.
 
-    Of the best times: a cell has few rounds, and a neighbour on the machine only ever adds.
+    They are ratios of the best times: a cell has few rounds, and other work on the machine only adds time.
     """
     by = {(c["batch"], c["N"], Fraction(c["n"], c["N"])): c for c in record["cells"]}
     lines = [*first_lines(record), ""]
     for batch in GRID_BATCH:
         lines += [
-            f"transported / implicit, {'one matrix' if batch == 1 else f'a stack of {batch}'} (best; implicit ms)",
+            f"transported / implicit, {'one matrix' if batch == 1 else f'a stack of {batch}'} (best; "
+            "implicit ms)",
             f"{'N':>6}"
             + "".join(f"{f'n = N/{1 / s}' if s.numerator == 1 else f'n = {s} N':>17}" for s in GRID_SHARE),
         ]

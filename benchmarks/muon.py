@@ -1,12 +1,12 @@
-"""Muon in g^hor beside manifold Muon (dual ascent) and Adam, on a small network: loss against steps and time.
+"""Muon in g^hor against manifold Muon (dual ascent) and Adam, on a small network: loss by step and time.
 
     python benchmarks/muon.py --json muon.json --plot muon.png           # a minute or two
-    python benchmarks/muon.py --quick                                    # is everything alive?
+    python benchmarks/muon.py --quick                                    # does everything run?
 
-A student relu(x W1) relu(. W2) w with W1 on St(16, 32), taken as its transpose, and W2 on O(32), learns a
-teacher of the same form from fresh samples, 256 a step; the Euclidean head w has torch's AdamW at 1e-2 in all
-runs. Every method runs with four learning rates and shows the best: the smallest mean loss over the last
-tenth of the steps, of three seeds. The time is that of the step on W1 and W2 alone, median.
+A student relu(x W1) relu(. W2) w with W1 on St(16, 32), used as its transpose, and W2 on O(32), learns a
+teacher of the same form from fresh samples, 256 per step. The Euclidean head w has torch's AdamW at 1e-2 in
+all runs. Every method runs with four learning rates and shows the best: the smallest mean loss over the last
+tenth of the steps and three seeds. The time is the median of the step on W1 and W2 alone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 
 def train(method: str, lr: float, seed: int, steps: int) -> tuple[list[float], list[float]]:
-    """Losses, and seconds of each step on the manifolds."""
+    """Losses, and the seconds of each step on the manifolds."""
     gen = torch.Generator().manual_seed(seed)
     teacher, net = Net(gen), Net(gen)
     opt, head = METHODS[method]([net.W1, net.W2], lr), torch.optim.AdamW([net.w], lr=1e-2)

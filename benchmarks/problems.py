@@ -1,17 +1,16 @@
-"""Problems on manifolds with known optima: our solvers, lifted Adam, geoopt, pymanopt. Evaluations and time
-to 1e-6.
+"""Problems on manifolds with known optima: our solvers, lifted Adam, geoopt, pymanopt.
 
     python benchmarks/problems.py --out out/problems
 
-Writes problems.md, problems.json and profiles.png (performance profiles). "to 1e-6" is (f - f*) <= 1e-6
-max(1, |f*|), seen at every evaluation; the gap is the smallest until a method stopped. A problem whose
-optimum has no closed form takes the best value that any method found; LOBPCG stands for one of the
-eigenspace. A start may end in another critical point, which the table says: there are no evaluations then.
+Writes problems.md, problems.json and profiles.png (performance profiles). "to 1e-6" means (f - f*) <= 1e-6
+max(1, |f*|), checked at every evaluation; the gap is the smallest until a method stopped. If the optimum has
+no closed form, the best value that any method found is used; for the eigenspace LOBPCG provides it. A start
+may end in another critical point; the table says so, and then there are no evaluations.
 
 An evaluation has the value and, at the same point, the gradient; a product with the Hessian counts as one
 more in the profiles and has a column of its own. pymanopt, which calls f again for each gradient and twice
-for each product, is counted in the same way. Seconds are the CPU's, one thread. Learning rates (Adam 0.02,
-SGD 1e-3 with momentum 0.9) are the same everywhere and not tuned.
+for each product, is counted in the same way. Seconds are CPU seconds on one thread. Learning rates (Adam
+0.02, SGD 1e-3 with momentum 0.9) are the same everywhere and not tuned.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def cases() -> list[Case]:
 
 
 class Counted:
-    """A loss that keeps every value, with the time since the start and the Hessian products until then."""
+    """A loss that records every value, with the time since the start and the Hessian products so far."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.values, self.began = case, list[tuple[float, float, int]](), time.process_time()
@@ -143,7 +142,7 @@ class Counted:
         return value
 
     def part(self, derivative: Callable[..., Any], products: int) -> Callable[..., Any]:
-        """A derivative whose calls of f are no evaluations."""
+        """A derivative whose calls of f do not count as evaluations."""
 
         def call(*args: object) -> Any:
             self.products += products
@@ -274,8 +273,8 @@ def measure(case: Case) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| problem | method | evaluations to 1e-6 | Hessian products | CPU seconds | gap at the end | gradient there "
-        "| a start that ended elsewhere |",
+        "| problem | method | evaluations to 1e-6 | Hessian products | CPU seconds | gap at the end | "
+        "gradient there | a start that ended elsewhere |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
@@ -297,7 +296,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """For each method the share of problems that it solved within a factor of the best."""
+    """For each method, the share of problems that it solved within a factor of the best."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,14 +1,14 @@
-"""Time and memory of one Adam step as N grows: ghor's two sections beside torch, geoopt and geotorch.
+"""Time and memory of one Adam step as N grows: ghor's two sections against torch, geoopt and geotorch.
 
-    python benchmarks/scaling.py                                        # 2 threads; about half an hour
-    python benchmarks/scaling.py --quick                                # is everything alive? (not for quoting)
-    python benchmarks/scaling.py --json scaling.json --plot scaling.png # scaling-time.png and scaling-memory.png
-    python benchmarks/scaling.py --crossover                            # from which N on is implicit faster?
+    python benchmarks/scaling.py                                # 2 threads; about half an hour
+    python benchmarks/scaling.py --quick                        # does everything run? (not for quoting)
+    python benchmarks/scaling.py --json scaling.json --plot scaling.png    # draws -time.png, -memory.png
+    python benchmarks/scaling.py --crossover                    # from which N on is implicit faster?
 
 n = 16 with N = 256 ... 32768 and n = 64 with N = 256 ... 8192, one matrix and a stack of 32, float32. Every
-contender runs in a process of its own for every size, so that its peak memory is its own, and goes on to
-larger N until a step, the set-up or the memory exceeds its budget; the table says which. Linux only: memory
-is read from /proc.
+contender runs in its own process for every size, so that its peak memory is its own. It goes on to larger N
+until a step, the set-up or the memory exceeds its budget; the table says which. Linux only: memory is read
+from /proc.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ class Budget:
     memory: float
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`step()` does one whole step, `state` is the optimizer's, `held` what else must be kept beside the
-    weight."""
+    """`step()` does one whole step; `state` is the optimizer's; `held` is what must be kept beside the
+    weight.
+    """
 
     step: Callable[[], object]
     state: Callable[[], dict[Any, Any]]
@@ -143,7 +144,7 @@ def points(N: int, n: int, batch: int) -> tuple[Tensor, Tensor]:
     return Y, torch.randn(shape, generator=generator)
 
 
-# ---------------------------------------------------------------------------------------------------- memory
+# -- memory --------------------------------------------------------------------------------------------------
 
 
 def status(key: str) -> int:
@@ -154,7 +155,7 @@ def status(key: str) -> int:
 
 
 def resident() -> int:
-    """Resident bytes, after what is free was given back to the system; the peak (VmHWM) starts from here."""
+    """Resident bytes after free memory was given back to the system; resets the peak (VmHWM)."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # else a freed block of the last step hides an allocation of the next
     Path("/proc/self/clear_refs").write_text("5")
@@ -167,12 +168,12 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- in the child
+# -- in the child --------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def phase(name: str, limit: float) -> Iterator[None]:
-    """Says what is going on, and ends the process where that takes longer than `limit` seconds."""
+    """Announce what is going on, and end the process if it takes longer than `limit` seconds."""
     print(json.dumps({"phase": name}), flush=True)
     signal.setitimer(
         signal.ITIMER_REAL, limit
@@ -226,7 +227,7 @@ def measure(
 
 
 def timed(step: Callable[[], object], first: float, rounds: int, time_cap: float) -> list[float]:
-    """Seconds a step: ten steps in a row, `rounds` times; slow ones one by one, as many as the cap allows."""
+    """Seconds per step: ten steps in a row, `rounds` times; slow ones one by one, up to the cap."""
     together = TEN if first < 0.3 else 1
     for _ in range(3 if together > 1 else 1):
         step()
@@ -244,7 +245,7 @@ def _call(func: Callable[..., object], *args: Any, **kwargs: Any) -> object:
 
 
 class Recorder(TorchDispatchMode):
-    """Writes down every matrix product and inverse, with the memory it works on."""
+    """Records every matrix product and inverse, with the memory it works on."""
 
     NAMES = (
         "mm",
@@ -271,8 +272,7 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def replay(self) -> tuple[list[partial[Any]], list[partial[Any]]]:
-        """The tall products, and the n x n products and inverses, on copies of the same memory, shared
-        alike."""
+        """The tall products, and the n x n products and inverses, on copies that share memory alike."""
         storages: dict[int, Tensor] = {}
 
         def copy(x: Any) -> Any:
@@ -294,8 +294,7 @@ class Recorder(TorchDispatchMode):
 
 
 def products(contender: str, n: int, N: int, rounds: int) -> dict[str, Any]:
-    """A step beside its own products and inverses, recorded from a step and called alone, and one fused Adam
-    step."""
+    """A step against its own products and inverses, recorded and called alone, and one fused Adam step."""
     Y, G = points(N, n, 1)
     c = CONTENDERS[contender](Y.clone(), G.clone())
     adam = torch_adam(Y.clone(), G.clone())
@@ -340,8 +339,7 @@ def products(contender: str, n: int, N: int, rounds: int) -> dict[str, Any]:
 
 
 def large(N: int, n: int, steps: int = 100) -> dict[str, Any]:
-    """A layer with an N x n weight: constrain, the optimizer as it comes, and `steps` steps with their
-    backward."""
+    """A layer with an N x n weight: constrain, the default optimizer, `steps` steps with their backward."""
     ghor: Any = import_module("ghor")
     torch.manual_seed(0)
     layer = nn.Linear(n, N, bias=False)
@@ -373,8 +371,7 @@ def large(N: int, n: int, steps: int = 100) -> dict[str, Any]:
 
 
 def crossover(n: int, batch: int, rounds: int, largest: float) -> dict[str, Any]:
-    """Ratios transported / implicit over N, both fused, ten steps each in turn, until implicit has won for
-    good."""
+    """Ratios transported / implicit by N, both fused, ten steps each, until implicit wins for good."""
     rows: list[dict[str, Any]] = []
     for N in sorted({round(n * 2 ** (k / 2)) for k in range(1, 21)} - {n}):
         if 4 * batch * N * N > largest or N > 4096 or sum(row["ratio"][0] > 1.3 for row in rows) >= 3:
@@ -395,7 +392,7 @@ def crossover(n: int, batch: int, rounds: int, largest: float) -> dict[str, Any]
 
 
 def child(task: dict[str, Any]) -> None:
-    """Do one task, print its result as the last line."""
+    """Do one task; print its result as the last line."""
     torch.set_num_threads(task.pop("threads"))
     kind = task.pop("kind")
     try:
@@ -415,11 +412,11 @@ def child(task: dict[str, Any]) -> None:
     print(json.dumps(result), flush=True)
 
 
-# ---------------------------------------------------------------------------------------------------- in the parent
+# -- in the parent -------------------------------------------------------------------------------------------
 
 
 def run(kind: str, threads: int, **task: Any) -> dict[str, Any]:
-    """One task in a fresh process; a result without "ms" says in "stopped" why there is none."""
+    """One task in a fresh process; a result without "ms" gives the reason in "stopped"."""
     command = [sys.executable, __file__, "--child", json.dumps({"kind": kind, "threads": threads, **task})]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -446,7 +443,7 @@ def why(stopped: str, budget: Budget) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr; calls of `tell` advance it. Nothing where rich is not installed."""
+    """A bar on stderr that calls of `tell` advance; nothing if rich is not installed."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -521,7 +518,7 @@ Panel = tuple[int, int]  # n, batch
 
 
 def panels(record: dict[str, Any]) -> dict[Panel, dict[str, list[dict[str, Any]]]]:
-    """(n, batch) -> contender -> its rows by N, the stopped ones included."""
+    """(n, batch) -> contender -> its rows by N, stopped ones included."""
     out: dict[Panel, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for row in record["rows"]:
         out[row["n"], row["batch"]][row["contender"]].append(row)
@@ -529,8 +526,7 @@ def panels(record: dict[str, Any]) -> dict[Panel, dict[str, list[dict[str, Any]]
 
 
 def slope(rows: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) -> float | None:
-    """Of log value over log N, fitted over N >= 2048; None from fewer than three N, which would fit the
-    noise."""
+    """The slope of log value by log N, fitted over N >= 2048; None for fewer than three N."""
     found = [
         (math.log(row["N"]), math.log(value(row))) for row in rows if row["N"] >= FIT_FROM and row.get("ms")
     ]
@@ -542,7 +538,7 @@ def time_of(row: dict[str, Any]) -> float:
 
 
 def memory_of(row: dict[str, Any]) -> float:
-    """Peak MiB beyond weight and gradient; what is less than 0.1 is noise."""
+    """Peak MiB beyond weight and gradient; anything below 0.1 is noise."""
     return max(0.1, float(row["peak_bytes"]) / 2**20)
 
 
@@ -600,7 +596,7 @@ def targets(record: dict[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
-# ---------------------------------------------------------------------------------------------------- the report
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 def report(record: dict[str, Any]) -> str:
@@ -608,8 +604,8 @@ def report(record: dict[str, Any]) -> str:
     s = record["settings"]
     lines = [
         *machine_lines(record),
-        f"One Adam step, float32; a time is the mean of ten steps in a row, median of {s['rounds']} such. Budgets: "
-        f"{s['step']:g} s a step, {s['setup']:g} s set-up, {s['memory']:g} GiB.",
+        f"One Adam step, float32; a time is the mean of ten steps in a row, median of {s['rounds']} such. "
+        f"Budgets: {s['step']:g} s a step, {s['setup']:g} s set-up, {s['memory']:g} GiB.",
     ]
     fitted = {(f["n"], f["batch"], f["contender"]): f for f in record["slopes"]}
     for (n, b), contenders in panels(record).items():
@@ -650,19 +646,20 @@ def report(record: dict[str, Any]) -> str:
         ms = {k: f"{q[1]:.2f} ms" for k, q in row["ms"].items()}
         lines += [
             "",
-            f"{name}, N = 32768, n = 16: a step {ms['step']}; its {row['tall_products']} tall products {ms['tall']}, "
-            f"{row['small_calls']} n x n products and inverses {ms['small']}, one fused Adam step {ms['adam']}",
-            f"  step / (products + Adam) = {row['ratio'][1]:.2f} ({row['ratio'][0]:.2f} - {row['ratio'][2]:.2f}), "
-            f"of the best times {row['ratio_of_best']:.2f}, mean with polishing {row['ratio_with_polishing']:.2f}, "
-            f"tall products only {row['ratio_tall_only']:.2f}",
+            f"{name}, N = 32768, n = 16: a step {ms['step']}; its {row['tall_products']} tall products "
+            f"{ms['tall']}, {row['small_calls']} n x n products and inverses {ms['small']}, one fused Adam "
+            f"step {ms['adam']}",
+            f"  step / (products + Adam) = {row['ratio'][1]:.2f} ({row['ratio'][0]:.2f} - "
+            f"{row['ratio'][2]:.2f}), of the best times {row['ratio_of_best']:.2f}, mean with polishing "
+            f"{row['ratio_with_polishing']:.2f}, tall products only {row['ratio_tall_only']:.2f}",
         ]
     if record["large"]:
         row = record["large"]
         lines += [
             "",
-            f"N = {row['N']}, n = {row['n']}: constrain {row['constrain_s']:.2f} s; with {row['steps']} steps and "
-            f"their backward {row['seconds']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB; loss {row['loss'][0]:.3g} -> "
-            f"{row['loss'][1]:.3g}, {row['distance']:.1e} off the manifold",
+            f"N = {row['N']}, n = {row['n']}: constrain {row['constrain_s']:.2f} s; with {row['steps']} "
+            f"steps and their backward {row['seconds']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB; loss "
+            f"{row['loss'][0]:.3g} -> {row['loss'][1]:.3g}, {row['distance']:.1e} off the manifold",
         ]
     for row in record["crossover"]:
         at = f"from N = {row['crossover']} on" if row["crossover"] else "nowhere here"
@@ -679,8 +676,7 @@ def report(record: dict[str, Any]) -> str:
 
 
 def in_entries(row: dict[str, Any], key: str) -> float | None:
-    """Bytes in units of the weight's float32; None where they were not measured or are lost in pages and
-    noise."""
+    """Bytes in units of the weight's float32; None if not measured or lost in pages and noise."""
     entries = row["batch"] * row["N"] * row["n"]
     return None if row[key] is None or 4 * entries < 2**20 else float(row[key] / 4 / entries)
 

@@ -1,9 +1,8 @@
-"""What the spaces promise in floating point, run at full length: drift, many seeds, targets found,
-invariance, means.
+"""What the spaces promise in floating point, at full length: drift, seeds, targets, invariance, means.
 
     python benchmarks/spaces.py [--steps 10000] [--seeds 200] [--out results/spaces/spaces.txt]
 
-A row is a figure and its bound; the tests run the same for fewer steps.
+A row is a figure and its bound; the tests run the same with fewer steps.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def randn(*shape: int, gen: torch.Generator, dtype: torch.dtype = F64) -> Tensor
 
 
 def descend(space: Space, Y: Tensor, grad: Callable[[Tensor], Tensor], steps: int, lr: float) -> float:
-    """Adam; returns the largest distance from the space, infinite if anything is not finite."""
+    """Run Adam; returns the largest distance from the space, infinite if anything is not finite."""
     weight, worst = nn.Parameter(Y), 0.0
     opt = ghor.optim.Adam([weight], space=space, lr=lr)
     for i in range(steps):
@@ -105,7 +104,7 @@ def targets(args: argparse.Namespace, gen: torch.Generator) -> Iterator[Row]:
 
 
 def moved(g: Tensor, Y: Tensor) -> Tensor:
-    """g Y of poses [R, t] or of (t, n)."""
+    """g Y for poses [R, t] or for (t, n)."""
     R, t = g[:, :3], g[:, 3:]
     if Y.shape[-1] == 4:
         return torch.cat([R @ Y[..., :3], R @ Y[..., 3:] + t], -1)
@@ -125,7 +124,7 @@ def trajectory(
 
 
 def invariance(args: argparse.Namespace, gen: torch.Generator) -> Iterator[Row]:
-    """Moving target and start moves the trajectory. |Y - target|^2 is invariant under rigid motions."""
+    """Moving target and start moves the trajectory: |Y - target|^2 is invariant under rigid motions."""
     cases = (
         ("Adam", SE, (3, 4), lambda p: ghor.optim.Adam(p, space=SE, lr=0.05)),
         ("momentum", PO, (2, 3), lambda p: ghor.optim.SGD(p, space=PO, lr=0.02, momentum=0.9)),
@@ -187,7 +186,8 @@ def main() -> None:
             missed += not good
             seconds = time.perf_counter() - begun
             say(
-                f"{what:<54}{space!r:<24}{dtype:<12}{figure:9.1e}{bound:9.0e}{'' if good else ' NO':>5}{seconds:9.0f}"
+                f"{what:<54}{space!r:<24}{dtype:<12}{figure:9.1e}{bound:9.0e}"
+                f"{'' if good else ' NO':>5}{seconds:9.0f}"
             )
             begun = time.perf_counter()
     sys.exit(1 if missed else 0)

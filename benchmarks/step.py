@@ -1,16 +1,15 @@
-"""One optimizer step over the 336 St(7,49) weights of the paper's transformer: ghor beside its peers, in one
-run.
+"""One optimizer step over the 336 St(7,49) weights of the paper's transformer: ghor against its peers.
 
     python benchmarks/step.py                                  # 2 threads, 50 repetitions
-    python benchmarks/step.py --quick                          # is everything alive? (not for quoting)
+    python benchmarks/step.py --quick                          # does everything run? (not for quoting)
     python benchmarks/step.py --json step.json --plot step.png
-    python benchmarks/step.py --large                          # one large matrix, beside products and Muon (large.py)
-    python benchmarks/step.py --crossover                      # transported / implicit by N and n/N (large.py)
+    python benchmarks/step.py --large           # one large matrix, against products and Muon (large.py)
+    python benchmarks/step.py --crossover       # transported / implicit by N and n/N (large.py)
 
 Rounds are interleaved: a round visits every contender once, in shuffled order (optimizers, then the much
-slower parametrizations), so that noise of the machine hits all alike, and ratios are taken within a round. A
-visit is two steps: the first finds the caches filled by the others, as a step after a backward pass does
-("first"); the second follows at once and is the time that is compared ("again").
+slower parametrizations), so that noise of the machine affects all of them alike, and ratios are taken within
+a round. A visit is two steps. The first finds the caches filled by the others, as a step after a backward
+pass does ("first"); the second follows at once, and its time is the one compared ("again").
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ GHOR_MUON, TORCH_MUON = "ghor Muon, Cayley", "torch Muon"
 GEOOPT = "geoopt RiemannianAdam, canonical"
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 def ghor_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
-    """The subject: no special arguments but the retraction and torch's own `fused`."""
+    """The subject, with no special arguments except the retraction and torch's own `fused`."""
     for retraction in ("cayley", "geodesic"):
         for fused in (False, True):
             for layout in LAYOUTS:
@@ -65,15 +64,14 @@ def ghor_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
 
 
 def torch_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
-    """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the
-    manifold."""
+    """Plain Euclidean Adam on the same tensors: the cost of a step without any manifold, which it leaves."""
     for implementation in ("foreach", "fused"):
         for layout in LAYOUTS:
             yield bench.torch_adam(Y, G, layout, implementation)
 
 
 def muon(Y: Tensor, G: Tensor) -> Iterator[Contender]:
-    """Ours in both layouts; torch's takes matrices one by one, and leaves the manifold."""
+    """Ours in both layouts; torch's takes matrices one by one and leaves the manifold."""
     for layout in LAYOUTS:
         params = bench.leaves(Y, G, layout)
         opt = optim.Muon(params, space=Stiefel(), lr=LR)
@@ -83,15 +81,14 @@ def muon(Y: Tensor, G: Tensor) -> Iterator[Contender]:
 
 
 def geoopt_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
-    """geoopt as its documentation has it."""
+    """geoopt as in its documentation."""
     for metric in ("canonical", "Euclidean"):
         for layout in LAYOUTS:
             yield bench.geoopt_adam(Y, G, layout, metric)
 
 
 def parametrized(name: str, layout: str, modules: list[nn.Module], G: Tensor) -> Contender:
-    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here) on what lies
-    below."""
+    """Forward of the parametrization, backward of sum(w * G), fused Adam (torch's fastest here)."""
     step, weights, _ = parametrized_step(modules, split(G, layout), LR)
     return Contender(name, layout, step, weights, parametrized=True)
 
@@ -126,8 +123,7 @@ PEERS: tuple[Callable[[Tensor, Tensor], Iterable[Contender]], ...] = (
 
 
 def contenders(only: str) -> tuple[list[Contender], list[str]]:
-    """The contenders whose label matches `only`, all from the same weights, and a sentence on each that is
-    missing."""
+    """The contenders whose label matches `only`, with the same weights; a sentence for each missing one."""
     Y, G = bench.problem()
     found: list[Contender] = []
     skipped: list[str] = []
@@ -142,11 +138,11 @@ def contenders(only: str) -> tuple[list[Contender], list[str]]:
 
 
 def moved(Y: Tensor, Z: Tensor) -> float:
-    """min ||Y - Z||_F over the weights: a contender that forgets some of its weights shows here."""
+    """min ||Y - Z||_F over the weights: reveals a contender that forgets some of its weights."""
     return float(torch.linalg.matrix_norm(Y - Z).min())
 
 
-# ---------------------------------------------------------------------------------------------------- the floor
+# -- the floor -----------------------------------------------------------------------------------------------
 
 # Numbers of one weight that must cross memory in a step with a stored section (design: Lambda = [Y, Q] is N x
 # N).
@@ -168,8 +164,7 @@ FLOPS = {
 
 
 def floor(rates: dict[str, Any]) -> dict[str, float]:
-    """No step can be faster than its traffic at the measured copy rate, nor than its flops at the measured
-    matmul rate.
+    """A lower bound: the step's traffic at the measured copy rate, its flops at the measured matmul rate.
 
     The weights of a step fit into the caches of a large machine, so the faster of the two copies counts.
     """
@@ -185,7 +180,7 @@ def floor(rates: dict[str, Any]) -> dict[str, float]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the record
+# -- the record ----------------------------------------------------------------------------------------------
 
 
 Key = tuple[str, str]  # name, layout
@@ -279,7 +274,7 @@ def make_record(only: str, repeats: int, warmup: int) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the report
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 def report(record: dict[str, Any]) -> str:
@@ -294,7 +289,8 @@ def report(record: dict[str, Any]) -> str:
     s, low = record["settings"], record["floor"]
     lines = [
         *machine_lines(record),
-        f"One step over {s['count']} weights of St({s['n']},{s['N']}), float32; {s['repeats']} interleaved rounds "
+        f"One step over {s['count']} weights of St({s['n']},{s['N']}), float32; {s['repeats']} interleaved "
+        "rounds "
         f"after {s['warmup']} of warm-up" + ("." if s["repeats"] >= 30 else ": too few to quote."),
         "",
         f"{'contender':34}{'layout':13}{'median ms':>10}{'q25 - q75':>18}{'best ms':>10}{'first ms':>10}"
@@ -318,9 +314,10 @@ def report(record: dict[str, Any]) -> str:
         lines.append(f"  {line['what']:84}{bound:>8}   {spread(line['ratio']):24}{verdict}")
     lines += [
         "",
-        "Floor of a Cayley step with a stored section, which neither its traffic nor its arithmetic can undercut:",
-        f"  {low['bytes'] / 1e6:.1f} MB = {low['bytes_ms']:.2f} ms of copying; "
-        f"{low['flops'] / 1e6:.1f} MFlop = {low['flops_ms']:.2f} ms of matmul; so {low['ms']:.2f} ms",
+        "Floor of a Cayley step with a stored section, which neither its traffic nor its arithmetic can "
+        "undercut:",
+        f"  {low['bytes'] / 1e6:.1f} MB = {low['bytes_ms']:.2f} ms of copying; {low['flops'] / 1e6:.1f} "
+        f"MFlop = {low['flops_ms']:.2f} ms of matmul; so {low['ms']:.2f} ms",
     ]
     for row in record["contenders"]:
         if row["name"] in (GHOR, GHOR_FUSED):

@@ -1,15 +1,14 @@
-"""Learning rates: every published method for Stiefel on the paper's transformer, a few epochs at seven rates
+"""Learning rates: every published Stiefel method on the paper's transformer, a few epochs at seven rates
 each.
 
     python benchmarks/sweep.py sweep                           # into the folder sweep; hours on two cores
-    python benchmarks/sweep.py sweep --only "ghor|kong|li-2"   # a regular expression on the keys of ghor_lab.methods
-    python benchmarks/sweep.py sweep --epochs 1 --steps 2      # is everything alive? (not for quoting)
-    python benchmarks/sweep.py sweep --draw                    # nothing is trained: table and sweep.svg of records
+    python benchmarks/sweep.py sweep --only "ghor|kong|li-2"   # a regular expression on keys of methods
+    python benchmarks/sweep.py sweep --epochs 1 --steps 2      # does everything run? (not for quoting)
+    python benchmarks/sweep.py sweep --draw                    # only table and sweep.svg, from records
 
-One file a run, written when the run is over; runs that have one are left out, so an interrupted sweep goes on
-where it was. The 336 weights on St(7, 49) are the method's, at the rate of the sweep; all others are torch's
-fused Adam's at 1e-3, in every run the same. All start from the same seed. Adams have betas 0.9, 0.99 as in
-the paper.
+Each run writes one file when it is over. Runs that have one are skipped, so an interrupted sweep continues.
+The method trains the 336 weights on St(7, 49) at the rate of the sweep; torch's fused Adam trains all others
+at 1e-3, the same in every run. All start from the same seed. Adams have betas 0.9, 0.99, as in the paper.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from ghor_lab.tasks import Classification
 from ghor_lab.train import machine
 
 RATES = tuple(float(f"{10 ** (e / 2):.2g}") for e in range(-8, -1))  # 1e-4, 3.2e-4, ..., 0.1
-# Where lr is not the size of every entry of a step but the length of the whole, or times a gradient: larger
-# rates.
+# Larger rates if lr is the length of a whole step, or multiplies a gradient, and is not the size of every
+# entry of a step.
 FACTORS = {"li-1": 10.0, "li-2": 10.0, "scalar": 10.0, "muon": 10.0}
 OPTIONS: dict[str, dict[str, Any]] = {"li-1": {}, "muon": {"steps": 10}}
 ADAM = {"betas": (0.9, 0.99)}
@@ -50,14 +49,13 @@ NEAR = 1.1  # a rate is good if its loss is at most this many times the method's
 CONTENDERS = tuple(m for m in METHODS if m.stiefel or m.key == "soft")
 
 
-# ---------------------------------------------------------------------------------------------------- one run
+# -- one run -------------------------------------------------------------------------------------------------
 
 
 def run(
     method: Method, lr: float, seed: int, epochs: int, steps: int | None, batch: int, threads: int
 ) -> dict[str, Any]:
-    """Train, and what came of it: losses by epoch, test accuracy, drift, milliseconds of the method's
-    steps."""
+    """Train; returns losses by epoch, test accuracy, drift, and milliseconds of the method's steps."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     task = Classification(Config("mnist", "geometric-adam", (seed,), epochs, lr, batch, threads=threads))
@@ -99,7 +97,7 @@ def run(
 
 
 def sweep(folder: Path, options: argparse.Namespace, console: Console) -> None:
-    """All runs that there is no record of yet."""
+    """Do all runs that have no record yet."""
     setting = {k: getattr(options, k) for k in ("seed", "epochs", "steps", "batch")}
     folder.mkdir(parents=True, exist_ok=True)
     load("mnist")
@@ -120,11 +118,11 @@ def sweep(folder: Path, options: argparse.Namespace, console: Console) -> None:
             console.print(f"{method.key:8} lr {lr:<8.2g} losses {found['losses']}, {found['seconds']:.0f} s")
 
 
-# ---------------------------------------------------------------------------------------------------- from the records
+# -- from the records ----------------------------------------------------------------------------------------
 
 
 def records(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """By method, in the order of the rates; those of these settings only."""
+    """The records of these settings by method, in the order of the rates."""
     found = defaultdict(list)
     for path in folder.glob("*.json"):
         r = json.loads(path.read_text())
@@ -166,7 +164,7 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> Table:
 
 
 def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Loss over learning rate."""
+    """Draw loss by learning rate."""
     canvas = Figure(figsize=(7, 4.5), layout="constrained")
     axes = canvas.subplots()
     titles = {m.key: m.title for m in METHODS}

@@ -6,21 +6,21 @@ g^hor?
     python benchmarks/third_party.py --only Lion            # classes with this in their name
     python benchmarks/third_party.py --out table.md
 
-What is accepted is run for 200 steps on three weights at once, with gradients of sizes 1, 10 and 0.1 that are
-a fixed sequence in g^hor, beside a reference that shares no code with ghor: the same class on one N x N
-parameter for each weight, with gradient [[A, -B^T], [B, 0]], its velocity W taken as it is, Lambda <- Lambda
-(I - W/2)^-1 (I + W/2) with dense matrices in float64. The number is the largest |Y - Lambda E| over all
-steps, weights and entries. For classes that lift with stack=False only, because they take a norm or mean of a
-weight or keep state of an odd shape, the reference has one N x n parameter [A; B] for each weight instead.
+An accepted class runs for 200 steps on three weights at once, with gradients of sizes 1, 10 and 0.1 that are
+a fixed sequence in g^hor. The reference shares no code with ghor: it is the same class on one N x N parameter
+for each weight, with gradient [[A, -B^T], [B, 0]] and its velocity W taken as it is, and Lambda <- Lambda (I
+- W/2)^-1 (I + W/2) with dense matrices in float64. The number is the largest |Y - Lambda E| over all steps,
+weights and entries. Some classes lift only with stack=False, because they take a norm or mean of a weight or
+keep state of an odd shape; for them the reference has one N x n parameter [A; B] for each weight instead.
 
-Some rules make much of little: they divide by an entry of the gradient that is near 0. Where the number is
+Some rules amplify small differences: they divide by an entry of the gradient that is near 0. If the number is
 above 1e-5 in float32 or 1e-13 in float64, the reference runs a second time with gradients that differ by one
-rounding, eps times their largest entry, and how far it is then from itself stands in parentheses; a number
-above ten times that is bold. A bold number in float32 beside rounding in float64 comes from a sign, taken of
-a number that is 0 to rounding (Ano: of g^2 - v, in one entry of 90 x 50, at step 65).
+rounding, eps times their largest entry. The distance between the two references is in parentheses, and a
+number above ten times that is bold. A bold number in float32 beside rounding in float64 comes from the sign
+of a number that is 0 to rounding (Ano: of g^2 - v, in one entry of 90 x 50, at step 65).
 
-The libraries: pip install ".[third-party]". timm needs torchvision to be imported as a whole; its optimizers
-do not, and are found without.
+The libraries: pip install ".[third-party]". timm as a whole needs torchvision to be imported; its optimizers
+do not and are found without it.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ LIBRARIES = (
 SHAPES = ((12, 4), (90, 50))
 DTYPES = (torch.float32, torch.float64)
 SIZES = (1.0, 10.0, 0.1)  # of the gradients of the three weights
-LIMIT = {torch.float32: 1e-5, torch.float64: 1e-13}  # below it nobody asks whether it is rounding
+LIMIT = {torch.float32: 1e-5, torch.float64: 1e-13}  # below this a difference counts as rounding
 ARGUMENTS = {"lr": 1e-3, "momentum": 0.9}  # where the class has no default
 REFUSAL = "cannot be lifted to manifolds: "
 
 
-# ---------------------------------------------------------------------------------------------------- classes
+# -- classes -------------------------------------------------------------------------------------------------
 
 
 def classes(library: str) -> dict[str, type[Optimizer]]:
@@ -80,7 +80,7 @@ def classes(library: str) -> dict[str, type[Optimizer]]:
 
 
 def timm_modules() -> list[types.ModuleType]:
-    """timm.optim, or its files where torchvision is missing."""
+    """timm.optim, or its files if torchvision is missing."""
     try:
         return [importlib.import_module("timm.optim")]
     except (ImportError, RuntimeError):
@@ -99,7 +99,7 @@ def timm_modules() -> list[types.ModuleType]:
 
 
 def arguments(Base: type[Optimizer], library: str) -> dict[str, Any]:
-    """What has to be given."""
+    """The arguments that have to be given."""
     given = {}
     for p in list(inspect.signature(Base.__init__).parameters.values())[2:]:
         required = p.default is p.empty or not isinstance(
@@ -111,11 +111,11 @@ def arguments(Base: type[Optimizer], library: str) -> dict[str, Any]:
     return given
 
 
-# ---------------------------------------------------------------------------------------------------- the reference
+# -- the reference -------------------------------------------------------------------------------------------
 
 
 def gradients(N: int, n: int, steps: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """[A; B] of three weights, A skew: (3, N, n). A part that stays and a part that changes."""
+    """[A; B] of three weights, A skew: (3, N, n); a constant part and a changing part."""
     generator = torch.Generator().manual_seed(0)
 
     def draw() -> Tensor:
@@ -166,7 +166,7 @@ def difference(
     dtype: torch.dtype,
     steps: int,
 ) -> float:
-    """The largest |Y - Lambda E| along the way. Raises ValueError where the lift refuses."""
+    """The largest |Y - Lambda E| along the way; raises ValueError if the lift refuses."""
     N, n = shape
     generator = torch.Generator().manual_seed(1)
     Lambdas = torch.linalg.qr(torch.randn(3, N, N, generator=generator, dtype=torch.float64))[0]
@@ -215,13 +215,13 @@ def own_rounding(
     return worst
 
 
-# ---------------------------------------------------------------------------------------------------- the table
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 def judge(
     Base: type[Optimizer], library: str, shapes: tuple[tuple[int, int], ...], steps: int
 ) -> dict[str, Any]:
-    """A row: how it lifts, the differences, the reason where it does not."""
+    """A row: how it lifts, the differences, or the reason why it does not."""
     given = arguments(Base, library)
     row: dict[str, Any] = {"how": "no", "cells": [], "reason": ""}
     for stack in (True, False):
@@ -288,8 +288,8 @@ def summary(rows: list[tuple[str, str, dict[str, Any]]]) -> str:
                 small = [value for value, _ in runs if value <= limit]
                 as_own = sum(limit < value <= 10 * own for value, own in runs)
                 lines.append(
-                    f"- {how}, {name}, {len(runs)} runs against {against}: {len(small)} within {limit:.0e} (at most "
-                    f"{max(small, default=0.0):.1e}), {as_own} within their own rounding, "
+                    f"- {how}, {name}, {len(runs)} runs against {against}: {len(small)} within {limit:.0e} "
+                    f"(at most {max(small, default=0.0):.1e}), {as_own} within their own rounding, "
                     f"{len(runs) - len(small) - as_own} beyond"
                 )
     return "\n".join(lines)

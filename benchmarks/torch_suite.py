@@ -1,10 +1,11 @@
 """PyTorch's own tests of optimizers, with the lifted classes in place of torch's.
 
-    python benchmarks/torch_suite.py pytorch/test                     # a checkout of PyTorch near the installed version
+    python benchmarks/torch_suite.py pytorch/test    # a checkout of PyTorch near the installed version
     python benchmarks/torch_suite.py pytorch/test --optimizer Adam --plain
 
-The wheel does not carry `test_optim.py`, only the database that drives it: there the classes are exchanged,
-and pytest runs the file. `--plain` leaves torch's own, to see what passes on this machine without us.
+The wheel does not contain `test_optim.py`, only the database that drives it. The classes are exchanged there,
+and pytest runs the file. `--plain` keeps torch's own classes, to see what passes on this machine without
+ghor.
 """
 
 from __future__ import annotations

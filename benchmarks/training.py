@@ -1,7 +1,7 @@
-"""What a training step of the paper's two networks consists of, and how far it is from the machine's limit.
+"""The parts of a training step of the paper's two networks, and how far it is from the machine's limit.
 
-    python benchmarks/training.py                              # 2 threads, 12 rounds after 2 of warm-up; two minutes
-    python benchmarks/training.py --rounds 1 --warmup 1        # is everything alive? (not for quoting)
+    python benchmarks/training.py                         # 2 threads, 12 rounds and 2 of warm-up; two minutes
+    python benchmarks/training.py --rounds 1 --warmup 1   # does everything run? (not for quoting)
     python benchmarks/training.py --json training.json
 
 The transformer at batch 2048, on random images: forward and backward with the blocks as compiled C and by the
@@ -41,7 +41,7 @@ COMPILED, PLAIN = "geometric-adam", "geometric-adam, plain formula"
 PARTS = ("ad", "direction", "retraction")
 
 
-# ---------------------------------------------------------------------------------------------------- contenders
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 class Contender:
@@ -54,7 +54,7 @@ class Contender:
         self.ms: dict[str, list[float]] = {part: [] for part in PARTS}
 
     def visit(self) -> None:
-        """`steps` steps, of which the mean counts."""
+        """Take `steps` steps and record their mean."""
         torch.set_num_threads(self.threads)
         total = dict.fromkeys(PARTS, 0.0)
         for _ in range(self.steps):
@@ -64,7 +64,7 @@ class Contender:
             self.ms[part].append(total[part] / self.steps)
 
     def step(self) -> tuple[float, float, float]:
-        """ms of automatic differentiation, direction, retraction."""
+        """Milliseconds of automatic differentiation, direction, retraction."""
         self.watch.retraction = 0.0
         t0 = time.perf_counter()
         self.opt.zero_grad()
@@ -76,7 +76,7 @@ class Contender:
         return 1e3 * (t1 - t0), 1e3 * (t2 - t1 - retraction), 1e3 * retraction
 
     def compiled(self) -> bool:
-        """Whether compiled C is really in use: where it cannot be had, a warning has said why."""
+        """Whether compiled C is really in use; otherwise a warning has said why."""
         return compiled.used(self.task.model)
 
     def summary(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Contender:
 
 
 class Images(Classification):
-    """The task without its data set: nothing is fetched, and times do not depend on the pixels."""
+    """The task without its data set: nothing is downloaded, and times do not depend on the pixels."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.rank, self.world = config, 0, 1
@@ -142,7 +142,7 @@ def measure(contenders: list[Contender], rounds: int, warmup: int, tell: Callabl
         gc.enable()
 
 
-# ---------------------------------------------------------------------------------------------------- the limit
+# -- the limit -----------------------------------------------------------------------------------------------
 
 
 def flops() -> dict[str, float]:
@@ -161,8 +161,7 @@ def flops() -> dict[str, float]:
 
 
 def limits(rates: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """The time of the products alone at the measured rate, and the bar, scaled to this machine in two
-    ways."""
+    """The time of the products alone at the measured rate, and the bar, scaled to this machine twice."""
     products, copies = BAR_GFLOPS / rates["matmul_gflops"], BAR_GBS / rates["copy_gbs"]
     total = sum(flops().values())
     floor = total / rates["matmul_gflops"] / 1e9
@@ -179,7 +178,7 @@ def limits(rates: dict[str, Any], seconds: float) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the record
+# -- the record ----------------------------------------------------------------------------------------------
 
 
 def make_record(console: Console, threads: int, rounds: int, warmup: int) -> dict[str, Any]:
@@ -217,7 +216,7 @@ def make_record(console: Console, threads: int, rounds: int, warmup: int) -> dic
     }
 
 
-# ---------------------------------------------------------------------------------------------------- the report
+# -- the report ----------------------------------------------------------------------------------------------
 
 
 def table(record: dict[str, Any], what: str) -> Table:
@@ -253,21 +252,23 @@ def report(record: dict[str, Any]) -> list[str]:
     minutes = paper.OUTCOMES["pendulum"][COMPILED].minutes[0]
     theirs = minutes * 60e3 / (39 * paper.EPOCHS["pendulum"])  # 39 steps an epoch
     lines = [
-        f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are flushed to "
-        "zero, as in training. Geometric share: (direction + retraction) / (AD + direction + retraction).",
-        f"Forward + backward with compiled blocks is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) times as "
-        "fast as with the plain formula.",
-        f"Its {count / 1e9:.1f} GFlop of products ({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; "
-        f"backward counted as twice forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 product. "
-        f"Measured: {low['seconds']:.3f} s, {low['over_floor']:.1f} times that.",
+        f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are "
+        "flushed to zero, as in training. Geometric share: (direction + retraction) / (AD + direction + "
+        "retraction).",
+        f"Forward + backward with compiled blocks is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) "
+        "times as fast as with the plain formula.",
+        f"Its {count / 1e9:.1f} GFlop of products "
+        f"({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; backward counted as twice "
+        f"forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 product. Measured: "
+        f"{low['seconds']:.3f} s, {low['over_floor']:.1f} times that.",
     ]
     if s["batch"] == 2048:
         lines.append(
-            f"Bar: {BAR:g} s where a product reaches {BAR_GFLOPS:.0f} GFlop/s and a copy {BAR_GBS:.0f} GB/s (read and "
-            f"written). This machine is {low['slower_products']:.2f} times slower in products, "
-            f"{low['slower_copies']:.2f} times in copies. Bar times the larger: {low['bar_seconds']['max']:.3f} s, "
-            f"{verdict[low['met']['max']]}; times their mean: {low['bar_seconds']['mean']:.3f} s, "
-            f"{verdict[low['met']['mean']]}."
+            f"Bar: {BAR:g} s where a product reaches {BAR_GFLOPS:.0f} GFlop/s and a copy {BAR_GBS:.0f} GB/s "
+            f"(read and written). This machine is {low['slower_products']:.2f} times slower in products, "
+            f"{low['slower_copies']:.2f} times in copies. Bar times the larger: "
+            f"{low['bar_seconds']['max']:.3f} s, {verdict[low['met']['max']]}; times their mean: "
+            f"{low['bar_seconds']['mean']:.3f} s, {verdict[low['met']['mean']]}."
         )
     lines.append(
         f"Pendulum in the paper: {theirs:.1f} ms a step of geometric Adam, one network, everything included."
@@ -280,7 +281,8 @@ def report(record: dict[str, Any]) -> list[str]:
         values = [rates[key] for rates in record["rates"]]
         if max(values) > 1.2 * min(values):
             lines.append(
-                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be quoted."
+                f"The machine changed meanwhile: {values[0]:.1f}, then {values[1]:.1f} {unit}: not to be "
+                "quoted."
             )
     return [*lines, *machine_lines(record)]
 

@@ -1,5 +1,4 @@
-"""Trajectories of every lifted optimizer on every space, to see that a change of the code leaves them as they
-were.
+"""Record trajectories of every lifted optimizer on every space, and check that a change leaves them alone.
 
     python benchmarks/trajectories.py record before.pt         # with the code as it was
     python benchmarks/trajectories.py compare before.pt        # with the code as it is; exit 1 beyond 16 eps
@@ -7,9 +6,9 @@ were.
 
 A case is an optimizer, a space, a section, a retraction and a dtype: 200 steps of two weights that share a
 group and of one Euclidean weight. Gradients are a fixed mean plus fixed noise and do not depend on the
-weights, so rounding is not fed back; now and then one of them, or all, are missing. Kept are the weights
-after some steps, the state at the end, and the state dict at step 100 as torch.save writes it, from which a
-new optimizer takes the other 100 steps.
+weights, so rounding is not fed back; now and then one of them, or all, are missing. The record keeps the
+weights after some steps, the state at the end, and the state dict at step 100 as torch.save writes it, from
+which a new optimizer takes the other 100 steps.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ MISSING = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- cases
+# -- cases ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,10 @@ class Case:
 
 
 def cases(only: str = "") -> Iterator[Case]:
-    """All cases, or those that `only` names: "Adam" is Adam and Adam-amsgrad; names of one axis are
-    alternatives."""
+    """All cases, or those that `only` names.
+
+    "Adam" is Adam and Adam-amsgrad; names of one axis are alternatives.
+    """
     axes: list[list[str]] = [list(OPTIMIZERS), list(SPACES), list(SECTIONS), list(RETRACTIONS), list(DTYPES)]
     wanted: list[set[str]] = [set() for _ in axes]
     for part in filter(None, only.split(",")):
@@ -167,7 +168,7 @@ def gradients(shape: tuple[int, ...], dtype: torch.dtype) -> list[list[Tensor]]:
 
 
 def fingerprint() -> str:
-    """Of all gradients: another torch may draw others."""
+    """A fingerprint of all gradients: another torch may draw others."""
     digest = hashlib.sha256()
     for _, shape in SPACES.values():
         for g in gradients(shape, torch.float64):
@@ -175,13 +176,13 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-# ---------------------------------------------------------------------------------------------------- running
+# -- running -------------------------------------------------------------------------------------------------
 
 
 def run(
     case: Case, weights: list[nn.Parameter], opt: torch.optim.Optimizer, first: int, last: int
 ) -> Iterator[int]:
-    """Steps first..last, each number after its step."""
+    """Take steps first..last; each number follows its step."""
     grads = gradients(SPACES[case.space][1], DTYPES[case.dtype])
     missing = MISSING[case.retraction]
     for t in range(first, last + 1):
@@ -206,7 +207,7 @@ def plain(value: Any) -> Any:
 
 
 def trajectory(case: Case, start: list[Tensor]) -> dict[str, Any]:
-    """All of one case from its start, by the code as it is."""
+    """One case from its start to its end, with the current code."""
     weights = [nn.Parameter(w.clone()) for w in start]
     opt = case.make(weights)
     kept: dict[int, list[Tensor]] = {}
@@ -234,8 +235,7 @@ def resumed(case: Case, half: list[Tensor], saved: Tensor) -> dict[str, Any]:
 
 
 def whole(case: Case, start: list[Tensor], recorded: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Trajectory and resumption, the latter from what was recorded if given; and what was warned or
-    raised."""
+    """Trajectory and resumption (from what was recorded, if given), and what was warned or raised."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out: dict[str, Any] = {"start": start}
@@ -260,7 +260,7 @@ def progress(done: int, total: int, begun: float, name: str) -> None:
 
 
 def record(path: Path, only: str) -> None:
-    """Run and write; the file is whole or not there, with its sha256 beside it."""
+    """Run and write; the file is complete or not there, with its sha256 beside it."""
     chosen, begun, entries = list(cases(only)), time.perf_counter(), {}
     commit()  # of the code that runs, not of what is there at the end
     for i, case in enumerate(chosen):
@@ -280,14 +280,15 @@ def record(path: Path, only: str) -> None:
     unfinished.replace(path)
     path.with_name(path.name + ".sha256").write_text(f"{digest}  {path.name}\n")
     print(
-        f"{len(entries)} cases in {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e6:.1f} MB: {path}"
+        f"{len(entries)} cases in {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e6:.1f} MB: "
+        f"{path}"
     )
     for name, entry in entries.items():
         if "raised" in entry:
             print(f"raised: {name}: {entry['raised']}")
 
 
-# ---------------------------------------------------------------------------------------------------- comparing
+# -- comparing -----------------------------------------------------------------------------------------------
 
 
 def flat(value: Any, where: str = "") -> dict[str, Any]:
@@ -301,10 +302,10 @@ def flat(value: Any, where: str = "") -> dict[str, Any]:
 
 
 def difference(a: Any, b: Any, eps: float, entrywise: bool) -> float:
-    """In eps, of max(1, |a|) entry by entry, or of the largest entry; 0 means bit-equal, inf another kind of
+    """In eps of max(1, |a|) entry by entry, or of the largest entry; 0 is bit-equal, inf another kind of
     thing.
 
-    Moments are small numbers of no fixed size, hence the largest entry for states.
+    Moments are small numbers of no fixed size, so states use the largest entry.
     """
     if not (torch.is_tensor(a) and torch.is_tensor(b)):
         return 0.0 if type(a) is type(b) and a == b else float("inf")
@@ -328,7 +329,7 @@ class Row:
 
 
 def compare_case(case: Case, old: dict[str, Any], new: dict[str, Any], limit: float) -> tuple[Row, list[str]]:
-    """Largest differences of one case, and a line on each thing that is beyond the limit."""
+    """The largest differences of one case, and a line for each one beyond the limit."""
     row, failures = Row(cases=1), []
     if old.get("raised") != new.get("raised"):
         failures.append(f"raised {new.get('raised')!r}, recorded {old.get('raised')!r}")
@@ -358,7 +359,7 @@ def compare_case(case: Case, old: dict[str, Any], new: dict[str, Any], limit: fl
 
 
 def compare(path: Path, only: str, limit: float) -> int:
-    """Run again and print a table; the number of cases that differ by more than the limit."""
+    """Run again and print a table; returns the number of cases beyond the limit."""
     recorded = torch.load(path, weights_only=True)
     beside = path.with_name(path.name + ".sha256")
     if beside.exists() and beside.read_text().split()[0] != hashlib.sha256(path.read_bytes()).hexdigest():
@@ -386,24 +387,26 @@ def compare(path: Path, only: str, limit: float) -> int:
         progress(i + 1, len(chosen), begun, case.name)
     print(f"recorded: {recorded['commit']}, {recorded['date']}, torch {recorded['torch']}")
     print(
-        f"now:      {commit()}, torch {torch.__version__}; largest differences in eps; resumed: from the saved state"
+        f"now:      {commit()}, torch {torch.__version__}; largest differences in eps; resumed: from the "
+        "saved state"
     )
     print(
         f"{'optimizer':18}{'space':24}{'section':13}{'bit-equal':>10}{'weights':>10}{'resumed':>10}{'state':>10}"
     )
     for (optimizer, space, section), row in rows.items():
         print(
-            f"{optimizer:18}{space:24}{section:13}{f'{row.equal}/{row.cases}':>10}"
-            f"{row.weights:10.1f}{row.resumed:10.1f}{row.state:10.1f}"
+            f"{optimizer:18}{space:24}{section:13}{f'{row.equal}/{row.cases}':>10}{row.weights:10.1f}{row.resumed:10.1f}{row.state:10.1f}"
         )
     for name, lines in failed.items():
         for line in lines:
             print(f"FAILED {name}: {line}")
     equal = sum(row.equal for row in rows.values())
     print(
-        f"{len(chosen)} cases in {time.perf_counter() - begun:.0f} s: {equal} bit-equal, {len(failed)} failed "
-        f"({limit:g} eps); largest difference of weights {max(row.weights for row in rows.values()):.1f} eps, resumed "
-        f"{max(row.resumed for row in rows.values()):.1f}, of states {max(row.state for row in rows.values()):.1f}"
+        f"{len(chosen)} cases in {time.perf_counter() - begun:.0f} s: {equal} bit-equal, {len(failed)} "
+        f"failed ({limit:g} eps); largest difference of weights "
+        f"{max(row.weights for row in rows.values()):.1f} eps, resumed "
+        f"{max(row.resumed for row in rows.values()):.1f}, of states "
+        f"{max(row.state for row in rows.values()):.1f}"
     )
     return len(failed)
 

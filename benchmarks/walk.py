@@ -1,10 +1,10 @@
-"""The way of one step through ghor's files: how many of its functions are called, how often the file changes.
+"""The way of one step through ghor's files: how many functions it calls, how often the file changes.
 
-    python benchmarks/walk.py                                  # Adam, 336 weights on St(7,49) and 16 Euclidean ones
+    python benchmarks/walk.py                                  # Adam, 336 St(7,49) weights, 16 Euclidean
     python benchmarks/walk.py --optimizer SGD --weights 1
 
-Counted by `sys.setprofile`, hence exact and without timing. Comprehensions and generator expressions are part
-of the function that they stand in; a generator counts once, however often it is resumed.
+It counts with `sys.setprofile`, so the result is exact and involves no timing. Comprehensions and generator
+expressions are part of the function that contains them; a generator counts once, however often it is resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INLINE = {
     "<setcomp>",
     "<dictcomp>",
     "<genexpr>",
-}  # frames of their own or not, by version of Python
+}  # these have frames of their own or not, depending on the version of Python
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Walk:
 
     calls: Counter[str] = field(default_factory=Counter)
     switches: Counter[tuple[str, str]] = field(default_factory=Counter)
-    depth: int = 0  # most functions of ghor that wait for each other
+    depth: int = 0  # the deepest nesting of ghor's functions
 
     @property
     def files(self) -> Counter[str]:
@@ -51,7 +51,7 @@ class Walk:
 
 
 def walk(optimizer: torch.optim.Optimizer, steps: int) -> Walk:
-    """The last of so many steps, gradients as they are; what the first ones set up is left out."""
+    """The last of several steps with fixed gradients; what the first ones set up is left out."""
     for _ in range(steps - 1):
         optimizer.step()
     found, stack, generators = Walk(), [], set()
@@ -88,7 +88,7 @@ def walk(optimizer: torch.optim.Optimizer, steps: int) -> Walk:
 
 
 def problem(optimizer: str, weights: int, euclidean: int = 16, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer of so many weights on St(7,49) and Euclidean ones, gradients in place."""
+    """An optimizer of some weights on St(7,49) and some Euclidean ones, with gradients in place."""
     generator = torch.Generator().manual_seed(0)
     space = ghor.Stiefel()
     on_space = [nn.Parameter(space.random(49, 7, generator=generator)) for _ in range(weights)]
@@ -132,7 +132,8 @@ def main() -> None:
     torch.set_num_threads(1)
     optimizer = problem(args.optimizer, args.weights, args.euclidean, section=args.section)
     print(
-        f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} Euclidean"
+        f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} "
+        "Euclidean"
     )
     print(report(walk(optimizer, args.step), args.top))
 

@@ -1,10 +1,11 @@
-"""Fine-tuning an orthogonal layer on a shifted task, with weight decay towards where it started; drawn.
+"""Fine-tune an orthogonal layer on a shifted task, with weight decay towards its start, and draw the result.
 
     python examples/anchor.py --out anchor.png
 
 A layer on St(12, 20) and a linear head learn to classify points of R^20. Then the inputs are turned, and the
 layer alone is tuned on 60 samples of the new task by AdamW with anchor="start", for several weight decays.
-Shown are, over some problems: how far the layer has gone, and its accuracy on the new and on the old task.
+The figure shows, over some problems, how far the layer has moved, and its accuracy on the new and the old
+task.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def accuracy(model: nn.Sequential, x: Tensor, y: Tensor) -> float:
 
 
 def experiment(seed: int, tuning: int = 200) -> list[tuple[float, float, float]]:
-    """Of each decay: distance from the start, accuracy on the new task, on the old one."""
+    """For each decay: distance from the start, accuracy on the new task, accuracy on the old one."""
     torch.manual_seed(seed)
     rule = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, CLASSES))
     model = nn.Sequential(nn.Linear(20, 12, bias=False), nn.Tanh(), nn.Linear(12, CLASSES))

@@ -1,7 +1,7 @@
 """FSDP2 on two processes, and a checkpoint that one process loads.
 
 `heads`, a batch of matrices, is split into whole matrices: its step sends nothing. `net[0].weight` is split
-within the matrix: for its step gradient and weight are gathered, and every process computes it.
+within the matrix: for its step, gradient and weight are gathered, and every process computes it.
 """
 
 import tempfile

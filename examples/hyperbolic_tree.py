@@ -1,4 +1,4 @@
-"""A balanced tree in the hyperbolic plane: its path lengths as distances, drawn in the Poincare disc."""
+"""A balanced tree in the hyperbolic plane: its path lengths as distances, drawn in the Poincaré disc."""
 
 import math
 
@@ -25,7 +25,7 @@ def tree(depth: int, branching: int) -> tuple[list[int], torch.Tensor]:
 
 
 def fan(depth: torch.Tensor) -> torch.Tensor:
-    """Where to start: at distance 1/2 for each edge, the nodes of a level around the root, in their order."""
+    """The start: distance 1/2 for each edge, the nodes of a level around the root in their order."""
     angle = torch.zeros_like(depth)
     for level in depth.unique():
         own = depth == level

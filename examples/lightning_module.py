@@ -1,5 +1,4 @@
-"""Lightning: a module with a weight on the Stiefel manifold. Only `__init__` and `configure_optimizers` know
-of it."""
+"""Lightning: a module with a Stiefel weight, which only `__init__` and `configure_optimizers` mention."""
 
 import pytorch_lightning as pl
 import torch

@@ -1,6 +1,6 @@
-"""LoRA with orthonormal factors: W = W0 + U diag(s) V^T, U and V on the Stiefel manifold, s the only size.
+"""LoRA with orthonormal factors: W = W0 + U diag(s) V^T, U and V on the Stiefel manifold.
 
-The frozen weight W0 is left alone; the update has rank 4, and s are its singular values at every step.
+The frozen weight W0 does not change. The update has rank 4, and s holds its singular values at every step.
 """
 
 import torch

@@ -1,5 +1,4 @@
-"""Needles in a disc, points of positions-and-orientations: they keep apart, align with neighbours and with
-the wall."""
+"""Needles in a disc, on positions and orientations: they keep apart and align, also with the wall."""
 
 import torch
 from matplotlib.figure import Figure
@@ -11,8 +10,7 @@ PLACES = ghor.PositionsOrientations()
 
 
 def energy(Y: torch.Tensor) -> torch.Tensor:
-    """Of needles (M, 2, 3), n and -n being the same: repulsion, alignment of neighbours, the wall, the
-    plane."""
+    """Energy of needles (M, 2, 3), where n and -n are the same: repulsion, alignment, the wall, the plane."""
     x, n = Y[:, 0], Y[:, 1]
     i, j = torch.triu_indices(len(Y), len(Y), offset=1)
     apart = ((x[i] - x[j]).square().sum(-1) + 1e-6).sqrt()
@@ -25,7 +23,7 @@ def energy(Y: torch.Tensor) -> torch.Tensor:
 
 
 def run(steps: int = 500, count: int = 150) -> Figure:
-    """Adam from random places and directions."""
+    """Adam from random positions and directions."""
     gen = torch.Generator().manual_seed(1)
     start = PLACES.random(count, 2, 3, generator=gen)
     start[:, 0] *= 0.25
@@ -40,7 +38,8 @@ def run(steps: int = 500, count: int = 150) -> Figure:
         schedule.step()
         if step in (0, steps - 1):
             print(
-                f"step {step}: energy {loss.item():.1f}, {float(PLACES.residual(Y.detach()).max()):.1e} off the space"
+                f"step {step}: energy {loss.item():.1f}, {float(PLACES.residual(Y.detach()).max()):.1e} off "
+                "the space"
             )
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     for k, (title, needles) in enumerate((("start", start), (f"{steps} steps of Adam", Y.detach()))):

@@ -1,7 +1,6 @@
-"""What a step costs, and how far weights are from the manifold while training: the picture of the README.
+"""The README's picture: the cost of a step, and the distance from the manifold during training.
 
-python examples/overview.py --out overview.png       # times: results/step/step.json, made by
-benchmarks/step.py
+python examples/overview.py --out overview.png    # times: results/step/step.json, from benchmarks/step.py
 """
 
 import json
@@ -32,8 +31,7 @@ def off(Y):
 
 
 def distances(steps):
-    """Sixteen weights of St(7, 49) that follow noisy targets, float32: {optimizer: distance after each
-    step}."""
+    """Sixteen weights on St(7, 49) follow noisy targets, float32: {optimizer: distance after each step}."""
     rules = {
         "ghor": lambda Y: ghor.optim.Adam([Y], space=ghor.Stiefel(), lr=1e-3),
         "Adam with a penalty": lambda Y: SoftConstraintAdam([Y], lr=1e-3),
@@ -53,7 +51,7 @@ def distances(steps):
 
 
 def run(steps=2000):
-    """The figure."""
+    """Draw the figure."""
     rows = json.loads(TIMES.read_text())["contenders"]
     ms = {row["name"]: row["ms"][1] for row in rows if row["layout"] == "336 tensors"}
     bars = {label: ms[name] for name, label in BARS.items() if name in ms}

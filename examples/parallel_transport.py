@@ -1,8 +1,8 @@
 """Parallel transport on the sphere S^2 = St(1, 3): the figure of the paper's appendix "Parallel Transport".
 
 v1 is the final velocity, v2 the cache of an optimizer. The geodesic of v1 is followed for a number of steps
-eta, and v2 is transported along it with the canonical connection of the second kind, under which its
-coordinates in g^hor stay the same. `ghor_lab.sphere` draws it; every report of `ghor report` has it, too.
+eta. v2 is transported along it with the canonical connection of the second kind, under which its coordinates
+in g^hor stay the same. `ghor_lab.sphere` draws it; every report of `ghor report` contains it too.
 """
 
 import argparse

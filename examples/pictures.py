@@ -1,6 +1,6 @@
-"""Draws the pictures of the documentation: `python examples/pictures.py [names] [--out docs/pictures]`.
+"""Draw the pictures of the documentation: `python examples/pictures.py [names] [--out docs/pictures]`.
 
-`make pictures` runs it, and docs/build/solving.py for those of the page "solving problems".
+`make pictures` runs it, and docs/build/solving.py for the page "Solving problems".
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A pose graph on SE(3): poses from noisy relative measurements, three loop closures of which are wrong."""
+"""A pose graph on SE(3): poses from noisy relative measurements, with three wrong loop closures."""
 
 import torch
 from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def circle(count: int) -> torch.Tensor:
 
 
 def run(steps: int = 1000) -> Figure:
-    """Adam on the loss of Geman and McClure, from what odometry alone gives."""
+    """Adam on the loss of Geman and McClure, starting from odometry alone."""
     gen = torch.Generator().manual_seed(0)
     true = circle(30)
     i = torch.cat([torch.arange(29), torch.randint(30, (20,), generator=gen)])
@@ -48,7 +48,7 @@ def run(steps: int = 1000) -> Figure:
         poses = torch.cat([true[:1], Y[1:]])  # the first is known
         off = (between(poses[i], poses[j]) - seen).square().sum((-2, -1))
         opt.zero_grad()
-        (off / (off + 0.1)).sum().backward()  # what is far off does not count
+        (off / (off + 0.1)).sum().backward()  # measurements that are far off do not count
         opt.step()
         schedule.step()
 

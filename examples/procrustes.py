@@ -1,8 +1,8 @@
-"""Five optimizers on a Procrustes problem over the Stiefel manifold, drawn.
+"""Five optimizers on a Procrustes problem over the Stiefel manifold, with a picture.
 
     min ||X Y - Z||^2   over Y in St(7, 49),   Z = X Y*,
 
-so that the smallest loss, 0, is known. X has fewer rows than columns: without the constraint, most of the
+so the smallest loss, 0, is known. X has fewer rows than columns: without the constraint, most of the
 solutions are far from the manifold. Its columns differ in size by a factor of ten. A few problems are solved
 at once, as one batch; the figure shows the loss and the distance from the manifold, step by step.
 """
@@ -34,7 +34,7 @@ import matplotlib.pyplot as plt
 N, n, ROWS = 49, 7, 40
 SPACE = ghor.Stiefel()
 
-# For each a learning rate, and a colour of the Okabe-Ito palette, which colour-blind readers can tell apart.
+# Learning rates, and colours of the Okabe-Ito palette, which colour-blind readers can tell apart.
 OPTIMIZERS: dict[str, tuple[Callable[[Tensor], torch.optim.Optimizer], str]] = {
     "SGD, momentum 0.9": (lambda Y: ghor.optim.SGD([Y], space=SPACE, lr=0.2, momentum=0.9), "#000000"),
     "Adagrad": (lambda Y: ghor.optim.Adagrad([Y], space=SPACE, lr=0.1), "#009E73"),
@@ -49,7 +49,7 @@ OPTIMIZERS[REFERENCE] = (lambda Y: torch.optim.Adam([Y], lr=0.02), "#999999")
 
 @dataclass(frozen=True)
 class Run:
-    """What one optimizer did: a row a step, a column a problem."""
+    """The result of one optimizer: one row per step, one column per problem."""
 
     loss: Tensor  # (steps + 1, problems)
     distance: Tensor  # (steps + 1, problems), in float64
@@ -72,7 +72,7 @@ def train(
     steps: int,
     tick: Callable[[], None],
 ) -> Run:
-    """All problems of `data` at once, the learning rate on a cosine down to 0."""
+    """Solve all problems of `data` at once, with a cosine schedule down to 0."""
     X, Z, start = data
     Y = torch.nn.Parameter(start.clone())
     optimizer = make(Y)
@@ -89,14 +89,18 @@ def train(
             optimizer.step()
             schedule.step()
         seconds += time.perf_counter() - began
-        distances.append(SPACE.residual(Y.detach().double()))  # float64: a ruler finer than what it measures
+        distances.append(
+            SPACE.residual(Y.detach().double())
+        )  # float64: the ruler must be finer than what it measures
         tick()
     return Run(torch.stack(losses), torch.stack(distances), seconds)
 
 
 def draw(runs: dict[str, Run], out: Path) -> None:
-    """Loss on the left, distance on the right; written under another name first, so nobody sees half a
-    picture."""
+    """Loss on the left, distance on the right.
+
+    The file is written under another name first, so nobody sees half a picture.
+    """
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.8), layout="constrained")
     for name, run in runs.items():
@@ -145,7 +149,9 @@ def main() -> None:
     if args.out.is_dir():
         parser.error(f"--out {args.out} is a folder; name a file, for example {args.out / 'procrustes.png'}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # such small matrices gain nothing from more, and lose much on a busy machine
+    torch.set_num_threads(
+        1
+    )  # such small matrices gain nothing from more threads, and lose much on a busy machine
 
     console = Console()
     data = problems(args.problems, args.seed)

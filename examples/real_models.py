@@ -1,8 +1,7 @@
-"""The right constraint on the weights that models have: attention, BERT, Llama, LSTM, GRU, convolution,
-embedding.
+"""The right constraint for common models: attention, BERT, Llama, LSTM, GRU, convolution, embedding.
 
 Each model is constrained in one call and trained for 50 steps with AdamW. Then every block that was meant is
-looked at by a formula of its own, in float64 and without the library: what `check` prints is not asked.
+checked by a separate formula, in float64 and without the library, independently of `check`.
 """
 
 import torch
@@ -109,7 +108,7 @@ def convolution():
 
 
 def embedding():
-    """nn.Embedding with padding: rows of length one, and a row of zeros that stays one."""
+    """nn.Embedding with padding: rows of length one, and a row of zeros that stays zero."""
     model = nn.Embedding(40, 16, padding_idx=0)
     ghor.constrain(model, "weight", ghor.Sphere())
     ids, y = torch.randint(40, (64, 5)), torch.randn(64, 5, 16)
@@ -128,7 +127,8 @@ if __name__ == "__main__":
             continue
         worst = off(blocks)
         print(
-            f"{make.__name__:12} loss {first:.3f} -> {last:.3f}, {len(blocks):2} blocks, at most {worst:.1e} off"
+            f"{make.__name__:12} loss {first:.3f} -> {last:.3f}, {len(blocks):2} blocks, at most "
+            f"{worst:.1e} off"
         )
         assert worst <= BOUND
         assert last < first

@@ -1,5 +1,4 @@
-"""Averaging rotations, some of which are anything: the mean and the median of SO(3), for more and more
-outliers."""
+"""Averaging rotations with outliers: the mean and the median on SO(3), as outliers are added."""
 
 import torch
 from matplotlib.figure import Figure
@@ -11,7 +10,7 @@ F64 = torch.float64
 
 
 def median(points: torch.Tensor, steps: int) -> torch.Tensor:
-    """The medians of points (K, M, 3, 3): sums of distances, not of their squares, by Adam; all M at once."""
+    """The medians of points (K, M, 3, 3), all M at once, by Adam: sums of distances, not of their squares."""
     Y = torch.nn.Parameter(SO.project(points.mean(0)))
     opt = ghor.optim.Adam([Y], space=SO, lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)

@@ -1,5 +1,4 @@
-"""Covariance regression: a geodesic P(t) = exp(M, t V) of SPD through noisy covariance matrices, against a
-line."""
+"""Covariance regression: a geodesic P(t) = exp(M, t V) of SPD through noisy covariances, against a line."""
 
 import torch
 from matplotlib.figure import Figure

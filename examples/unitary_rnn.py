@@ -1,4 +1,4 @@
-"""The copying problem: a recurrent layer, its matrix unitary or free, repeats ten symbols after a delay."""
+"""The copying problem: a recurrent layer, unitary or unconstrained, repeats ten symbols after a delay."""
 
 import math
 
@@ -12,7 +12,7 @@ SYMBOLS, LENGTH, DELAY = 8, 10, 60
 
 
 class Recurrent(nn.Module):
-    """h <- modReLU(W h + V x), W complex n x n; on Unitary() or free."""
+    """h <- modReLU(W h + V x), W complex n x n, on Unitary() or unconstrained."""
 
     def __init__(self, n: int, unitary: bool) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
 """A wave equation in few variables: linear symplectic bases (PSD) against one optimised on symplectic
 Stiefel.
 
-q' = p, p' = c^2 q_xx on 60 points of a circle, c near 1; z = (q, p) in R^120, a bump that travels, is
+q' = p, p' = c^2 q_xx on 60 points of a circle, c near 1. The state z = (q, p) in R^120, a travelling bump, is
 approximated by U y, y in R^10. With U+ U = I the reduced system is Hamiltonian and keeps its energy; proper
-orthogonal decomposition (POD) does not. PSD needs a basis for q that is one for p, too: twice the size for
-waves that go one way.
+orthogonal decomposition (POD) does not. PSD needs one basis for both q and p: twice the size for waves that
+travel one way.
 """
 
 import torch
@@ -32,7 +32,7 @@ def solve(A: torch.Tensor, z: torch.Tensor, steps: int = 400, h: float = 0.01) -
 
 
 def start(c: float) -> torch.Tensor:
-    """A bump that goes one way: p = -c q_x."""
+    """A bump that travels one way: p = -c q_x."""
     x = torch.arange(N, dtype=F64) / N
     q = torch.exp(-((x - 0.5) ** 2) / 0.02)
     return torch.cat([q, c * (x - 0.5) / 0.01 * q])
@@ -56,7 +56,7 @@ def optimised(U: torch.Tensor, X: torch.Tensor, steps: int) -> torch.Tensor:
 
 
 def run(steps: int = 600) -> Figure:
-    """Bases from 0 < t < 1 at three speeds, solutions for 0 < t < 4 at another."""
+    """Bases from 0 < t < 1 at three speeds; solutions for 0 < t < 4 at another speed."""
     X = torch.cat([solve(wave(c), start(c), 100)[:, ::2] for c in (0.9, 1.0, 1.1)], 1)
     X[N:] /= 2 * torch.pi  # p and q of one size: the units of time are free
     Phi = torch.linalg.svd(torch.cat([X[:N], X[N:]], 1))[0][:, :n]
@@ -80,7 +80,8 @@ def run(steps: int = 600) -> Figure:
         )
         lost = float((X - U @ (inverse @ X)).norm() / X.norm())
         print(
-            f"{name}: {lost:.1e} of the data lost, error {off.mean():.1e}, energy off by {drift.max():.1e} at most"
+            f"{name}: {lost:.1e} of the data lost, error {off.mean():.1e}, energy off by {drift.max():.1e} "
+            "at most"
         )
         for axes, line in ((error, off), (power, drift)):
             axes.plot(torch.arange(len(line)) * 0.01, line, label=name)

@@ -1,28 +1,94 @@
-"""The pages run as they stand."""
+"""The pages: every Python block runs as it stands, and fits; every page and picture is where it should be.
 
+A block that cannot run here (it needs a GPU, a download or minutes) says so in a comment before it:
+
+    <!-- not run: reason -->
+"""
+
+import linecache
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 
-import ghor
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- not run: ([^\n]+) -->\n)?^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+INCLUDED = re.compile(r'^ *--8<-- "([^":]+)(?::(\d+):)?"$', re.MULTILINE)
+COLUMNS = 88  # what a page shows at 1280 pixels
+QUICKSTART = (ROOT / "examples" / "quickstart.py").read_text().split('"""', 2)[2].strip()
+OPTIONAL = {"geoopt", "geotorch", "pymanopt", "lion_pytorch", "transformers", "peft"}
 
-DOCS = Path(__file__).parents[1] / "docs"
+
+def source(found):
+    """The code of a block: included files put in, indentation of a tab taken out."""
+
+    def lines(include):
+        text = (ROOT / include[1]).read_text().splitlines(keepends=True)
+        return "".join(text[int(include[2] or 1) - 1 :])
+
+    code = re.sub(rf"^{found[2]}", "", found[3], flags=re.MULTILINE)
+    return INCLUDED.sub(lines, code)
 
 
-# the first block of "solving" is a table of calls
-@pytest.mark.parametrize(("page", "skipped", "blocks"), [("tutorial.md", 0, 6), ("solving.md", 1, 4)])
-def test_the_examples_of_a_page_run(page, skipped, blocks):
-    found = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)[skipped:]
-    assert len(found) == blocks
-    scope, dtype = {"ghor": ghor}, torch.get_default_dtype()
+def blocks(page):
+    """(line, code, reason not to run it or None) of every Python block of a page."""
+    text = page.read_text()
+    return [(text.count("\n", 0, found.start(3)), source(found), found[1]) for found in BLOCK.finditer(text)]
+
+
+def run(page):
+    """Run the blocks of a page in order, in one namespace; what happened to each."""
+    scope, outcomes = {"__name__": "__page__"}, []
+    for line, code, reason in blocks(page):
+        if reason is not None:
+            outcomes.append(f"not run: {reason}")
+            continue
+        if code.strip() == QUICKSTART:  # twenty seconds on a slow machine, and on two pages
+            outcomes.append("run by tests/test_package.py")
+            continue
+        name = f"{page.name}:{line}"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)  # for the traceback
+        try:
+            exec(compile(code, name, "exec"), scope)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL:
+                raise
+            outcomes.append(f"no {error.name} here")
+        else:
+            outcomes.append("run")
+    return outcomes
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of other libraries
+def test_the_blocks_of_a_page_run_as_they_stand(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some blocks save files
+    dtype = torch.get_default_dtype()
     try:
-        with torch.random.fork_rng():
-            for block in found:
-                exec(block, scope)
+        with torch.random.fork_rng(), redirect_stdout(StringIO()):
+            torch.manual_seed(0)
+            outcomes = run(page)
     finally:
         torch.set_default_dtype(dtype)
+    print(f"{page.name:22} {len(outcomes):2} blocks, {outcomes.count('run'):2} run")
+    for outcome in outcomes:
+        if outcome != "run":
+            print(f"{'':22} {outcome}")
+    assert len(outcomes) == page.read_text().count("```python\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_is_not_cut_off(page):
+    """No line of a Python block is wider than what the page shows; included scripts scroll."""
+    for line, code, _ in blocks(page):
+        for i, text in enumerate(code.splitlines(), 1):
+            if not INCLUDED.search(page.read_text().splitlines()[line]):
+                assert len(text) <= COLUMNS, f"{page.name}:{line + i}: {len(text)} columns"
 
 
 def test_every_page_is_in_the_navigation_and_every_picture_is_there():
@@ -32,3 +98,14 @@ def test_every_page_is_in_the_navigation_and_every_picture_is_there():
         assert str(page.relative_to(DOCS)) in nav, page
         for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
             assert (page.parent / picture).is_file(), f"{page.name}: {picture}"
+
+
+def test_the_modules_that_pages_name_exist():
+    """A path below src/, or of a room of src/ghor, leads to a file."""
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *DOCS.rglob("*.md")]:
+        text = page.read_text()
+        rooms = r"(?:_torch|spaces|constraints|lifting|optim|solve|baselines|nn)/[\w/]+\.py"
+        for path in re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`", text):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+        for path in re.findall(rf"`({rooms})`", text):
+            assert (ROOT / "src" / "ghor" / path).is_file(), f"{page.name}: {path}"

@@ -1,5 +1,4 @@
-"""Runs the examples of docs/solving.md and draws what they found into docs/pictures; `make pictures` runs
-it."""
+"""Run the examples of docs/solving.md and draw the results into docs/pictures; `make pictures` runs this."""
 
 import re
 from pathlib import Path
@@ -28,7 +27,7 @@ def picture(axes: int, width: float) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, name: str) -> None:
-    """Into docs/pictures."""
+    """Write a figure into docs/pictures."""
     (HERE / "pictures").mkdir(exist_ok=True)
     figure.savefig(HERE / "pictures" / f"{name}.png", dpi=90)
 
@@ -40,7 +39,7 @@ def degrees(R: Tensor, truth: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """All four."""
+    """Draw all four pictures."""
     e = examples()
 
     figure, (left, right) = picture(2, 7)

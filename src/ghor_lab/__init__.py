@@ -1,5 +1,7 @@
-"""Experiments: their data, configurations, training, records, reports and command line. Needs the extra
-`ghor[lab]`."""
+"""The paper's experiments: data, configurations, training, records, reports, command line.
+
+Needs the extra `ghor[lab]`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """The command `ghor`."""
+    """Run the command `ghor`."""
     try:
         from .cli import app
 

@@ -1,10 +1,9 @@
-"""`ghor bench`: one Adam step over the 336 weights on St(7,49) of the paper's transformer, beside torch and
-geoopt.
+"""`ghor bench`: time one Adam step over the paper's 336 weights on St(7,49) against torch and geoopt.
 
 Rounds are interleaved: a round visits every contender once, in shuffled order, so that noise of the machine
-hits all alike, and ratios are taken within a round. A visit is two steps: the first finds the caches filled
-by the others, as a step after a backward pass does ("first"); the second follows at once and is the time that
-is compared ("again").
+affects all of them alike, and ratios are taken within a round. A visit is two steps. The first finds the
+caches filled by the others, as a step after a backward pass does ("first"); the second follows at once, and
+its time is the one compared ("again").
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ WARMUP = 3
 LAYOUTS = (SEPARATE, STACKED) = (f"{COUNT} tensors", "one stacked")
 
 
-# -- contenders --------------------------------------------------------------------------------------------------------
+# -- contenders ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`step()` does one whole step; `weights()` are the matrices it has arrived at, in either layout."""
+    """`step()` does one whole step; `weights()` returns the matrices it has arrived at, in either layout."""
 
     name: str
     layout: str
@@ -84,7 +83,7 @@ def leaves(
 def ghor_adam(
     Y: Tensor, G: Tensor, layout: str, retraction: str = "cayley", fused: bool = False
 ) -> Contender:
-    """The subject: no special arguments but the retraction and torch's own `fused`."""
+    """The subject, with no special arguments except the retraction and torch's own `fused`."""
     params = leaves(Y, G, layout)
     options: dict[str, Any] = {"fused": True} if fused else {}
     opt = optim.Adam(params, space=Stiefel(), retraction=retraction, lr=LR, **options)
@@ -93,16 +92,14 @@ def ghor_adam(
 
 
 def torch_adam(Y: Tensor, G: Tensor, layout: str, implementation: str) -> Contender:
-    """Plain Euclidean Adam on the same tensors: what a step costs without any manifold. It leaves the
-    manifold."""
+    """Plain Euclidean Adam on the same tensors: the cost of a step without any manifold, which it leaves."""
     params, options = leaves(Y, G, layout), {implementation: True}
     opt = torch.optim.Adam(params, lr=LR, **options)  # type: ignore[arg-type]
     return Contender(f"torch Adam, {implementation}", layout, opt.step, partial(list, params))
 
 
 def geoopt_adam(Y: Tensor, G: Tensor, layout: str, metric: str = "canonical") -> Contender:
-    """geoopt as its documentation has it; `stabilize` stays at its default (never), which is also its
-    fastest."""
+    """geoopt as in its documentation; `stabilize` keeps its default (never), which is also its fastest."""
     geoopt: Any = import_module("geoopt")
     manifold = geoopt.Stiefel(canonical=metric == "canonical")
     params = leaves(Y, G, layout, partial(geoopt.ManifoldParameter, manifold=manifold))
@@ -110,16 +107,15 @@ def geoopt_adam(Y: Tensor, G: Tensor, layout: str, metric: str = "canonical") ->
     return Contender(f"geoopt RiemannianAdam, {metric}", layout, opt.step, partial(list, params))
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- measuring -----------------------------------------------------------------------------------------------
 
 
 def measure(
     entries: list[Contender], repeats: int, warmup: int, tell: Callable[[], object] = lambda: None
 ) -> dict[str, dict[str, list[float]]]:
-    """label -> {"first": ms per round, "again": ms per round}, in interleaved rounds without garbage
-    collection.
+    """Time the contenders in interleaved rounds without garbage collection.
 
-    `tell` is called after each round.
+    Returns label -> {"first": ms per round, "again": ms per round}. `tell` is called after each round.
     """
     times: dict[str, dict[str, list[float]]] = {c.label: {"first": [], "again": []} for c in entries}
     order = random.Random(0)
@@ -128,9 +124,8 @@ def measure(
     try:
         for round_ in range(warmup + repeats):
             shuffled = order.sample(entries, len(entries))
-            for c in sorted(
-                shuffled, key=lambda c: c.parametrized
-            ):  # the slow ones last: the others stay neighbours
+            # the slow ones last, so that the others stay next to each other in time
+            for c in sorted(shuffled, key=lambda c: c.parametrized):
                 for which in ("first", "again"):
                     begun = time.perf_counter()
                     c.step()
@@ -145,7 +140,7 @@ def measure(
 
 @torch.no_grad()
 def points(c: Contender) -> Tensor:
-    """The weights of a contender as one float64 tensor (336, 49, 7), whatever the layout."""
+    """The weights of a contender as one float64 tensor (336, 49, 7), in either layout."""
     return torch.stack([w.as_subclass(Tensor) for w in c.weights()]).double().reshape(COUNT, N, n)
 
 
@@ -155,15 +150,15 @@ def distance(Y: Tensor) -> float:
 
 
 def busy() -> bool:
-    """Whether others are at work on this machine; False where the system does not tell."""
+    """Whether other work is running on this machine; False if the system does not tell."""
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1)
 
 
-# -- for users ---------------------------------------------------------------------------------------------------------
+# -- for users -----------------------------------------------------------------------------------------------
 
 
 def bench(console: Console, rounds: int = 20, threads: int = 1) -> dict[str, Any]:
-    """Time the contenders, print a table, return what it was made of."""
+    """Time the contenders, print a table, and return the data behind it."""
     for name, value in (("rounds", rounds), ("threads", threads)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -177,10 +172,10 @@ def bench(console: Console, rounds: int = 20, threads: int = 1) -> dict[str, Any
     where = record["machine"]
     console.print(_table(record).rich(console.width))
     lines = [
-        "drift: largest distance of a weight to the manifold, ||Y^T Y - I||, after all steps. torch's Adam knows "
-        "nothing of it.",
-        f"{where['processor']}, {where['cores']} cores, threads: {threads}, torch {record['torch']}; medians of "
-        f"{rounds} interleaved rounds.",
+        "drift: largest distance of a weight from the manifold, ||Y^T Y - I||, after all steps. torch's "
+        "Adam knows nothing about the manifold.",
+        f"{where['processor']}, {where['cores']} cores, threads: {threads}, torch {record['torch']}; "
+        f"medians of {rounds} interleaved rounds.",
         *record["missing"],
         *(
             ["The machine was busy with something else when this began: times may be far off."]

@@ -1,7 +1,6 @@
-"""How often its first steps catch a run in the constant prediction: by start, frame and warm-up, k of n
-seeds.
+"""How often Adam's first steps catch a run in the constant prediction, by start, frame and warm-up.
 
-A run is caught if the loss of the last step of its first epoch is still above 1.32: a constant prediction has
+A run is caught if the loss of the last step of its first epoch is still above 1.32. A constant prediction has
 sqrt(1.8) = 1.34, and a uniform one, where training begins, 0.95.
 """
 
@@ -32,11 +31,10 @@ def configurations(
     lr: float = 1e-3,
     **common: Any,
 ) -> list[Config]:
-    """The first epoch of every seed with every start and frame, and with a warm-up of so many steps if there
-    is one.
+    """The first epoch of every seed, with every start and frame, and with a warm-up if `warmup` > 0.
 
-    Only optimizers that work by coordinates see the frame: the others have one. Seed by seed: whenever the
-    count is stopped, all cells have the same seeds, but for the last.
+    Only optimizers that work by coordinates depend on the frame; the others get one frame. The order is seed
+    by seed: if the count is stopped, all cells have the same seeds, except perhaps for the last one.
     """
     frames = FRAMES if optimizer in ("geometric-adam", "adamw-anchor") else FRAMES[:1]
     manifold = optimizer != "standard-adam"
@@ -51,19 +49,19 @@ def configurations(
 
 
 def caught(run: Run) -> bool | None:
-    """Whether the run's one seed was; None where the record does not say."""
+    """Whether the run's only seed was caught; None if the record does not say."""
     losses = run.epochs[0].get("last_loss") if run.epochs else None
     return losses and (losses[0] is None or losses[0] > ABOVE)
 
 
 def wilson(k: int, n: int) -> tuple[float, float]:
-    """The share of which k of n is no surprise, at 95 %: p with |k / n - p| <= z sqrt(p (1 - p) / n)."""
+    """Wilson's 95 % interval for k of n: all p with |k / n - p| <= z sqrt(p (1 - p) / n)."""
     middle, half = (k + Z**2 / 2) / (n + Z**2), Z / (n + Z**2) * math.sqrt(k * (n - k) / n + Z**2 / 4)
     return (middle - half if k else 0.0), (middle + half if k < n else 1.0)
 
 
 def table(file: str, pools: Sequence[Pool]) -> Table | None:
-    """Of configurations whose records say it, and of all starts and frames of an optimizer together."""
+    """Count by configuration, and over all starts and frames of an optimizer."""
     cells: dict[str, tuple[Pool, dict[int, bool]]] = {}
     for p in sorted(pools, key=lambda p: p.epochs):
         _, seeds = cells.setdefault(json.dumps(p.config, sort_keys=True), (p, {}))

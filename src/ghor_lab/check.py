@@ -1,5 +1,4 @@
-"""`ghor check`: whether the files of runs are as they were written, and the weights in checkpoints on their
-spaces."""
+"""`ghor check`: are the files of runs as they were written, and the weights on their spaces?"""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from .tasks import TASKS, drift, off_spaces
 
 @dataclass
 class Found:
-    """A run in words, and what is wrong with it."""
+    """A run described in words, and what is wrong with it."""
 
     epochs: str = "-"
     record: str = "-"
@@ -27,7 +26,7 @@ class Found:
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
-    """The records of runs: of files themselves or of their checkpoints, and of all that are in folders."""
+    """The records of runs: given directly, by their checkpoints, or as folders that contain them."""
     found: set[Path] = set()
     for path in paths:
         if not path.exists():
@@ -44,13 +43,13 @@ def runs_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def shown(path: Path, given: Sequence[Path]) -> str:
-    """A record's path inside the folder that was given; of several, the whole path."""
+    """A record's path inside the folder that was given; the whole path if several were given."""
     folder = given[0] if given[0].is_dir() else given[0].parent
     return str(path.relative_to(folder) if len(given) == 1 else path).removesuffix(".jsonl")
 
 
 def look(path: Path) -> Found:
-    """At a checkpoint and then its record, in this order: of a run under way the record is never behind."""
+    """Look at a checkpoint, then at its record: in this order the record of a running run is never behind."""
     found, saved = Found(), path.with_suffix(".ckpt")
     name = path.name.removesuffix(SUFFIX) if is_packed(path) else path.stem
     run: Run | None = None

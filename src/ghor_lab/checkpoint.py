@@ -1,4 +1,4 @@
-"""Checkpoints with a check sum: one flipped bit in a file that torch saved loads without a word."""
+"""Checkpoints with a checksum: torch would load a file with a flipped bit without complaint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAGIC = b"ghor checkpoint 1\n"
 
 
 def save(values: dict[str, Any], path: Path) -> None:
-    """Whole or not at all: the check sum, then what torch.save makes of the values."""
+    """Write the checksum and what torch.save makes of the values, completely or not at all."""
     stream = io.BytesIO()
     torch.save(values, stream)
     content = stream.getvalue()
@@ -24,13 +24,13 @@ def save(values: dict[str, Any], path: Path) -> None:
 
 
 def load(path: Path, device: str = "cpu") -> dict[str, Any]:
-    """The values; `Damaged` if the file is not what was saved."""
+    """The values; raises `Damaged` if the file is not what was saved."""
     raw = path.read_bytes()
     content = raw[len(_head(b"")) :]
     if not raw.startswith(_head(content)):
         raise Damaged(
-            f"{path} is damaged ({len(raw)} bytes; its check sum is wrong). The run can start again from its seed: "
-            "use --restart, which removes its record and checkpoint"
+            f"{path} is damaged ({len(raw)} bytes; its checksum is wrong). The run can start again from its "
+            "seed: use --restart, which removes its record and checkpoint"
         )
     values: dict[str, Any] = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     return values

@@ -68,7 +68,7 @@ class Executor(StrEnum):
 
 
 class Protocol(StrEnum):
-    """Whose set-up."""
+    """Whose set-up to use."""
 
     ours = "ours"
     authors = "authors"
@@ -78,7 +78,7 @@ WIDE = 120  # columns of a table that goes to a file or a pipe
 
 
 def version(value: bool) -> None:
-    """--version."""
+    """Print the versions and exit."""
     if value:
         print(f"ghor {__version__}, torch {torch.__version__}")
         raise typer.Exit
@@ -96,13 +96,13 @@ def root(
     """Optimizers on homogeneous spaces: the paper's experiments, from one command to tables and figures.
 
     \b
-    ghor run pendulum           train, or go on where it was stopped
-    ghor check runs/pendulum    are all files whole, all weights on their space?
+    ghor run pendulum           train, or continue where it stopped
+    ghor check runs/pendulum    are all files complete, all weights on their space?
     ghor report runs/pendulum   tables and figures beside the paper's
     """
 
 
-# -- run ---------------------------------------------------------------------------------------------------------------
+# -- run -----------------------------------------------------------------------------------------------------
 
 
 @app.command(cls=Plain)
@@ -113,8 +113,8 @@ def run(
     optimizer: Annotated[
         list[OptimizerName] | None,
         option(
-            f"One of {', '.join(OPTIMIZERS)} (not for the pendulum), and beyond the paper {', '.join(FURTHER)}. "
-            "May be repeated.",
+            f"One of {', '.join(OPTIMIZERS)} (not for the pendulum), and beyond the paper "
+            f"{', '.join(FURTHER)}. May be repeated.",
             "NAME",
             WHAT,
             "all of the paper's",
@@ -136,9 +136,9 @@ def run(
     reading: Annotated[
         list[Reading] | None,
         option(
-            "Learning rates of the pendulum. as-run: 1e-3 for geometric-adam and 1e-2 for the others, with which the "
-            "numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, equal-1e-2: the two "
-            "Adams with the same one. May be repeated.",
+            "Learning rates of the pendulum. as-run: 1e-3 for geometric-adam and 1e-2 for the others, with "
+            "which the numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, "
+            "equal-1e-2: the two Adams with the same one. May be repeated.",
             "NAME",
             WHAT,
             "as-run",
@@ -178,7 +178,8 @@ def run(
     frame: Annotated[
         str | None,
         option(
-            "How the frame above each starting weight is completed: closed-form, a function of the weight, or random.",
+            "How the frame above each starting weight is completed: closed-form, a function of the weight, "
+            "or random.",
             "NAME",
             HOW,
             "closed-form",
@@ -243,10 +244,10 @@ def run(
         option("Address of a running Ray cluster.", "HOST:PORT", WHERE, "start one on this machine"),
     ] = None,
 ) -> None:
-    """Train: every optimizer with every seed, one record a run. The same command resumes where it was
-    stopped.
+    """Train every optimizer with every seed, with one record per run.
 
-    Ctrl-C, a kill or a full disk costs the epoch under way and nothing else.
+    The same command resumes where it stopped. Ctrl-C, a kill or a full disk
+    costs only the current epoch.
 
     \b
     ghor run pendulum                    the paper's table: 4 optimizers, 10 seeds
@@ -263,7 +264,7 @@ def run(
     """
     console = Console(stderr=True)
     pendulum = experiment == "pendulum"
-    with told(console, "Finished epochs are safe: when this is put right, the same command resumes there."):
+    with told(console, "Finished epochs are safe: once this is fixed, the same command resumes there."):
         if jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {jobs}")
         if reading and (not pendulum or lr is not None):
@@ -330,7 +331,7 @@ def run(
             rate = lr if lr is not None else 1e-3
             for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
                 for o in names:
-                    first = begin if o != "standard-adam" else {}  # it has no weights on manifolds
+                    first = begin if o != "standard-adam" else {}  # it has no manifold weights
                     more = {**first, **common, **own.get(o, {})}
                     configs.append(Config(optimizer=o, seeds=some, lr=rate, label=label, **more))
         folder = out if out is not None else Path("runs") / str(experiment)
@@ -340,7 +341,8 @@ def run(
             raise ValueError(
                 "the pendulum's networks are too small to be sharded over processes: run it without torchrun"
             )
-        with execute.ranks() as (rank, world):  # not before all that can be refused is: the others would wait
+        # only after everything that can be refused: the other processes would wait
+        with execute.ranks() as (rank, world):
             if restart and rank == 0:
                 for config in configs:
                     forget(config, folder)
@@ -363,13 +365,13 @@ def run(
 
 
 def tell_of_other_threads(console: Console, configs: list[Config], folder: Path) -> None:
-    """A person who changed --jobs or the machine may have meant to go on."""
+    """Mention runs with other threads: whoever changed --jobs or the machine may want to continue them."""
     for line in execute.with_other_threads(configs, folder):
         console.print(line, markup=False, highlight=False, style="yellow", soft_wrap=True)
 
 
 def output() -> Console:
-    """Standard output, wide enough for tables where it is a file or a pipe."""
+    """Standard output, wide enough for tables if it is a file or a pipe."""
     console = Console()
     if not console.is_terminal:
         console.width = max(WIDE, console.width)
@@ -408,7 +410,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 @contextmanager
 def told(console: Console, comfort: str = "") -> Iterator[None]:
-    """What a person can do something about is a message; exit code 2 for a bad command, 1 for a failure."""
+    """Turn errors that people can fix into messages; exit code 2 for a bad command, 1 for a failure."""
 
     def say(error: object) -> None:
         console.print(f"error: {error}", markup=False, highlight=False, style="red", soft_wrap=True)
@@ -470,10 +472,10 @@ def caught(
 ) -> None:
     """Count the runs that are caught in the constant prediction by the end of their first epoch.
 
-    The first epoch of every seed with a uniform start or the authors',
-    a closed-form or a random frame (of optimizers that see it), and with
-    a warm-up. The same command resumes where it was stopped, and with more
-    seeds adds theirs.
+    Trains the first epoch of every seed with a uniform start or the authors',
+    with a closed-form or a random frame (if the optimizer depends on it), and
+    with a warm-up. The same command resumes where it stopped; with more seeds
+    it adds theirs.
 
     \b
     ghor caught mnist --seeds 0-49 -j 2
@@ -482,7 +484,7 @@ def caught(
     from .caught import configurations, table
 
     console = Console(stderr=True)
-    with told(console, "Finished runs are safe: when this is put right, the same command resumes there."):
+    with told(console, "Finished runs are safe: once this is fixed, the same command resumes there."):
         if jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {jobs}")
         configs = configurations(
@@ -516,7 +518,7 @@ def caught(
         raise typer.Exit(1)
 
 
-# -- report, pack, data, check, bench ----------------------------------------------------------------------------------
+# -- report, pack, data, check, bench ------------------------------------------------------------------------
 
 
 @app.command(cls=Plain)
@@ -535,7 +537,7 @@ def report(
         bool, option("Write the tables and nothing else.", FLAG, names=("--tables-only",))
     ] = False,
 ) -> None:
-    """Tables, figures and one page from records, with the paper's numbers beside. Trains nothing.
+    """Make tables, figures and one page from records, beside the paper's numbers. Trains nothing.
 
     \b
     ghor report runs/pendulum --open
@@ -569,7 +571,7 @@ def pack(
         Path | None, option("Where to write them.", "FOLDER", default="beside the records")
     ] = None,
 ) -> None:
-    """Pack records for keeping: about a seventh of their size, nothing lost. ghor report reads both.
+    """Pack records for keeping: about a seventh of the size, nothing is lost. ghor report reads both.
 
     \b
     ghor pack runs/pendulum --out results/pendulum
@@ -587,7 +589,7 @@ def numbers(
         bool, option("Change nothing; exit code 1 if something would.", FLAG, names=("--check",))
     ] = False,
 ) -> None:
-    """Write the numbers in texts again from records, by the templates in results/numbers. Trains nothing.
+    """Write the numbers in texts from records, by the templates in results/numbers. Trains nothing.
 
     \b
     ghor numbers README.md docs/*.md
@@ -614,7 +616,7 @@ def data(
         option(DATA, "FOLDER", default=DATA_ELSE, names=("--data",)),
     ] = None,
 ) -> None:
-    """Find or fetch the data sets and check every file against its SHA-256.
+    """Find or download the data sets and check every file against its SHA-256.
 
     ghor run does the same when it needs them.
     """
@@ -632,9 +634,9 @@ def check(
         list[Path], typer.Argument(metavar="PATH", help="Folders of runs, or single records and checkpoints.")
     ],
 ) -> None:
-    """Check records and checkpoints: every line and file as it was written, every weight on its space.
+    """Check that every record and checkpoint is as it was written, and every weight on its space.
 
-    Exit code 1 if something is wrong, 2 if a path is not there.
+    Exit code 1 if something is wrong, 2 if a path does not exist.
     """
     with told(Console(stderr=True)):
         runs = runs_in(paths)

@@ -1,5 +1,4 @@
-"""What a run is: one frozen value that names everything that decides its numbers, and is written into its
-record."""
+"""A run as one frozen value: everything that decides its numbers, written into its record."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "s
 FURTHER = (
     "muon",
     "adamw-anchor",
-)  # not of the paper: Muon, and AdamW that draws weights to where they started
+)  # not in the paper: Muon, and AdamW that pulls weights to where they started
 EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist")
 DTYPES = ("float32", "float64")
 LOSSES = ("before", "after")
-# Of fields that came later: a configuration that has them is written, and named, as it was before they came.
+# Defaults of fields added later: a configuration with these values is written and named as before.
 DEFAULTS = {
     "manifold_lr": None,
     "start": "uniform",
@@ -79,16 +78,14 @@ class Config:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
-    compile: bool = True  # attention and gradient layers as compiled C, where it can be had
-    flush_subnormals: bool = (
-        True  # to zero: gradients that vanish through 16 blocks are 8 times slower otherwise
-    )
+    compile: bool = True  # attention and gradient layers as compiled C, if there is a compiler
+    flush_subnormals: bool = True  # to zero: gradients that vanish through 16 blocks would be 8 times slower
     network: dict[str, Any] = field(default_factory=dict)
-    manifold_lr: float | None = None  # of the weights on manifolds; None: `lr`, as all others
+    manifold_lr: float | None = None  # for manifold weights; None: `lr`, as for all others
     start: str = "uniform"  # the first weights on manifolds
     frame: str = "closed-form"  # the complement in their first sections
-    loss: str = "before"  # the step that it is evaluated at, or "after" it, on the same batch
-    warmup: int = 0  # steps in which the learning rate grows to its value, linearly
+    loss: str = "before"  # evaluated "before" or "after" each step, on the same batch
+    warmup: int = 0  # steps in which the learning rate grows linearly to its value
     weight_decay: float = 0.1  # of adamw-anchor
 
     def __post_init__(self) -> None:
@@ -171,7 +168,7 @@ class Config:
 
     @property
     def name(self) -> str:
-        """Of the run's files. Everything but the number of epochs decides it: a run can be made longer."""
+        """The name of the run's files. It depends on everything but the number of epochs, which may grow."""
         values = {k: v for k, v in self.to_dict().items() if k != "epochs"}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
         seeds = f"seed{self.seeds[0]}" if len(self.seeds) == 1 else f"{len(self.seeds)}seeds"
@@ -181,6 +178,6 @@ class Config:
 
 
 def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    """ValueError unless the value is known."""
+    """Raise ValueError unless the value is known."""
     if value not in known:
         raise ValueError(f"unknown {what} {value!r}; there are {', '.join(known)}")

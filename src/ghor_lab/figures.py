@@ -1,9 +1,8 @@
-"""The report's figures: drawn from records, as SVG that stands alone and as SVG that takes the colours of a
-page.
+"""The report's figures, drawn from records: as stand-alone SVG, and as SVG that takes a page's colours.
 
-Runs are drawn one by one, and there are no bands; bars hold what the paper reports, at the paper's number of
-epochs. Colours are from the Okabe-Ito palette, which colour-blind readers can tell apart, those of it that
-are legible on white and on black; line styles tell the same.
+Runs are drawn one by one, without bands. Bars show what the paper reports, at the paper's number of epochs.
+Colours are those of the Okabe-Ito palette that are legible on both white and black; colour-blind readers can
+tell them apart, and line styles carry the same information.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from .pool import FEW, OPTIMIZERS, Array, Pool, counted, name
 INK, PAPER = (
     "#1b1d22",
     "#fffffe",
-)  # stand for the page's text and background: no other colour may be one of them
+)  # placeholders for the page's text and background: no other colour may equal them
 GREY = "#808080"
-WIDTH = 5.2  # inches: on a phone it is shown at 3/4 of this, and the letters are still legible
-POINTS = 200  # drawn of a line at most: more than can be told apart at this width
+WIDTH = 5.2  # inches: a phone shows it at 3/4 of this, still legible
+POINTS = 200  # points per line at most: more could not be told apart at this width
 
 STYLES: dict[str, tuple[str, Any]] = {
     "geometric-adam": ("#0072B2", "-"),
@@ -44,7 +43,7 @@ STYLES: dict[str, tuple[str, Any]] = {
 SHORT = {"geometric-adam": "geometric", "scalar-moment-adam": "scalar-moment", "standard-adam": "standard"}
 OTHER = ("#9A8A00", "-")
 RECONSTRUCTION = "#D55E00"
-MARKERS = ("", "s", "^", "D", "v", "P", "X")  # tell pools of one optimizer apart
+MARKERS = ("", "s", "^", "D", "v", "P", "X")  # these tell pools of one optimizer apart
 
 RC: dict[Any, Any] = {
     "figure.facecolor": PAPER,
@@ -71,7 +70,7 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """`alt` says in words what is to be seen. It is drawn when `svg` is first asked for."""
+    """A figure and its description in words, `alt`. It is drawn when `svg` is first requested."""
 
     name: str
     drawn: Callable[[], str]
@@ -80,11 +79,11 @@ class Figure:
 
     @cached_property
     def svg(self) -> str:
-        """The file."""
+        """The file's content."""
         return self.drawn()
 
     def inline(self) -> str:
-        """For a page: its text colour for the ink, no background, ids of its own, no addresses."""
+        """For a page: ink in the page's text colour, no background, unique ids, no addresses."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = svg.replace(INK, "currentColor").replace(PAPER, "none")
         svg = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
@@ -105,13 +104,13 @@ def figure(
     height: float = 3.9,
     width: float = WIDTH,
 ) -> Figure:
-    """What `draw` draws on a canvas of the report's style."""
+    """Draw on a canvas in the report's style."""
 
     def drawn() -> str:
         with matplotlib.rc_context(RC), warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="Glyph"
-            )  # a label in letters that the font has not: boxes do
+            )  # a label in letters that the font lacks: boxes will do
             canvas = Canvas(figsize=(width, height), layout="constrained")
             draw(canvas)
             out = io.StringIO()
@@ -123,28 +122,24 @@ def figure(
     return Figure(file, drawn, caption, alt)
 
 
-# -- curves over epochs ------------------------------------------------------------------------------------------------
+# -- curves over epochs --------------------------------------------------------------------------------------
 
 Reported = Callable[[str, str], tuple[float, float, float] | None]
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is drawn over epochs: keys of the record, words, and the paper's (mid, low, high) of an
-    optimizer."""
+    """What is drawn by epoch: keys of the record, words, and the paper's (mid, low, high) by optimizer."""
 
     keys: tuple[str, ...]
     words: str
     log: bool = False
-    worst: bool = (
-        False  # of many seeds the largest value is drawn, not each; the paper's are smallest and largest
-    )
+    worst: bool = False  # for many seeds draw only the largest value; the paper gives smallest and largest
     reported: Reported = lambda experiment, optimizer: None
 
 
 def reported(key: str) -> Reported:
-    """The paper's number of that name: mean, mean - s.d., mean + s.d.; of the drift its middle and its
-    ends."""
+    """The paper's number of that name: mean, mean - s.d., mean + s.d.; for the drift its middle and ends."""
 
     def find(experiment: str, optimizer: str) -> tuple[float, float, float] | None:
         outcome = paper.OUTCOMES.get(experiment, {}).get(optimizer)
@@ -169,7 +164,7 @@ Drawn = list[tuple[Pool, Array]]  # (epochs, seeds), no run twice
 
 
 def series(quantity: Quantity, pools: Sequence[Pool]) -> Drawn:
-    """The quantity of every run once, at its full length."""
+    """The quantity for every run once, at its full length."""
     seen: set[Any] = set()
     found: Drawn = []
     for p in sorted(pools, key=lambda p: -p.epochs):
@@ -185,11 +180,10 @@ def series(quantity: Quantity, pools: Sequence[Pool]) -> Drawn:
 
 
 def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
-    """The quantity over epochs, on a logarithmic axis: every run a line, the paper's bars at the paper's
-    epoch.
+    """The quantity by epoch on a logarithmic axis: a line per run, and the paper's bars at its last epoch.
 
-    Optimizers are named on the right, at the height of the paper's bar or of their line's end. None where no
-    pool has the quantity.
+    Optimizers are named on the right, at the height of the paper's bar or of the end of their line. Returns
+    None if no pool has the quantity.
     """
     drawn = series(quantity, pools)
     if not drawn:
@@ -224,7 +218,7 @@ def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
 
 
 def panels(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
-    """The same with a panel for each optimizer, where lines of many seeds would cover one another."""
+    """The same with a panel for each optimizer, for many seeds whose lines would cover one another."""
     drawn = series(quantity, pools)
     if not drawn:
         return None
@@ -285,7 +279,7 @@ def variants(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -
 
 
 def _lines(axes: Axes, p: Pool, values: Array, quantity: Quantity, marker: str = "") -> None:
-    """Every seed; of many thin ones and their mean, or, where only the worst counts, the largest."""
+    """Draw every seed; for many seeds thin lines and their mean, or the largest if only the worst counts."""
     colour, style = STYLES.get(p.optimizer, OTHER)
     epochs = drawn_epochs(len(values))
     many = values.shape[1] > FEW
@@ -316,7 +310,7 @@ def _end(values: Array, quantity: Quantity) -> float:
 
 
 def _epochs(axes: Axes, quantity: Quantity, end: int, bars: int, alone: bool = True) -> None:
-    """The axes of a curve, with room for bars on the right, where they stand for the paper."""
+    """Set up the axes of a curve, with room on the right for the paper's bars."""
     right = end * (1.1 + 0.1 * bars if alone else 1.35) if bars else end * 1.03
     axes.set(xscale="log", yscale="log" if quantity.log else "linear", xlim=(0.9, max(right, 1.2)))
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= end]
@@ -350,7 +344,7 @@ def _bar(axes: Axes, x: float, mark: tuple[float, float, float], colour: str) ->
 
 
 def _names(axes: Axes, heights: dict[str, float]) -> None:
-    """Optimizers right of the axes at these heights, moved apart where they would touch."""
+    """Write the optimizers' names right of the axes at these heights, moved apart if they would touch."""
     axes.set_ylim(axes.get_ylim())
     scale = axes.transScale + axes.transLimits
     found = {o: float(scale.transform((1, y))[1]) for o, y in heights.items()}
@@ -372,17 +366,17 @@ def _names(axes: Axes, heights: dict[str, float]) -> None:
 
 
 def _legend(p: Pool) -> str:
-    title = p.title().replace("$", r"\$")  # what is between two of them would be read as TeX
+    title = p.title().replace("$", r"\$")  # text between two of them would be read as TeX
     return title if p.finished else f"{title} ({p.epochs} of {p.asked} epochs)"
 
 
 def drawn_epochs(count: int) -> NDArray[np.int64]:
-    """1 ... count, or some of them, evenly on a logarithmic axis, and the last."""
+    """1 ... count, or a selection that is even on a logarithmic axis and includes the last."""
     return np.unique(np.round(np.geomspace(1, count, POINTS)).astype(np.int64))
 
 
 def _points(axes: Axes, authors: paper.Curve, optimizer: str, last: int) -> None:
-    """The authors' published run as far as the axis goes."""
+    """Draw the authors' published run as far as the axis goes."""
     points = [
         (e, v) for e, v in zip(authors.epochs, authors.values.get(optimizer, ()), strict=False) if e <= last
     ]
@@ -407,18 +401,20 @@ def _in_words(drawn: Drawn, quantity: Quantity) -> str:
     return f"{quantity.words} over epochs; {'; '.join(parts)}."
 
 
-# -- the pendulum ------------------------------------------------------------------------------------------------------
+# -- the pendulum --------------------------------------------------------------------------------------------
 
 
 def angles(points: Array) -> tuple[Array, Array]:
-    """theta in [0, 2 pi) and its derivative from q = (sin, cos), p = (theta' cos, -theta' sin): (..., 4) ->
-    (...)."""
+    """(..., 4) -> (...): theta in [0, 2 pi) and its derivative.
+
+    From q = (sin, cos) and p = (theta' cos, -theta' sin).
+    """
     sin, cos, p1, p2 = np.moveaxis(points, -1, 0)
     return np.arctan2(sin, cos) % (2 * np.pi), p1 * cos - p2 * sin
 
 
 def phase_space(sample: dict[str, Any]) -> Figure:
-    """The sample's trajectories in phase space, the original and what the autoencoder makes of them."""
+    """The sample's trajectories in phase space: the data, and the autoencoder's reconstruction."""
     original, rebuilt = (np.array(sample[key], dtype=np.float64) for key in ("original", "reconstruction"))
 
     def draw(canvas: Canvas) -> None:
@@ -434,15 +430,18 @@ def phase_space(sample: dict[str, Any]) -> Figure:
         canvas.legend(loc="outside lower center", ncols=2)
 
     caption = (
-        "The pendulum in phase space: trajectories of the data, θ″ = sin θ, and what decoder and encoder make of them. "
-        "θ is taken modulo 2π; the stable position is π."
+        "The pendulum in phase space: trajectories of the data, θ″ = sin θ, and what decoder and encoder "
+        "make of them. θ is taken modulo 2π; the stable position is π."
     )
-    alt = f"Phase space of {len(original)} trajectories: closed curves around π oscillate, those from 0 to 2π rotate."
+    alt = (
+        f"Phase space of {len(original)} trajectories: closed curves around π oscillate, those from 0 to 2π "
+        "rotate."
+    )
     return figure("pendulum-phase-space", caption, alt, draw)
 
 
 def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
-    """The four coordinates of one trajectory over time, original and reconstruction."""
+    """The four coordinates of one trajectory by time: data and reconstruction."""
     original, rebuilt = (np.array(sample[key], dtype=np.float64) for key in ("original", "reconstruction"))
     t = np.array(sample["t"], dtype=np.float64)
     # the trajectory that moves most among the sample: one at rest would show nothing
@@ -463,15 +462,15 @@ def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
         canvas.legend(loc="outside lower center", ncols=2)
 
     caption = (
-        f"Reconstruction over time by {whose}, seed {sample['seed']}, epoch {sample['epoch']}: of the sample's "
-        f"{len(original)} trajectories the one that moves most; its relative error is {error:.2g}."
+        f"Reconstruction over time by {whose}, seed {sample['seed']}, epoch {sample['epoch']}: of the "
+        f"sample's {len(original)} trajectories the one that moves most; its relative error is {error:.2g}."
     )
     alt = f"Four coordinates over time, data and reconstruction, with a relative error of {error:.2g}."
     return figure("pendulum-reconstruction", caption, alt, draw, height=4.6)
 
 
 def latent(samples: Sequence[tuple[Pool, dict[str, Any]]]) -> Figure:
-    """The learned coordinates of the sample's trajectories, a panel a configuration."""
+    """The learned coordinates of the sample's trajectories, one panel per configuration."""
     columns = min(2, len(samples))
     lines = -(-len(samples) // columns)
 

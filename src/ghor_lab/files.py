@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and the folder in which what can be made again is kept."""
+"""Files that are complete or not there, and the folder for what can be made again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where fetched data and compiled code are kept: GHOR_CACHE, or the platform's folder for caches."""
+    """Where downloads and compiled code are kept: GHOR_CACHE, or the platform's folder for caches."""
     given = os.environ.get("GHOR_CACHE")
     if given:
         return Path(given).expanduser()
@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 
 def store(raw: bytes, path: Path) -> None:
-    """Write whole or not at all: under a name of our own, to the disk, then renamed."""
+    """Write a file completely or not at all: under a temporary name, synced to disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with named(path):
         handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
@@ -43,14 +43,14 @@ def store(raw: bytes, path: Path) -> None:
 
 
 def clean(path: Path) -> None:
-    """Remove what a killed `store` of this file left. Only for the one process that writes it."""
+    """Remove what a killed `store` of this file left behind. Only for the one process that writes it."""
     for unfinished in path.parent.glob(f".{path.name}.*.part"):
         unfinished.unlink(missing_ok=True)
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Errors of the system say which file they are about: those of a write or a sync do not."""
+    """Add the file name to errors of the system: those of a write or a sync lack it."""
     try:
         yield
     except OSError as error:
@@ -61,7 +61,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename last over a power cut, where the system can."""
+    """Make a rename survive a power cut, if the system can."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

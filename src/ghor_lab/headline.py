@@ -1,5 +1,4 @@
-"""The first screen of a report: what came out in a few sentences, and three figures with the paper's bars in
-them."""
+"""The first screen of a report: the results in a few sentences, and three figures with the paper's bars."""
 
 from __future__ import annotations
 
@@ -32,13 +31,12 @@ from .table import short
 
 USUAL = {"retraction": "cayley", "section": "auto", "norm": "canonical", "dtype": "float32"}
 UNUSUAL = ("start", "frame", "loss", "warmup", "manifold_lr")
-WITHIN = 2  # of the paper's standard deviations: what a verdict calls agreement
+WITHIN = 2  # so many of the paper's standard deviations count as agreement
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a figure is about: a number for each seed of a pool, (seeds,), and the paper's (mid, low,
-    high)."""
+    """The subject of a figure: a number for each seed, (seeds,), and the paper's (mid, low, high)."""
 
     key: str
     words: str
@@ -57,8 +55,10 @@ def _best(p: Pool) -> Array | None:
 
 
 def _minutes(p: Pool) -> Array | None:
-    """Of one seed and 1000 epochs, as in the paper: the share of a run that trains several at once, for ever
-    so few."""
+    """Minutes for one seed and 1000 epochs, as in the paper.
+
+    The share of a run that trains several seeds at once, however few epochs it has.
+    """
     seconds = p.numbers("seconds")
     scale = paper.EPOCHS["pendulum"] / p.epochs / len(p.seeds) / 60
     return np.full(len(p.seeds), seconds.sum() * scale) if len(seconds) else None
@@ -77,8 +77,8 @@ PENDULUM = (
 
 
 def plain(pools: Sequence[Pool]) -> list[Pool]:
-    """Of pools of one experiment those of the paper's configurations: no label (or the first reading), usual
-    settings.
+    """The pools of one experiment with the paper's configurations: usual settings, no label or the first
+    reading.
 
     Every run is in one of them, at its full length.
     """
@@ -91,7 +91,7 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
 
     pools = [p for p in pools if p.epochs > 1] or list(
         pools
-    )  # one epoch is for the count of runs that are caught
+    )  # runs of one epoch belong to the count of caught runs
     first = min(map(rank, pools))
     found: dict[tuple[str, ...], Pool] = {}
     for p in sorted(pools, key=lambda p: (-p.epochs, len(p.seeds))):
@@ -102,11 +102,11 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
     return sorted(found.values(), key=lambda p: (place(OPTIMIZERS, p.optimizer), -p.epochs))
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- words ---------------------------------------------------------------------------------------------------
 
 
 def verdict(pools: Sequence[Pool]) -> list[str]:
-    """What came out: first all in one sentence, then a sentence or two for each experiment."""
+    """The results: first everything in one sentence, then a sentence or two for each experiment."""
     usual = {
         e: plain([p for p in pools if p.experiment == e]) for e in dict.fromkeys(p.experiment for p in pools)
     }
@@ -129,13 +129,15 @@ def verdict(pools: Sequence[Pool]) -> list[str]:
         f"{near} of {len(found)} results are" if len(found) > 1 else f"the result is{'' if near else ' not'}"
     )
     count = f"all {near} results are" if near == len(found) > 1 else count
-    first = f"At the paper's number of epochs ({listed(which)}) {count} within {WITHIN} of its standard deviations"
+    first = (
+        f"At the paper's number of epochs ({listed(which)}) {count} within {WITHIN} of its standard "
+        "deviations"
+    )
     return [f"{first}; {on}." if on else f"{first}.", *lines]
 
 
 def _distances(experiment: str, pools: Sequence[Pool]) -> Iterator[tuple[Pool, str, float]]:
-    """Of pools at the paper's length: "loss" or "accuracy", and how far off, in the paper's standard
-    deviations."""
+    """For pools at the paper's length: "loss" or "accuracy", and the distance in the paper's deviations."""
     for p in pools:
         theirs = paper.OUTCOMES.get(experiment, {}).get(p.optimizer)
         if theirs is None or p.epochs != paper.EPOCHS[experiment]:
@@ -160,8 +162,9 @@ def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, s
             cells.setdefault(name(OPTIMIZERS, p.optimizer), []).append(f"{mean} ({d:+.1f})")
         both = what + (" and test accuracy" if any(key != "loss" for _, key, _ in found) else "")
         yield (
-            f"{title}, {both} after {asked} epochs{_seeds(full)}, in brackets the distance from the paper in its "
-            f"standard deviations: {', '.join(f'{title} {listed(parts)}' for title, parts in cells.items())}."
+            f"{title}, {both} after {asked} epochs{_seeds(full)}, in brackets the distance from the paper "
+            "in its standard deviations: "
+            f"{', '.join(f'{title} {listed(parts)}' for title, parts in cells.items())}."
         )
     done = {p.optimizer for p in full}
     longest = {p.optimizer: p for p in reversed(pools) if p.optimizer not in done}.values()
@@ -175,7 +178,8 @@ def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, s
             else ""
         )
         yield (
-            f"{title}, {what} after {epochs} of the paper's {asked} epochs{_seeds([p for _, p in same])}{equal}: "
+            f"{title}, {what} after {epochs} of the paper's {asked} "
+            f"epochs{_seeds([p for _, p in same])}{equal}: "
             f"{', '.join(f'{name(OPTIMIZERS, p.optimizer)} {end:.3f}' for end, p in same)}."
         )
         adams = [end for end, p in same if p.optimizer in ("geometric-adam", "scalar-moment-adam")]
@@ -188,7 +192,8 @@ def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, s
     for optimizer in dict.fromkeys(p.optimizer for p in pools) if experiment != "pendulum" else ():
         excluded = [why for p in pools if p.optimizer == optimizer for why in p.verdicts]
         if k := sum(why is not None for why in excluded):
-            yield f"{k} of {len(excluded)} runs of {name(OPTIMIZERS, optimizer)} would not pass the authors' gate."
+            runs = f"{k} of {len(excluded)} runs of {name(OPTIMIZERS, optimizer)}"
+            yield f"{runs} would not pass the authors' gate."
 
 
 def _seeds(pools: Sequence[Pool]) -> str:
@@ -205,17 +210,17 @@ def _seeds(pools: Sequence[Pool]) -> str:
     )
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures -------------------------------------------------------------------------------------------------
 
 
 KEY = (
-    "A dot is a run, filled if it has the paper's number of epochs; grey bars are the paper's mean and standard "
-    "deviation ({} epochs, 10 seeds){}."
+    "A dot is a run, filled if it has the paper's number of epochs; grey bars are the paper's mean and "
+    "standard deviation ({} epochs, 10 seeds){}."
 )
 
 
 def key(pools: Sequence[Pool]) -> str:
-    """What dots and bars are."""
+    """What dots and bars mean."""
     if not pools:
         return ""
     experiment = pools[0].experiment
@@ -225,7 +230,7 @@ def key(pools: Sequence[Pool]) -> str:
 
 
 def figures(pools: Sequence[Pool]) -> list[Figure]:
-    """Three of the first experiment: every run a dot, the paper's mean and deviation a bar."""
+    """Three figures of the first experiment: every run a dot, the paper's mean and deviation a bar."""
     if not pools:
         return []
     experiment = pools[0].experiment
@@ -297,7 +302,7 @@ def _lengths(found: Sequence[tuple[Pool, Array]]) -> str:
 
 
 def in_letters(pools: Sequence[Pool], width: int) -> list[str]:
-    """The first of the figures for a terminal: a line for each optimizer."""
+    """The first figure for a terminal: a line for each optimizer."""
     if not pools:
         return []
     experiment = pools[0].experiment

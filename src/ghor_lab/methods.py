@@ -1,5 +1,4 @@
-"""The paper's comparison of methods, as data: what each can do, and how to make it. Tests check every
-cell."""
+"""The paper's comparison of methods as data: what each can do, and how to build it. Tests check the cells."""
 
 from __future__ import annotations
 
@@ -18,20 +17,19 @@ from .table import Column, Row, Table
 
 @dataclass(frozen=True)
 class Method:
-    """A row. None stands for "not applicable": without second moments by entry there is nothing to
-    project."""
+    """A row. None means "not applicable": without second moments per entry there is nothing to project."""
 
     key: str
     title: str
-    make: Callable[..., Optimizer]  # of parameters and lr
+    make: Callable[..., Optimizer]  # takes parameters and lr
     so: bool  # keeps weights on SO(N)
-    stiefel: bool  # and on St(n, N), n < N
-    vector: bool  # a second moment by entry
-    unprojected: bool | None  # what the second moments make of a tangent vector is one
+    stiefel: bool  # keeps them on St(n, N), n < N
+    vector: bool  # has a second moment per entry
+    unprojected: bool | None  # second moments turn tangent vectors into tangent vectors
     paper: bool = False  # a row of the paper's table
 
     def cells(self) -> tuple[str, ...]:
-        """For people, in the order of COLUMNS."""
+        """The cells for people, in the order of COLUMNS."""
         words = {True: "yes", False: "no", None: "not applicable"}
         return (
             self.title,
@@ -39,7 +37,7 @@ class Method:
         )
 
 
-# On Stiefel() with n = N weights move as on SO(N).
+# On Stiefel() with n = N, weights move as on SO(N).
 ours = partial(ghor.optim.Adam, space=ghor.Stiefel())
 scalar = partial(ScalarMomentAdam, space=ghor.Stiefel())
 dynamic = partial(baselines.Trivialization, every=100)
@@ -64,20 +62,22 @@ COLUMNS = (
     Column("method", "method"),
     Column("so", "on SO(N)"),
     Column("stiefel", "on St(n, N)"),
-    Column("vector", "second moment by entry"),
+    Column("vector", "second moment per entry"),
     Column("unprojected", "no projections"),
     Column("paper", "in the paper's table"),
 )
 WORDS = (
-    "What published methods can do. The first five rows and four columns are the paper's table. A test of this package "
-    "checks the cells by experiment, but for “not applicable”, which follows from the column before, and for the last "
-    "of the soft constraint, whose weights may be any matrices. Li's two algorithms are on the manifold up to the "
-    "error of their two iterations, which short steps make small (the test asks for 1e-5) and long ones do not.",
-    "The paper cites the first of Lezcano-Casado's two papers of 2019. The second has Stiefel too, and where its base "
-    "is moved after every step it is the paper's algorithm with the geodesic retraction, step for step.",
+    "The table shows what published methods can do. The first five rows and four columns are the paper's "
+    "table. A test of this package checks the cells by experiment, except “not applicable”, which follows "
+    "from the column before, and the last cell of the soft constraint, whose weights may be any matrices. "
+    "Li's two algorithms stay on the manifold up to the error of their two iterations, which short steps "
+    "make small (the test asks for 1e-5) and long ones do not.",
+    "The paper cites the first of Lezcano-Casado's two papers of 2019. The second has Stiefel too; if its "
+    "base is moved after every step, it equals the paper's algorithm with the geodesic retraction, step for "
+    "step.",
 )
 
 
 def table() -> Table:
-    """The comparison."""
+    """The comparison as a table."""
     return Table("methods", "Methods", COLUMNS, [Row(method.cells()) for method in METHODS])

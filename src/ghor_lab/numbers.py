@@ -1,4 +1,4 @@
-"""`ghor numbers`: the numbers in texts, written from records by templates.
+"""`ghor numbers`: write the numbers in texts from records, by templates.
 
     <!-- numbers: first-look -->
 
@@ -6,12 +6,12 @@
 
     <!-- /numbers -->
 
-What is between the comments is written again from the template numbers/first-look.jinja in the folder of
-results, here
+The text between the comments is written from the template numbers/first-look.jinja in the folder of results,
+here
 
     After 25 epochs the loss is {{ run("mnist", "geometric-adam").loss(25) }}.
 
-which can use what `Book` has; a check tells whether anything would change. Nothing is trained.
+A template can use everything in `Book`. A check reports whether anything would change. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -48,54 +48,54 @@ REPORTED = {"loss": "final", "best": "best", "test_accuracy": "accuracy"}
 
 
 class Found:
-    """A run of one or more seeds, its numbers as texts; where no epoch is said, the last is meant."""
+    """A run of one or more seeds, with its numbers as texts. By default numbers are from the last epoch."""
 
     def __init__(self, run: Run) -> None:
         self.record, config = run, run.header["config"]
         self.experiment, self.optimizer = config["experiment"], config["optimizer"]
         self.seeds = seed_list(config["seeds"])
-        self.rate = config.get("manifold_lr") or config["lr"]  # of the weights on manifolds
+        self.rate = config.get("manifold_lr") or config["lr"]  # of the manifold weights
         self.label, self.epochs, self.asked = config.get("label"), len(run.epochs), run.epochs_asked
         self.outcome = paper.OUTCOMES[self.experiment].get(self.optimizer)
 
     def values(self, key: str, epoch: int | None = None) -> Any:
-        """(seeds,) at an epoch."""
+        """The values of all seeds at an epoch, (seeds,)."""
         return np.array(self.record.epochs[(epoch or self.epochs) - 1][key])
 
     def loss(self, epoch: int | None = None) -> str:
-        """Mean and, of several seeds, sample deviation."""
+        """Mean and, for several seeds, sample deviation."""
         return Column("", "", "spread", DIGITS["loss"]).show(spread(self.values("loss", epoch)))
 
     def accuracy(self, epoch: int | None = None, digits: int = 1) -> str:
-        """In percent."""
+        """Test accuracy in percent."""
         return Column("", "", "spread", f".{digits}f").show(spread(self.values("test_accuracy", epoch)))
 
     def best(self) -> str:
-        """The smallest loss of all epochs, of one seed."""
+        """The smallest loss over all epochs; for one seed."""
         return f"{min(line['loss'][0] for line in self.record.epochs):.3f}"
 
     def drift(self) -> str:
-        """The largest of all epochs and seeds."""
+        """The largest drift over all epochs and seeds."""
         return short(f"{max(max(line['drift']) for line in self.record.epochs):.1e}")
 
     def range(self, key: str, count: int, spec: str) -> str:
-        """Smallest and largest of the last epochs, of one seed."""
+        """Smallest and largest value over the last epochs; for one seed."""
         values = [line[key][0] for line in self.record.epochs[-count:]]
         return f"{min(values):{spec}} to {max(values):{spec}}"
 
     @property
     def structure(self) -> float:
-        """How far encoder and decoder were from symplectic, at worst."""
+        """The worst deviation of encoder and decoder from symplectic."""
         lines = [line["symplecticity"] for line in self.record.epochs]
         return max(x for line in lines for key in ("encoder", "decoder") for x in line[key])
 
     @property
     def minutes(self) -> float:
-        """Of all epochs."""
+        """The time of all epochs."""
         return float(sum(line["seconds"] for line in self.record.epochs)) / 60
 
     def off(self, key: str = "loss") -> str:
-        """From the paper, in its standard deviations; only for as many epochs as it has."""
+        """Distance from the paper, in its standard deviations; only for the paper's number of epochs."""
         if self.epochs != paper.EPOCHS[self.experiment]:
             return ""
         distance = off(float(self.values(key).mean()), getattr(self.outcome, REPORTED[key]))
@@ -103,8 +103,7 @@ class Found:
 
 
 class Book:
-    """What templates can use: the records and JSON files under a folder of results, and the paper's
-    numbers."""
+    """What templates can use: the records and JSON files in a folder of results, and the paper's numbers."""
 
     def __init__(self, results: Path) -> None:
         self.results = results
@@ -119,7 +118,7 @@ class Book:
     def run(
         self, folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0
     ) -> Found:
-        """Of a folder, optimizer, seed and label the shortest record that has so many epochs."""
+        """The shortest record with this optimizer, seed and label that has at least so many epochs."""
         found = []
         for run in self.runs(folder):
             config = run.header["config"]
@@ -140,7 +139,7 @@ class Book:
 
     @staticmethod
     def paper(experiment: str, optimizer: str, key: str = "loss") -> str:
-        """The paper's mean and standard deviation, of the drift smallest and largest, with its digits."""
+        """The paper's mean and standard deviation (for the drift smallest and largest), with its digits."""
         outcome = paper.OUTCOMES[experiment][optimizer]
         if key == "drift":
             return Column("", "", "range", ".1e").show(outcome.drift)
@@ -150,29 +149,31 @@ class Book:
 
     @staticmethod
     def authors(key: str, optimizer: str, epoch: int) -> str:
-        """A number of the authors' published run on MNIST; "-" where there is none."""
+        """A number from the authors' published run on MNIST; "-" if there is none."""
         curve = paper.AUTHORS[key]
         values = dict(zip(curve.epochs, curve.values.get(optimizer, ()), strict=False))
         return short(f"{values[epoch]:{DIGITS[key]}}") if epoch in values else "-"
 
     def caught(self, folder: str) -> str:
-        """The table of `ghor caught` from the records of a folder."""
+        """The table of `ghor caught`, from the records of a folder."""
         made = caught_table("caught", pool(self.runs(folder))[0])
         return made.markdown().strip() if made else ""
 
     def json(self, path: str) -> Any:
-        """A JSON file of the results."""
+        """A JSON file from the results."""
         return json.loads((self.results / path).read_text(encoding="utf-8"))
 
 
 def count(files: Sequence[Path]) -> int:
-    """The blocks in texts."""
+    """The number of blocks in the texts."""
     return sum(len(BLOCK.findall(path.read_text(encoding="utf-8"))) for path in files)
 
 
 def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str]:
-    """Write the numbers again; where they change (or, for a check, would), and the blocks that are not
-    closed."""
+    """Write the numbers; returns the places where they changed, or for a check would change.
+
+    Raises ValueError for a block that is not closed or cannot be written.
+    """
     for path in files:
         if not path.is_file():
             raise ValueError(f"{path}: no such file")
@@ -201,8 +202,8 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str
                 made = environment.get_template(f"{block[2]}.jinja").render().strip()
             except TemplateNotFound:
                 raise ValueError(
-                    f"{path}, line {line}: there is no {templates / block[2]}.jinja; run it in the clone, or name the "
-                    "folder of records with --results"
+                    f"{path}, line {line}: there is no {templates / block[2]}.jinja; run it in the clone, "
+                    "or name the folder of records with --results"
                 ) from None
             except (TemplateError, ValueError, KeyError, TypeError, IndexError) as error:
                 raise ValueError(f"{path}, line {line}: {error}") from None

@@ -1,5 +1,4 @@
-"""Options of the command line: how the help shows them, and what it says of those that several commands
-have."""
+"""Options of the command line: how the help shows them, and texts that several commands share."""
 
 from __future__ import annotations
 
@@ -10,24 +9,22 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from .config import AUTOENCODER, TRANSFORMER
 
-FLAG = ""  # what stands beside an option that takes no value
+FLAG = ""  # shown beside an option that takes no value
 WHAT, HOW, WHERE = "What to train", "How", "Where, and how many at a time"
-DATA = (
-    "Folder in which data files are looked for first, and kept if they have to be fetched; it is made then."
-)
+DATA = "Folder that is searched for data files first, and that receives downloads; it is created if needed."
 DATA_ELSE = "the variable GHOR_DATA, else the cache, on Linux ~/.cache/ghor"
 RATE = "Learning rate of all weights."
 THREADS = (
-    "Threads of each run. They decide the rounding: another number is another run, which starts from scratch. To go "
-    "on with a run on another machine or with other --jobs, give the number it has."
+    "Threads of each run. They affect rounding, so another number means another run, which starts from "
+    "scratch. To continue a run on another machine or with other --jobs, give its number of threads."
 )
-JOBS = "Runs at a time. The default of --threads depends on it."
+JOBS = "Number of runs at a time. The default of --threads depends on it."
 OF_TRANSFORMER, OF_PENDULUM = (
     ", ".join(f"{name}={value}" for name, value in known.items()) for known in (TRANSFORMER, AUTOENCODER)
 )
 NETWORK = f"Change the transformer, by default {OF_TRANSFORMER}. May be repeated."
 NETWORKS = (
-    f"Change the network. By default the transformer has {OF_TRANSFORMER}, and that of the pendulum {OF_PENDULUM}. "
+    f"Change the network. By default the transformer has {OF_TRANSFORMER}, the pendulum's {OF_PENDULUM}. "
     "May be repeated."
 )
 
@@ -39,8 +36,7 @@ def option(
     default: str | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """An option and what the help says of it; `default` is in words, where the value does not speak for
-    itself."""
+    """An option and its help text; `default` says in words what the value alone does not."""
     return typer.Option(
         *names,
         help=text,
@@ -51,7 +47,7 @@ def option(
 
 
 class Plain(TyperCommand):
-    """A command whose help has no types of Python."""
+    """A command whose help shows no Python types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, and --help."""
@@ -59,7 +55,7 @@ class Plain(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """The same for the commands together."""
+    """The same for a group of commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, and --help."""
@@ -67,7 +63,7 @@ class PlainGroup(TyperGroup):
 
 
 def untyped(params: Any) -> list[Any]:
-    """Parameters that show their metavar and no type: flags and arguments nothing."""
+    """Parameters that show their metavar instead of a type; flags and arguments show nothing."""
     for param in params:
         if isinstance(param, TyperArgument):
             param.display_type = lambda ctx: ""  # type: ignore[method-assign]

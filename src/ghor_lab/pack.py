@@ -1,8 +1,8 @@
-"""Records packed for keeping: the lines of epochs as columns, as JSON, compressed by xz with its SHA-256
-inside.
+"""Records packed for keeping: epochs as columns, as JSON, compressed by xz, with a SHA-256 inside.
 
-About a seventh of the size for long runs, and every digit is there: `unpacked` gives the very lines back.
-Packed records are for `ghor report` and `ghor check`; a run resumes from the record that it wrote itself.
+Long runs shrink to about a seventh of their size, and no digit is lost: `unpacked` returns exactly the same
+lines. Packed records are for `ghor report` and `ghor check`; a run resumes only from the record it wrote
+itself.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ FORMAT = 1
 
 
 def is_packed(path: Path) -> bool:
-    """By its name."""
+    """Whether the name is that of a packed record."""
     return path.name.endswith(SUFFIX)
 
 
 def load(path: Path) -> Run | None:
-    """A record, packed or not; None if it has no whole line yet."""
+    """A record, packed or not; None if it has no complete line yet."""
     if not is_packed(path):
         return read(path)
     return assemble(path, unpacked(path), path.stat().st_size)
 
 
 def pack(record: Path, packed: Path) -> None:
-    """Write a record packed, whole or not at all; a half-written last line is left out."""
+    """Write a record packed, completely or not at all; a half-written last line is left out."""
     found, _ = lines(record)
     if assemble(record, found, 0) is None:
         raise ValueError(f"{record} has no whole line yet")
@@ -52,7 +52,7 @@ def pack(record: Path, packed: Path) -> None:
 
 
 def unpacked(path: Path) -> list[dict[str, Any]]:
-    """The values of the record's lines; `Damaged` if the file is not what was written."""
+    """The values of the record's lines; raises `Damaged` if the file is not what was written."""
     try:
         content = json.loads(lzma.decompress(path.read_bytes(), lzma.FORMAT_XZ))
         if content["packed"] != FORMAT:
@@ -66,7 +66,7 @@ def unpacked(path: Path) -> list[dict[str, Any]]:
 
 
 def columns(values: Sequence[Any]) -> dict[str, Any]:
-    """Values of one form, inside out: {"a": [1, 2]} and {"a": [3, 4]} have the columns [1, 3] and [2, 4]."""
+    """Transpose values of one form: {"a": [1, 2]} and {"a": [3, 4]} have the columns [1, 3] and [2, 4]."""
     first = values[0] if values else None
     if isinstance(first, dict) and all(isinstance(v, dict) and list(v) == list(first) for v in values):
         return {"dict": {key: columns([v[key] for v in values]) for key in first}, "count": len(values)}
@@ -87,7 +87,7 @@ def rows(packed: dict[str, Any]) -> list[Any]:
 
 
 def pack_all(folders: Iterable[Path], out: Path | None) -> list[Path]:
-    """Pack the records under the folders, beside themselves or into `out`; the packed files."""
+    """Pack the records in the folders, beside themselves or into `out`; returns the packed files."""
     made: list[Path] = []
     for folder in folders:
         if not folder.is_dir():

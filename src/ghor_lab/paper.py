@@ -1,9 +1,9 @@
-"""The paper's numbers, copied from its tables, for a report to set beside its own.
+"""The paper's numbers, copied from its tables, so that a report can show them beside its own.
 
 Source: Brantner, Generalizing Adam To Manifolds For Efficiently Training Transformers (arXiv:2305.16901), the
-tables of outcomes, cost and optimizer state; hardware there: one NVIDIA GeForce RTX 4090, float32, Cayley
-retraction. `AUTHORS` is not in the paper: one run per configuration on MNIST, with a seed of theirs, that the
-authors published with their Julia package.
+tables of outcomes, cost and optimizer state. Hardware: one NVIDIA GeForce RTX 4090, float32, Cayley
+retraction. `AUTHORS` is not in the paper: it is one run per configuration on MNIST, with a seed of theirs,
+which the authors published with their Julia package.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ EPOCHS = {"mnist": 500, "fashion-mnist": 500, "pendulum": 1000}
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean and sample standard deviation over the seeds; of the drift smallest and largest; accuracy in
-    percent."""
+    """Mean and sample deviation over the seeds; for the drift smallest and largest; accuracy in percent."""
 
     final: Pair
     best: Pair
@@ -30,7 +29,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds a step, seconds an epoch, GiB of device memory."""
+    """Milliseconds per step, seconds per epoch, GiB of device memory."""
 
     ad: float
     direction: float

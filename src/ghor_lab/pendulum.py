@@ -1,5 +1,4 @@
-"""The pendulum of the paper's second experiment: its trajectories, lifted to R^4, and the reconstruction
-error."""
+"""The pendulum of the paper's second experiment: trajectories lifted to R^4, and the reconstruction error."""
 
 from __future__ import annotations
 
@@ -25,8 +24,10 @@ SHAPE = (GRID * GRID, STEPS + 1, 2)
 
 @dataclass(frozen=True)
 class Trajectories:
-    """100 trajectories of 101 points in float64: t is (101,), theta and velocity are (100, 101), z is (100,
-    101, 4)."""
+    """100 trajectories of 101 points in float64.
+
+    t is (101,), theta and velocity are (100, 101), z is (100, 101, 4).
+    """
 
     t: Tensor
     theta: Tensor
@@ -35,11 +36,10 @@ class Trajectories:
 
 
 def integrate() -> Tensor:
-    """(theta, theta') of all trajectories, (100, 101, 2): theta'' = sin(theta) from a grid on [0, 2 pi] x
-    [-2, 2].
+    """(theta, theta') of all trajectories, (100, 101, 2).
 
-    Trajectory 10 i + j starts at the i-th angle with the j-th velocity. The error is below 1e-9 at every
-    point.
+    theta'' = sin(theta) from a grid on [0, 2 pi] x [-2, 2]. Trajectory 10 i + j starts at the i-th angle with
+    the j-th velocity. The error is below 1e-9 at every point.
     """
     theta, velocity = np.meshgrid(np.linspace(0, 2 * np.pi, GRID), np.linspace(-2, 2, GRID), indexing="ij")
     count = GRID * GRID
@@ -47,8 +47,8 @@ def integrate() -> Tensor:
     def field(t: float, y: np.ndarray) -> np.ndarray:
         return np.concatenate([y[count:], np.sin(y[:count])])
 
-    # All at once. The tolerance is for the mean over the trajectories, and errors grow by e^10 near the
-    # unstable rest.
+    # All at once. The tolerance applies to the mean over the trajectories, and errors grow by e^10 near
+    # the unstable equilibrium.
     solution = solve_ivp(
         field,
         (0, STEPS * STEP),
@@ -65,13 +65,13 @@ def integrate() -> Tensor:
 
 
 def lift(theta: Tensor, velocity: Tensor) -> Tensor:
-    """(...) and (...) to (..., 4): q = (sin theta, cos theta), p = (theta' cos theta, -theta' sin theta)."""
+    """(...) and (...) -> (..., 4): q = (sin theta, cos theta), p = (theta' cos theta, -theta' sin theta)."""
     sin, cos = theta.sin(), theta.cos()
     return torch.stack([sin, cos, velocity * cos, -velocity * sin], -1)
 
 
 def pack(angles: Tensor) -> bytes:
-    """(theta, theta') as a file: the SHA-256 of the rest, a line, then float64 numbers, little-endian."""
+    """(theta, theta') as a file: the SHA-256 of the numbers, a newline, then float64, little-endian."""
     content = angles.numpy().astype("<f8").tobytes()
     return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
 
@@ -88,7 +88,7 @@ def unpack(raw: bytes) -> Tensor:
 
 
 def load(folder: str | Path | None = None) -> Trajectories:
-    """The trajectories, from `folder`/pendulum (by default the cache's), or integrated and kept there.
+    """The trajectories from `folder`/pendulum (default: in the cache), or integrated and stored there.
 
     >>> load().z.shape  # doctest: +SKIP
     torch.Size([100, 101, 4])
@@ -112,10 +112,10 @@ def load(folder: str | Path | None = None) -> Trajectories:
 
 
 def reconstruction_error(model: PhaseSpaceMap, x: Tensor) -> Tensor:
-    """||z - decoder(encoder(z))|| / ||z|| over the points, for each copy: (copies,). The loss, and the error
-    reported.
+    """||z - decoder(encoder(z))|| / ||z|| over the points, for each copy: (copies,).
 
-    Features first: x is (copies, dim, points), or (1, dim, points) for the same points in every copy.
+    This is both the loss and the reported error. Features come first: x is (copies, dim, points), or (1, dim,
+    points) for the same points in every copy.
     """
     x = x.expand(math.prod(model.copies), -1, -1)
     y = torch.cat(model.features_first(*x.chunk(2, 1)), 1)

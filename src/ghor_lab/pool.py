@@ -1,5 +1,4 @@
-"""Runs of one configuration, pooled over their seeds: what a row of a table and a line of a figure stand
-for."""
+"""Runs of one configuration, pooled over their seeds: a row of a table, a line of a figure."""
 
 from __future__ import annotations
 
@@ -18,10 +17,9 @@ from .record import Run
 
 Array = NDArray[np.float64]
 Spread = tuple[float, float | None]
-FEW = 4  # so many runs are shown one by one
+FEW = 4  # up to so many runs are shown one by one
 
-# the paper's names, in the paper's order, then ours; other optimizers and experiments have the names they
-# came with
+# the paper's names in the paper's order, then ours; other optimizers and experiments keep their own names
 OPTIMIZERS = {
     "geometric-adam": "Geometric Adam",
     "scalar-moment-adam": "Scalar-moment Adam",
@@ -31,7 +29,7 @@ OPTIMIZERS = {
     "muon": "Muon",
     "adamw-anchor": "AdamW with an anchor",
 }
-# settings that are not the usual ones if a configuration names them at all
+# settings that are unusual whenever a configuration names them
 SPECIAL = {
     "start": "{}' start",
     "frame": "{} frame",
@@ -43,8 +41,10 @@ EXPERIMENTS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "pendulum": "
 
 @dataclass(frozen=True)
 class Pool:
-    """Runs that differ in their seeds only and got equally far; `variant` tells them from others of the same
-    name."""
+    """Runs that differ only in their seeds and got equally far.
+
+    `variant` tells the pool from others of the same name.
+    """
 
     config: dict[str, Any]
     runs: tuple[Run, ...]
@@ -64,38 +64,39 @@ class Pool:
 
     @property
     def label(self) -> str | None:
-        """Which reading of the learning rates, or whatever the runs were labelled with."""
+        """The reading of the learning rates, or whatever the runs were labelled with."""
         return None if self.config.get("label") is None else str(self.config["label"])
 
     @property
     def seeds(self) -> list[int]:
-        """All of them, in the order of the columns of `series`."""
+        """All seeds, in the order of the columns of `series`."""
         return [seed for run in self.runs for seed in run.header["config"]["seeds"]]
 
     @property
     def finished(self) -> bool:
-        """Whether the runs have the epochs they were asked for."""
+        """Whether the runs have all the epochs they were asked for."""
         return self.epochs >= self.asked
 
     def last(self, kind: str) -> dict[str, Any] | None:
-        """The last line of a kind of the first run that has one."""
+        """The last line of a kind, from the first run that has one."""
         return next((line for run in self.runs if (line := run.last(kind)) is not None), None)
 
     @property
     def verdicts(self) -> list[str | None]:
-        """For each seed why the authors' gate would exclude its run, None if it would not."""
+        """For each seed, why the authors' gate would exclude its run; None if it would not."""
         return [why for run in self.runs for why in verdicts(run)]
 
     def title(self, label: bool = True, epochs: bool = True) -> str:
-        """The optimizer as the paper calls it, the label, and what else is special."""
+        """The optimizer's name in the paper, the label, and whatever else is special."""
         special = [words.format(self.config[key]) for key, words in SPECIAL.items() if key in self.config]
         parts = [name(OPTIMIZERS, self.optimizer), self.label if label else None, *special, self.variant]
         title = ", ".join(part for part in parts if part)
         return title if epochs else title.removesuffix(f", {counted(self.epochs, 'epoch')}")
 
     def series(self, *keys: str) -> Array | None:
-        """A quantity recorded per seed, (epochs, seeds), nan where it was no number; None where it is not
-        recorded."""
+        """A quantity recorded per seed, (epochs, seeds); nan if it was not finite; None if it is not
+        recorded.
+        """
         columns = []
         for run in self.runs:
             rows = [_at(epoch, keys) for epoch in run.epochs]
@@ -105,7 +106,7 @@ class Pool:
         return np.concatenate(columns, 1)
 
     def numbers(self, *keys: str) -> Array:
-        """A quantity recorded once an epoch, of all epochs of all runs that have it, (count,)."""
+        """A quantity recorded once per epoch, over all epochs of all runs that have it, (count,)."""
         values = [_at(epoch, keys) for run in self.runs for epoch in run.epochs]
         return np.array([value for value in values if value is not None], dtype=np.float64)
 
@@ -117,22 +118,22 @@ def _at(values: Any, keys: Sequence[str]) -> Any:
 
 
 def name(names: dict[str, str], key: str) -> str:
-    """The name that a person reads; the key itself where there is none."""
+    """The name that people read, or the key itself."""
     return names.get(key, key)
 
 
 def listed(words: Sequence[str]) -> str:
-    """a, b and c."""
+    """ "a, b and c"."""
     return " and ".join([", ".join(words[:-1]), *words[-1:]] if len(words) > 1 else words)
 
 
 def counted(count: int, what: str) -> str:
-    """1 run, 2 runs."""
+    """ "1 run", "2 runs"."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def place(order: Iterable[str], key: str | None) -> tuple[int, str]:
-    """A sorting key: what is in `order` in that order, then the rest by the alphabet; None is first."""
+    """A sorting key: None first, then the items of `order` in that order, then the rest alphabetically."""
     known = list(order)
     if key is None:
         return -1, ""
@@ -140,31 +141,28 @@ def place(order: Iterable[str], key: str | None) -> tuple[int, str]:
 
 
 def off(ours: float, theirs: tuple[float, float] | None) -> float | None:
-    """How far a number is from a mean and standard deviation, in such deviations; None where there is
-    none."""
+    """The distance of a number from a mean, in standard deviations; None if there is no deviation."""
     return (ours - theirs[0]) / theirs[1] if theirs and theirs[1] else None
 
 
 def spread(values: Array) -> Spread:
-    """Mean and sample standard deviation; None for the latter where there is one value."""
+    """Mean and sample standard deviation; the latter is None for a single value."""
     if not np.isfinite(values).all():
         return float("nan"), None
     return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 def best(losses: Array) -> Array:
-    """The smallest value of each seed over the epochs, what is not finite left out: (epochs, seeds) ->
-    (seeds,)."""
+    """The smallest finite value of each seed over the epochs: (epochs, seeds) -> (seeds,)."""
     smallest = np.where(np.isfinite(losses), losses, np.inf).min(0)
     return np.where(np.isfinite(smallest), smallest, np.nan)
 
 
 def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
-    """Pools in the paper's order, and what had to be left out, in words. Of a seed run twice the newer run
-    counts.
+    """Pools in the paper's order, and in words what had to be left out.
 
-    A run that is longer than others of its configuration counts twice: by itself, and as far as they got,
-    with them.
+    If a seed ran twice, the newer run counts. A run that is longer than others of its configuration counts
+    twice: by itself, and together with them as far as they got.
     """
     kinds: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
     warnings = []
@@ -177,7 +175,7 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
             if len(epoch["loss"]) != len(config["seeds"]):
                 counts = f"{len(epoch['loss'])} losses for {len(config['seeds'])} seeds"
                 raise ValueError(
-                    f"{run.path}: epoch {epoch['epoch']} has {counts}; the file is no record of ghor run"
+                    f"{run.path}: epoch {epoch['epoch']} has {counts}; the file is not a record of ghor run"
                 )
         flat = {**config, **config.get("network", {})}
         key = json.dumps({k: v for k, v in flat.items() if k not in ("seeds", "epochs", "network")})
@@ -210,15 +208,16 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
         last = [loss for run in p.runs for loss in run.epochs[-1]["loss"]]
         bad = [seed for seed, loss in zip(p.seeds, last, strict=True) if loss is None]
         if bad:
-            what = f"the final loss of {'seed' if len(bad) == 1 else 'seeds'} {', '.join(map(str, bad))} is not finite"
+            which = f"{'seed' if len(bad) == 1 else 'seeds'} {', '.join(map(str, bad))}"
+            what = f"the final loss of {which} is not finite"
             warnings.append(f"{name(EXPERIMENTS, p.experiment)}, {p.title()}: {what}")
     return sorted(pools, key=_order), sorted(warnings)
 
 
 def _told_apart(p: Pool, pools: Sequence[Pool]) -> Pool:
-    """With the settings, beside optimizer and label, in which it differs from another pool of that name.
+    """Name the settings, beside optimizer and label, in which a pool differs from others of its name.
 
-    Threads, which change the rounding alone, are named only where the number of epochs does not tell.
+    The number of threads, which only changes rounding, is named only if the number of epochs does not tell.
     """
     others = [
         q for q in pools if (q.experiment, q.optimizer, q.label) == (p.experiment, p.optimizer, p.label)

@@ -1,5 +1,4 @@
-"""How far the runs are: bars in a terminal, lines elsewhere; loss and time left, of each run and of all of
-them."""
+"""Progress of the runs: bars in a terminal, lines elsewhere; loss and time left, per run and in total."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ EVERY = 10.0  # seconds between two lines of progress where there is no terminal
 
 
 class Pace:
-    """How far all runs are, and how long the rest takes at the pace of this call."""
+    """How far all runs are, and how long the rest will take at the pace of this call."""
 
     def __init__(self, configs: list[Config]) -> None:
         self.began = time.monotonic()
@@ -29,7 +28,7 @@ class Pace:
         self.total = sum(config.epochs for config in configs)
 
     def see(self, config: Config, epoch: int) -> bool:
-        """Note the epoch; whether it is new."""
+        """Note the epoch; returns whether it is new."""
         new = self.last.get(config.name) != epoch
         self.first.setdefault(config.name, epoch - 1 if epoch < config.epochs else epoch)
         self.last[config.name] = epoch
@@ -45,12 +44,12 @@ class Pace:
 
 
 def clock(seconds: float) -> str:
-    """0:00:59."""
+    """Remaining time as "0:00:59 left"."""
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02} left"
 
 
 def found(line: dict[str, Any]) -> str:
-    """Loss and accuracy of an epoch; a loss that is no number is null in a record."""
+    """Loss and accuracy of an epoch; a loss that is not finite is null in a record."""
     loss = sum(math.nan if x is None else x for x in line["loss"]) / len(line["loss"])
     accuracy = f", {line['test_accuracy'][0]:.2f} %" if "test_accuracy" in line else ""
     return f"loss {loss:.4f}{accuracy}"
@@ -58,8 +57,7 @@ def found(line: dict[str, Any]) -> str:
 
 @contextmanager
 def progress(console: Console, configs: list[Config], rank: int) -> Iterator[Show]:
-    """A bar for every run under way and one for all of them; lines now and then where there is no
-    terminal."""
+    """A bar for every active run and one for all of them; occasional lines if there is no terminal."""
     pace = Pace(configs)
     if rank > 0:
         yield lambda config, epoch, line: None
@@ -70,7 +68,7 @@ def progress(console: Console, configs: list[Config], rank: int) -> Iterator[Sho
 
 
 def bars(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
-    """For a terminal. A run that is finished becomes a line above."""
+    """For a terminal. A finished run becomes a line above the bars."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(14),

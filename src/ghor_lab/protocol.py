@@ -1,7 +1,7 @@
-"""The authors' protocol where it differs from ours: how runs start, their frames, and which runs count.
+"""The authors' protocol where it differs from ours: the start of runs, their frames, and which runs count.
 
-From a public version of the scripts that made the paper's tables. Every part is a field of the configuration,
-or is recorded with every run.
+It follows a public version of the scripts that made the paper's tables. Every part is a field of the
+configuration or is recorded with every run.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ TRIVIAL = math.sqrt(1.8)  # the loss of a constant prediction for ten classes
 
 
 def on_manifolds(model: nn.Module) -> Iterator[Tensor]:
-    """The weights that are on one."""
+    """The weights that are on a manifold."""
     return (p for _, p, space in declared_spaces(model) if not isinstance(space, Euclidean))
 
 
 @torch.no_grad()
 def authors_start(model: nn.Module) -> None:
-    """Uniform points Y to theirs: the Q of LAPACK's X = Q R without a correction of signs, E[Y] = -0.11 [I;
-    0].
+    """Turn uniform points Y into the authors': the Q of LAPACK's X = Q R without correcting signs.
 
-    X is the normal matrix that Y was made from, Y = Q sign(R). The reflections of X and of Y are the same, so
-    are their Q.
+    Their mean is E[Y] = -0.11 [I; 0]. X is the normal matrix that Y was made from, Y = Q sign(R). X and Y
+    have the same Householder reflections, and hence the same Q.
     """
     for p in on_manifolds(model):
         p.copy_(torch.linalg.qr(p.double()).Q)
@@ -44,10 +43,10 @@ def authors_start(model: nn.Module) -> None:
 
 @torch.no_grad()
 def random_frames(opt: Optimizer, model: nn.Module, generator: Generator) -> None:
-    """First sections Lambda = [Y, Q] with random Q: that of the QR decomposition of (I - Y Y^T) X, X normal.
+    """First sections Lambda = [Y, Q] with random Q, from the QR decomposition of (I - Y Y^T) X, X normal.
 
-    Computed from that of [Y, X], where Q is as orthogonal to Y as can be. Only the signs of its columns can
-    differ, which no lifted optimizer can tell.
+    It is computed from that of [Y, X], where Q is as orthogonal to Y as possible. Only the signs of its
+    columns can differ, which makes no difference to any lifted optimizer.
     """
     for p in on_manifolds(model):
         Y = p.double()
@@ -57,15 +56,15 @@ def random_frames(opt: Optimizer, model: nn.Module, generator: Generator) -> Non
         opt.state[p]["section"] = torch.cat([p, Q.to(p.dtype)], -1)
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------
+# -- the gate ------------------------------------------------------------------------------------------------
 
 
 def judge(optimizer: str, epochs: Sequence[dict[str, Any]]) -> list[str | None]:
-    """For each seed why its run would not count, None if it would, from the lines of its epochs.
+    """For each seed, why its run would not count (None if it would), from the lines of its epochs.
 
     A run counts if all losses are finite, the drift is at most 1e-2 and, for standard Adam, the last loss is
     within 0.05 of sqrt(1.8); for the others, the last loss is below 0.98 of the first and, from 50 epochs on,
-    the accuracy at least 30 %.
+    the accuracy is at least 30 %.
     """
     last = epochs[-1]
     losses = list(zip(*(line["loss"] for line in epochs), strict=True))
@@ -90,7 +89,7 @@ def judge(optimizer: str, epochs: Sequence[dict[str, Any]]) -> list[str | None]:
 
 
 def gate(optimizer: str, epochs: Sequence[dict[str, Any]], model: nn.Module) -> list[str | None]:
-    """The same at the end of training, when the weights can be looked at, too."""
+    """The same at the end of training, when the weights can be examined too."""
     found = judge(optimizer, epochs)
     finite = [torch.isfinite(p).reshape(len(found), -1).all(1) for p in model.parameters()]  # copies first
     whole = torch.stack(finite).all(0).tolist()
@@ -98,7 +97,7 @@ def gate(optimizer: str, epochs: Sequence[dict[str, Any]], model: nn.Module) -> 
 
 
 def verdicts(run: Run) -> list[str | None]:
-    """As recorded at the end of a run, or judged from its epochs so far."""
+    """The verdicts recorded at the end of a run, or judged from its epochs so far."""
     end = run.last("end")
     if end is not None and "gate" in end and end["epochs"] == len(run.epochs):
         return list(end["gate"])

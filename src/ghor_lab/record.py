@@ -1,7 +1,7 @@
 """The record of a run: JSON lines, appended one by one, readable while they grow.
 
-Every line ends with the CRC-32 of the rest of it, so that a changed digit is found. The last line may be half
-written (a kill, a full disk): readers leave it out, and a run that resumes cuts it off.
+Every line ends with the CRC-32 of the rest of it, so that a changed digit is noticed. The last line may be
+half written (a kill, a full disk): readers ignore it, and a run that resumes cuts it off.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ BEGIN, SUM = b'{"kind":"run"', b'"crc":"'
 
 
 class Damaged(ValueError):
-    """A file is not what was written; the message says which, where, and what to do."""
+    """A file is not what was written; the message says which file, where, and what to do."""
 
 
 def encode(values: dict[str, Any]) -> bytes:
-    """One line. Values that are not finite become null: JSON has no word for them."""
+    """One line. Values that are not finite become null, because JSON has no word for them."""
     digits = (
         17 if values["kind"] == "run" else 9
     )  # a configuration comes back as it was; float32 needs 9 digits
@@ -34,10 +34,10 @@ def encode(values: dict[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The values of one line; ValueError if it is not a line that `encode` made."""
+    """The values of one line; ValueError if `encode` did not make it."""
     body, mark, crc = line.rpartition(b',"crc":"')
     if not mark or crc[8:] not in (b'"}', b'"}\n') or f"{zlib.crc32(body + b'}'):08x}".encode() != crc[:8]:
-        raise ValueError("its check sum is wrong")
+        raise ValueError("its checksum is wrong")
     values: dict[str, Any] = json.loads(body + b"}")
     return values
 
@@ -54,7 +54,7 @@ def _plain(value: Any, digits: int) -> Any:
 
 @dataclass
 class Run:
-    """What a record says. `size` is the length in bytes of its whole lines."""
+    """The content of a record. `size` is the length in bytes of its complete lines."""
 
     path: Path
     header: dict[str, Any]
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs that were asked for are there."""
+        """Whether all requested epochs are there."""
         ends = [line["epochs"] for line in self.others if line["kind"] == "end"]
         return bool(ends) and ends[-1] >= self.epochs_asked
 
@@ -80,14 +80,13 @@ class Run:
 
 
 def read(path: Path) -> Run | None:
-    """The record, or None if it has no whole line yet. `Damaged` names the line that is not as it was
-    written."""
+    """The record, or None if it has no complete line yet; `Damaged` names the line that was changed."""
     found, size = lines(path)
     return assemble(path, found, size)
 
 
 def lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The values of the whole lines of a file, and their length in bytes."""
+    """The values of the complete lines of a file, and their length in bytes."""
     found, size = [], 0
     raw = path.read_bytes().splitlines(keepends=True)
     for number, line in enumerate(raw, 1):
@@ -97,16 +96,15 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             found.append(decode(line))
         except ValueError as error:
             raise Damaged(
-                f"{path}, line {number}: {error}; the file was changed after it was written. Put back a copy of it, or "
-                "start from scratch with --restart, which removes record and checkpoint"
+                f"{path}, line {number}: {error}; the file was changed after it was written. Put back a "
+                "copy of it, or start from scratch with --restart, which removes record and checkpoint"
             ) from None
         size += len(line)
     return found, size
 
 
 def assemble(path: Path, lines: list[dict[str, Any]], size: int) -> Run | None:
-    """The run that these lines tell of, None if there are none; `Damaged` if they do not follow one
-    another."""
+    """The run that these lines describe, None if there are none; `Damaged` if they are out of order."""
     if not lines:
         return None
     header, *rest = lines
@@ -124,17 +122,16 @@ def assemble(path: Path, lines: list[dict[str, Any]], size: int) -> Run | None:
 
 
 def ours(path: Path) -> bool:
-    """Other programs have files of lines too. One flipped bit does not make ours one of those."""
+    """Whether a file of lines is ours: other programs write such files too; ours may have a flipped bit."""
     with path.open("rb") as stream:
         line = stream.readline()
     return BEGIN.startswith(line[: len(BEGIN)]) or SUM in line
 
 
 def append(path: Path, values: dict[str, Any], size: int) -> int:
-    """Add a line after the first `size` bytes (what follows them is a half-written line) and return the new
-    size.
+    """Add a line after the first `size` bytes, overwriting a half-written one, and return the new size.
 
-    The line is on the disk when this returns; if it could not be written, the file is as it was.
+    The line is on disk when this returns; if it could not be written, the file is as it was.
     """
     line = encode(values)
     with named(path), path.open("r+b" if path.exists() else "w+b", buffering=0) as stream:

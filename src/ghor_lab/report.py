@@ -1,7 +1,8 @@
 """`ghor report`: tables, figures and one page from the records of runs, with the paper's numbers beside.
 
-Nothing is trained. Into the folder `out` go report.html, which needs no other file and no network, report.md,
-tables/*.csv and figures/*.svg. Every file is written under another name first and renamed when it is whole.
+Nothing is trained. The folder `out` receives report.html, which needs no other file and no network,
+report.md, tables/*.csv and figures/*.svg. Every file is written under another name first and renamed when it
+is complete.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ WIDE = 140  # columns of tables that go to a file or a pipe, where nothing is cu
 TITLE = "ghor: experiments beside the paper"
 INTRO = (
     "Runs of ghor beside the numbers in Brantner, Generalizing Adam To Manifolds For Efficiently Training "
-    "Transformers: mean ± sample standard deviation over 10 seeds, 500 epochs for the transformer, 1000 for the "
-    "pendulum, on an NVIDIA GeForce RTX 4090. Tables and figures are drawn from the records of the runs and from "
-    "nothing else.",
+    "Transformers: mean ± sample standard deviation over 10 seeds, 500 epochs for the transformer, 1000 for "
+    "the pendulum, on an NVIDIA GeForce RTX 4090. Tables and figures are drawn from the records of the runs "
+    "and from nothing else.",
 )
 
 
 def write_tables(folders: Sequence[Path], out: Path | None = None) -> tuple[list[Path], list[str]]:
-    """The tables of `report` alone; their paths, and what was left out, in words. Nothing is drawn."""
+    """The tables of `report` alone: their paths, and in words what was left out. Nothing is drawn."""
     out = _folder(folders, out)
     runs, warnings = read_all(folders)
     pools, left_out = pool(runs)
@@ -44,7 +45,7 @@ def write_tables(folders: Sequence[Path], out: Path | None = None) -> tuple[list
 
 
 def store_table(table: Table, out: Path) -> Path:
-    """As CSV; its path."""
+    """Write a table as CSV; returns its path."""
     path = out / "tables" / f"{table.name}.csv"
     store(table.csv().encode(), path)
     return path
@@ -62,9 +63,9 @@ def _folder(folders: Sequence[Path], out: Path | None) -> Path:
 def report(
     folders: Sequence[Path], out: Path | None = None, *, console: Console, brief: bool = False
 ) -> Path:
-    """Tables, figures and the page report.html of all records under the folders; returns the page's path.
+    """Make tables, figures and report.html from all records in the folders; returns the page's path.
 
-    `out` is <first folder>/report by default; `brief` shows the verdict and a figure alone on the console.
+    `out` is <first folder>/report by default; with `brief` the console shows only the verdict and a figure.
     """
     out = _folder(folders, out)
     runs, warnings = read_all(folders)
@@ -101,11 +102,11 @@ def report(
     return page
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs under the folders, each file once, and the files that could not be read, in words."""
+    """The runs in the folders, each file once, and in words the files that could not be read."""
     runs: dict[Path, Run] = {}
     warnings = []
     for folder in map(Path, folders):
@@ -144,19 +145,19 @@ def about(runs: Sequence[Run]) -> str:
         )
 
     return (
-        f"{counted(len(runs), 'run')}, seeds {tables.numbers(sorted(seeds))}, "
-        f"recorded from {tables.minute(min(times, default=None))} to {tables.minute(max(times, default=None))}. "
-        f"Commit {each('commit')}, ghor {each('ghor')}, torch {each('torch')}, Python {each('python')}. "
+        f"{counted(len(runs), 'run')}, seeds {tables.numbers(sorted(seeds))}, recorded from "
+        f"{tables.minute(min(times, default=None))} to {tables.minute(max(times, default=None))}. Commit "
+        f"{each('commit')}, ghor {each('ghor')}, torch {each('torch')}, Python {each('python')}. "
         f"{each('machine')}."
     )
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class First:
-    """What the first screen has: the verdict, its figures, and where the numbers come from."""
+    """The first screen: the verdict, its figures, and where the numbers come from."""
 
     verdict: Sequence[str]
     figures: Sequence[Figure]
@@ -166,7 +167,7 @@ class First:
 
 
 def as_html(first: First, sections: Sequence[Section]) -> str:
-    """The page; whatever is put into it is escaped, but for the figures, which hold no text."""
+    """The page; everything put into it is escaped, except for the figures, which contain no text."""
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )

@@ -1,5 +1,4 @@
-"""What stands under which heading of a report, and the words: what is compared, and what differs from the
-paper."""
+"""The sections of a report and their words: what is compared, and what differs from the paper."""
 
 from __future__ import annotations
 
@@ -36,12 +35,12 @@ class Section:
 
     @property
     def id(self) -> str:
-        """For links inside the page."""
+        """The target of links inside the page."""
         return "section-" + re.sub(r"\W+", "-", self.title.lower()).strip("-")
 
 
 def sections(runs: Sequence[Run], pools: Sequence[Pool]) -> list[Section]:
-    """All that there are records for, in the paper's order."""
+    """All sections for which there are records, in the paper's order."""
     found: list[Section] = []
     for experiment in dict.fromkeys(p.experiment for p in pools):
         same = [p for p in pools if p.experiment == experiment]
@@ -52,53 +51,55 @@ def sections(runs: Sequence[Run], pools: Sequence[Pool]) -> list[Section]:
 
 
 def present(drawn: Iterable[Figure | None]) -> list[Figure]:
-    """Those that there was something to draw for."""
+    """The figures for which there was something to draw."""
     return [figure for figure in drawn if figure is not None]
 
 
-# -- the vision transformer --------------------------------------------------------------------------------------------
+# -- the vision transformer ----------------------------------------------------------------------------------
 
 TRANSFORMER = (
     "336 attention projections are on St(7, 49), or unconstrained for standard Adam. The loss is "
-    "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction), mean over the epoch; drift is "
-    "the largest ‖YᵀY - I‖ over the weights.",
-    "Adam is chaotic here: its first step is the sign of gradients that have nearly vanished through 16 blocks, so one "
-    "rounding error changes the run. Results are distributions over seeds, and a single run can lie far from their "
-    "mean.",
+    "‖prediction - one-hot‖ / ‖one-hot‖ over a batch (1.34 for the constant prediction), averaged over the "
+    "epoch; drift is the largest ‖YᵀY - I‖ over the weights.",
+    "Adam is chaotic here: its first step is the sign of gradients that have nearly vanished through 16 "
+    "blocks, so one rounding error changes the run. Results are distributions over seeds, and a single run "
+    "can lie far from their mean.",
 )
 ROWS = (
-    "Final loss and drift are those of the last epoch, best loss is the smallest of all epochs. "
-    f"Up to {FEW} runs have a row each; of more there are mean ± sample standard deviation, and of the drift smallest "
-    "and largest. Off by: ours minus the paper's mean, in the paper's standard deviations, where the epochs are as "
-    "many as the paper's. Losses and drift have no unit.",
-    "The authors count a run only if it passes a gate: all finite, drift at most 1e-2, the last epoch's loss below "
-    "0.98 of the first's, an accuracy of at least 30 % from 50 epochs on; standard Adam within 0.05 of √1.8. The last "
-    "column has its verdict, the reason is under Runs; of many runs a second row has the mean of those it accepts.",
+    "Final loss and drift are those of the last epoch, best loss is the smallest of all epochs. Up to "
+    f"{FEW} runs get a row each; more runs get mean ± sample standard deviation, and for the drift smallest "
+    "and largest. Off by: ours minus the paper's mean, in the paper's standard deviations, if the number "
+    "of epochs is the paper's. Losses and drift have no unit.",
+    "The authors count a run only if it passes a gate: all finite, drift at most 1e-2, the last epoch's "
+    "loss below 0.98 of the first's, an accuracy of at least 30 % from 50 epochs on; standard Adam within "
+    "0.05 of √1.8. The last column has its verdict, and Runs has the reason; if there are many runs, a "
+    "second row has the mean of those it accepts.",
 )
 OTHER_EPOCHS = (
-    "The paper's rows are after {} epochs, over 10 seeds. Rows with another number of epochs do not compare like with "
-    "like: they say how far these runs have come, not which is better."
+    "The paper's rows are after {} epochs, over 10 seeds. Rows with another number of epochs do not compare "
+    "like with like: they show how far these runs have come, not which is better."
 )
 EQUAL_EPOCHS = (
-    "At equal epochs: the paper has no numbers before epoch 500, but its authors published one run per configuration "
-    "(none for scalar-moment Adam). Both rows are at the same epoch, the last one that their table and our runs have; "
-    "where a quantity is missing there, a second pair of rows has it. One run is set against a distribution."
+    "At equal epochs: the paper has no numbers before epoch 500, but its authors published one run per "
+    "configuration (none for scalar-moment Adam). Both rows are at the same epoch, the last one that their "
+    "table and our runs have; if a quantity is missing there, a second pair of rows has it. One run is "
+    "compared with a distribution."
 )
 
 
 CAUGHT = (
-    "The first steps of Adam have full length in every coordinate, and can carry a run into the constant prediction, "
-    "where hardly any gradient is left. Wilson's interval; runs with another start, frame or warm-up are from the "
-    "command ghor caught."
+    "The first steps of Adam have full length in every coordinate, and can carry a run into the constant "
+    "prediction, where hardly any gradient is left. Intervals are Wilson's; runs with another start, frame "
+    "or warm-up are from the command ghor caught."
 )
 
 
 def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Part]:
-    """Outcomes, and for MNIST the comparison at equal epochs. What holds for both data sets is said once."""
+    """Outcomes, and for MNIST the comparison at equal epochs; what holds for both data sets is said once."""
     title, asked = name(EXPERIMENTS, experiment), paper.EPOCHS.get(experiment)
     trained = [
         p for p in pools if p.epochs > 1
-    ] or pools  # one epoch is for the count of runs that are caught
+    ] or pools  # runs of one epoch belong to the count of caught runs
     usual = headline.plain(trained)
     quantities = {"loss": figures.LOSS, "accuracy": figures.ACCURACY, "drift": figures.DRIFT}
     drawn = [
@@ -128,37 +129,40 @@ def transformer(experiment: str, pools: Sequence[Pool], first: bool) -> list[Par
     return parts
 
 
-# -- the pendulum ------------------------------------------------------------------------------------------------------
+# -- the pendulum --------------------------------------------------------------------------------------------
 
 PENDULUM = (
-    "A symplectic autoencoder reduces the lifted pendulum, R⁴ to R² and back. The error is "
-    "‖z - decoder(encoder(z))‖ / ‖z‖ over a batch, mean over the epoch, which is also the training loss; the paper "
-    "calls its loss a sum of squares, and its numbers are of the size of this relative error.",
-    "Learning rates: the paper states 1e-4 for all four (reading “as stated”). A public version of the authors' "
-    "trainer does not hand that number to the optimizer, so that the defaults of its library apply: 1e-3 for geometric "
-    "Adam, 1e-2 for the other three (“as run”). “equal 1e-3” and “equal 1e-2” give both Adams the same rate.",
-    "On St(1, 2) an element of g^hor has one entry, so scalar-moment Adam and geometric Adam are the same algorithm "
-    "there up to a constant factor. A difference between these two rows cannot come from the second moment.",
+    "A symplectic autoencoder reduces the lifted pendulum, R⁴ to R² and back. The error is ‖z - "
+    "decoder(encoder(z))‖ / ‖z‖ over a batch, averaged over the epoch, and is also the training loss; the "
+    "paper calls its loss a sum of squares, and its numbers are of the size of this relative error.",
+    "Learning rates: the paper states 1e-4 for all four (reading “as stated”). A public version of the "
+    "authors' trainer does not pass that number to the optimizer, so the defaults of its library apply: "
+    "1e-3 for geometric Adam, 1e-2 for the other three (“as run”). “equal 1e-3” and “equal 1e-2” give both "
+    "Adams the same rate.",
+    "On St(1, 2) an element of g^hor has one entry, so scalar-moment Adam and geometric Adam are the same "
+    "algorithm there up to a constant factor. A difference between these two rows cannot come from the "
+    "second moment.",
 )
 PENDULUM_ROWS = (
-    "Mean ± sample standard deviation over seeds. Off by: ours minus the paper's mean, in the paper's standard "
-    "deviations, where the epochs are as many as the paper's. Errors have no unit."
+    "Mean ± sample standard deviation over seeds. Off by: ours minus the paper's mean, in the paper's "
+    "standard deviations, if the number of epochs is the paper's. Errors have no unit."
 )
 TIME = (
-    "Wall-clock time of training. The paper trains one seed at a time on an NVIDIA GeForce RTX 4090; here all seeds of "
-    "a run are trained at once. The paper's column is its minutes for one run, times our seeds, times our epochs "
-    f"/ {paper.EPOCHS['pendulum']}: with 10 seeds and 1000 epochs 618 minutes for its four configurations."
+    "Wall-clock time of training. The paper trains one seed at a time on an NVIDIA GeForce RTX 4090; here "
+    "all seeds of a run are trained at once. The paper's column is its minutes for one run, times our "
+    f"seeds, times our epochs / {paper.EPOCHS['pendulum']}: with 10 seeds and 1000 epochs 618 minutes for "
+    "its four configurations."
 )
 STRUCTURE = (
-    "Encoder and decoder are symplectic by construction as long as the PSD weights are on St(1, 2). Largest distances "
-    "over all epochs and seeds, the Jacobian M taken at sample points and evaluated in float64 with the weights as "
-    "they are; what is left is the rounding of the weights."
+    "Encoder and decoder are symplectic by construction as long as the PSD weights are on St(1, 2). The "
+    "table has the largest distances over all epochs and seeds; the Jacobian M is taken at sample points "
+    "and evaluated in float64 with the weights as they are. What remains is the rounding of the weights."
 )
 SAMPLE = "What the autoencoder does with a few trajectories of the data, as recorded at the end of a run."
 
 
 def pendulum(pools: Sequence[Pool]) -> list[Part]:
-    """Outcomes by reading, time, structure, and what the autoencoder does with the sample."""
+    """Outcomes by reading, time, structure, and the autoencoder's reconstruction of the sample."""
     labels = sorted({p.label for p in pools}, key=lambda label: place(READINGS, label))
     by_label = {label: [p for p in pools if p.label == label] for label in labels}
     errors = []
@@ -191,7 +195,7 @@ def pendulum(pools: Sequence[Pool]) -> list[Part]:
 
 
 def _samples(pools: Sequence[Pool]) -> list[tuple[Pool, dict[str, Any]]]:
-    """One for each optimizer; of several pools the first that has one."""
+    """One sample for each optimizer, from the first pool that has one."""
     found: dict[str, tuple[Pool, dict[str, Any]]] = {}
     for p in pools:
         sample = p.last("sample")
@@ -201,28 +205,28 @@ def _samples(pools: Sequence[Pool]) -> list[tuple[Pool, dict[str, Any]]]:
 
 
 def slug(label: str | None, i: int) -> str:
-    """A label as part of a file name; numbered if it is a free one, since two may differ in signs only."""
+    """A label as part of a file name; free labels are numbered, since two may differ only in signs."""
     text = re.sub(r"[^a-z0-9]+", "-", (label or "no label").lower()).strip("-")
     return text if label is None or label in READINGS else f"{i}-{text}"
 
 
-# -- what all experiments have -----------------------------------------------------------------------------------------
+# -- what all experiments have -------------------------------------------------------------------------------
 
 COST = (
-    "A step by its parts: AD is forward and backward, direction the way from the gradient to the velocity in g^hor, "
-    "retraction the move of the weights, other what is left of the training loop (in the paper's rows also the "
-    "evaluation of the test accuracy). Geometric share = (direction + retraction) / (AD + direction + retraction). "
-    "Medians over epochs; the memory is the largest.",
-    "The paper's rows are from one NVIDIA GeForce RTX 4090 and its memory is that of the device; ours are from the "
-    "machines under Runs and the memory is that of the whole process. They differ in the machine first of all. "
-    "Where seeds are trained at once, a step is a step of all of them.",
+    "A step by its parts: AD is forward and backward, direction the way from the gradient to the velocity "
+    "in g^hor, retraction moves the weights, other is the rest of the training loop (in the paper's rows "
+    "also the evaluation of the test accuracy). Geometric share = (direction + retraction) / (AD + "
+    "direction + retraction). Times are medians over epochs, memory is the maximum.",
+    "The paper's rows are from one NVIDIA GeForce RTX 4090 and its memory is that of the device; ours are "
+    "from the machines under Runs and the memory is that of the whole process. They differ in the machine "
+    "first of all. If seeds are trained at once, a step is a step of all of them.",
 )
-COST_AGAIN = "The same columns: milliseconds a step, seconds an epoch, GiB."
+COST_AGAIN = "The same columns: milliseconds per step, seconds per epoch, GiB."
 STATE = (
-    "Numbers kept by the optimizer between steps. The paper counts an element of g^hor of St(7, 49) as 21 + 294 = 315 "
-    "entries and stores a section for every parameter, also for those of vector spaces. ghor stores the element in the "
-    "shape of the weight, 343 entries, and a section for weights on manifolds only; it is counted on the tensors of an "
-    "optimizer after its first step."
+    "Numbers kept by the optimizer between steps. The paper counts an element of g^hor of St(7, 49) as 21 + "
+    "294 = 315 entries and stores a section for every parameter, even in vector spaces. ghor stores the "
+    "element in the shape of the weight, 343 entries, and a section only for weights on manifolds. Its "
+    "entries are counted on the tensors of an optimizer after its first step."
 )
 DRAWN = "Drawn, not measured: how the tensors that an optimizer keeps move with the weight."
 RUNS = "The records that this page was made from. “20 of 25 epochs” marks a run that is not finished."
@@ -245,7 +249,7 @@ def costs(pools: Sequence[Pool]) -> list[Section]:
 
 
 def drawing() -> Section:
-    """The paper's sphere."""
+    """The paper's figure of parallel transport on the sphere."""
     return Section("Parallel transport", [Part([DRAWN], figures=[sphere.transport()])])
 
 

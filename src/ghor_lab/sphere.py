@@ -1,7 +1,7 @@
 """Parallel transport on the sphere S^2 = St(1, 3): the figure of the paper's appendix "Parallel Transport".
 
 v1 (vermilion) is the final velocity, v2 (blue) the cache of an optimizer. The geodesic of v1 is followed for
-a number of steps eta, and v2 is transported along it with the canonical connection of the second kind, under
+a number of steps eta. v2 is transported along it with the canonical connection of the second kind, under
 which its coordinates in g^hor stay the same.
 """
 
@@ -25,7 +25,7 @@ ETAS = torch.linspace(0, 1.8, 5, dtype=torch.float64)
 
 
 def camera(azimuth: float, elevation: float) -> Tensor:
-    """Rows: right, up and towards the eye (3, 3), angles in degrees."""
+    """The camera's axes as rows: right, up and towards the eye, (3, 3); angles in degrees."""
     a, e = torch.deg2rad(torch.tensor([azimuth, elevation], dtype=torch.float64))
     eye = torch.stack([e.cos() * a.cos(), e.cos() * a.sin(), e.sin()])
     right = torch.stack([-a.sin(), a.cos(), torch.zeros_like(a)])
@@ -36,8 +36,7 @@ VIEW = camera(azimuth=10, elevation=24)
 
 
 def line(axes: Axes, points: Tensor, behind: float = 0.0, **style: Any) -> None:
-    """A curve on the sphere, (T, 3); the part on the far side is drawn with the opacity `behind` times as
-    strong."""
+    """Draw a curve on the sphere, (T, 3); the far side has `behind` times the opacity."""
     x, y, depth = VIEW @ points.mT
     alpha = style.pop("alpha", 1.0)
     for side, strength in ((depth >= 0, 1.0), (depth < 0, behind)):
@@ -47,7 +46,7 @@ def line(axes: Axes, points: Tensor, behind: float = 0.0, **style: Any) -> None:
 
 
 def arrow(axes: Axes, Y: Tensor, V: Tensor, colour: str, label: str = "", **style: Any) -> None:
-    """The tangent vector V at Y."""
+    """Draw the tangent vector V at Y."""
     (x, y, _), (u, v, _) = (VIEW @ Y).tolist(), (VIEW @ (Y + V)).tolist()
     kind = {"arrowstyle": "-|>", "mutation_scale": 12, "linewidth": 1.9, "shrinkA": 0, "shrinkB": 0, **style}
     axes.annotate("", (u, v), (x, y), arrowprops={"color": colour, **kind}, zorder=5)
@@ -58,7 +57,7 @@ def arrow(axes: Axes, Y: Tensor, V: Tensor, colour: str, label: str = "", **styl
 
 
 def ball(axes: Axes) -> None:
-    """A shaded ball with its meridians and parallels."""
+    """Draw a shaded ball with its meridians and parallels."""
     u = torch.linspace(-1, 1, 200, dtype=torch.float64)
     x, y = torch.meshgrid(u, u, indexing="xy")
     depth = (1 - x**2 - y**2).clamp_min(0).sqrt()
@@ -81,7 +80,7 @@ def ball(axes: Axes) -> None:
 
 
 def draw(canvas: Canvas) -> None:
-    """Before on the left, after on the right."""
+    """Draw the vectors before the transport on the left and after it on the right."""
     Y = SPHERE.project(torch.tensor([0.62, -0.62, 0.35], dtype=torch.float64))
     v1 = SPHERE.tangent(Y, torch.tensor([0.2, 1.0, 0.55], dtype=torch.float64))
     v2 = SPHERE.tangent(Y, torch.tensor([-0.2, 0.1, 1.0], dtype=torch.float64))
@@ -110,9 +109,12 @@ def draw(canvas: Canvas) -> None:
 def transport() -> Figure:
     """The figure for the report."""
     caption = (
-        "Parallel transport on S² = St(1, 3), the paper's figure, computed with ghor: the final velocity v₁ and the "
-        "cache v₂ at Y; then v₂ transported along the geodesic of v₁, at five steps η. Its coordinates in g^hor do not "
-        "change."
+        "Parallel transport on S² = St(1, 3), the paper's figure, computed with ghor: the final velocity v₁ "
+        "and the cache v₂ at Y; then v₂ transported along the geodesic of v₁, at five steps η. Its "
+        "coordinates in g^hor do not change."
     )
-    alt = "Two spheres: left two tangent vectors at a point; right one of them carried along the geodesic of the other."
+    alt = (
+        "Two spheres: left two tangent vectors at a point; right one of them carried along the geodesic of "
+        "the other."
+    )
     return figure("sphere", caption, alt, draw, height=3.1)

@@ -1,7 +1,7 @@
 """A table in four forms: for the terminal, as CSV, as Markdown, and as cells for a page.
 
 A cell is a text, a number, or a pair; None is an empty cell. People read "0.292 ± 0.055"; the CSV has the two
-numbers with all their digits, in columns of their own.
+numbers with all their digits, in separate columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 
 EMPTY = "-"
 
-# kind of a column -> what is added to its key to name its columns in the CSV
+# kind of a column -> suffixes that name its columns in the CSV
 KINDS = {
     "text": ("",),
     "number": ("",),
@@ -33,7 +33,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Column:
-    """`key` names it in the CSV, `heading` for people; `spec` formats its numbers."""
+    """`key` names the column in the CSV, `heading` for people; `spec` formats its numbers."""
 
     key: str
     heading: str
@@ -68,7 +68,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """One cell a column; `paper` marks a row that is not ours."""
+    """One cell per column; `paper` marks a row that is the paper's."""
 
     cells: tuple[Any, ...]
     paper: bool = False
@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is that of its files; the first column heads the rows."""
+    """`name` is the name of its files; the first column holds the row headings."""
 
     name: str
     caption: str
@@ -84,7 +84,7 @@ class Table:
     rows: Sequence[Row]
 
     def filled(self) -> Table:
-        """Without the columns that have nothing to show."""
+        """The same without empty columns."""
         kept = [i for i in range(len(self.columns)) if any(row.cells[i] is not None for row in self.rows)]
         rows = [replace(row, cells=tuple(row.cells[i] for i in kept)) for row in self.rows]
         return replace(self, columns=[self.columns[i] for i in kept], rows=rows)
@@ -94,7 +94,7 @@ class Table:
         return [column.show(cell) for column, cell in zip(self.columns, row.cells, strict=True)]
 
     def csv(self) -> str:
-        """One line of column names, then all digits of all numbers."""
+        """One line of column names, then all numbers with all their digits."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow([column.key + end for column in self.columns for end in KINDS[column.kind]])
@@ -104,7 +104,7 @@ class Table:
         return out.getvalue()
 
     def markdown(self) -> str:
-        """A Markdown table; texts cannot leave their cell."""
+        """A Markdown table; texts cannot break out of their cells."""
         rule = ["---" if column.kind == "text" else "--:" for column in self.columns]
         lines = [[markdown(column.heading) for column in self.columns], rule]
         lines += [[markdown(cell) for cell in self.shown(row)] for row in self.rows]
@@ -127,7 +127,7 @@ class Table:
 def _widths(columns: Sequence[Sequence[str]], total: int) -> list[int | None]:
     """Widths of columns with these texts: the widest are narrowed first, and no word is broken.
 
-    Where not even that fits, rich may choose, and breaks words.
+    If not even that fits, rich chooses and breaks words.
     """
     widths = [max(map(len, texts)) for texts in columns]
     words = [max(len(word) for text in texts for word in text.split() or [""]) for texts in columns]
@@ -145,5 +145,5 @@ def short(number: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text so that Markdown shows it as it is."""
     return re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", html.escape(text, quote=False))

@@ -1,5 +1,6 @@
-"""The paper's tables made from records, the paper's rows among ours; numbers only, the words are in
-report.py."""
+"""The paper's tables made from records, with the paper's rows beside ours. Numbers only; words are in
+sections.py.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +31,19 @@ AT_ONCE = Column("seeds_at_once", "seeds at once")
 
 
 def by_optimizer(pools: Sequence[Pool]) -> Iterator[tuple[str, list[Pool]]]:
-    """Pools of one experiment, optimizer by optimizer."""
+    """The pools of one experiment, grouped by optimizer."""
     for optimizer, same in groupby(pools, lambda p: p.optimizer):
         yield optimizer, list(same)
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------
+# -- outcomes ------------------------------------------------------------------------------------------------
 
 
 def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
     """Final and best loss, accuracy and drift: the paper's outcome tables of the vision transformer.
 
-    A few runs have a row each, many a row for their mean, and one for that of the runs that the gate accepts.
+    A few runs get a row each. Many get a row for their mean, and one for the mean of those that the gate
+    accepts.
     """
     rows = []
     for optimizer, same in by_optimizer(pools):
@@ -71,7 +73,7 @@ def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
 
 
 def _shown(p: Pool) -> list[tuple[str, NDArray[np.int64]]]:
-    """The rows of a pool, and which seeds are in each: one by one if they are few, otherwise all in one."""
+    """The rows of a pool, and the seeds in each: one by one if they are few, otherwise all in one."""
     if len(p.seeds) > FEW:
         return [("ghor", np.arange(len(p.seeds)))]
     return [(f"ghor, seed {seed}", np.array([i])) for i, seed in enumerate(p.seeds)]
@@ -84,7 +86,7 @@ def _gate(accepted: NDArray[np.bool_]) -> str:
 
 
 def _outcome(p: Pool, source: str, which: NDArray[np.int64], reported: paper.Outcome | None, why: str) -> Row:
-    """Of some of the seeds."""
+    """The cells for some of the seeds."""
     losses, accuracy, drift = (None if (x := p.series(key)) is None else x[:, which] for key in QUANTITIES)
     numbers: tuple[Any, ...] = (None,) * 6
     if len(which):
@@ -102,8 +104,7 @@ def _outcome(p: Pool, source: str, which: NDArray[np.int64], reported: paper.Out
 
 
 def equal_epochs(pools: Sequence[Pool]) -> Table | None:
-    """MNIST at the last epochs that the authors' tables and our runs both have, the authors' single run
-    first."""
+    """MNIST at the last epochs that the authors' tables and our runs share; the authors' run first."""
     rows = []
     for p in pools:
         ours = {key: p.series(key) for key in QUANTITIES}
@@ -137,8 +138,7 @@ def equal_epochs(pools: Sequence[Pool]) -> Table | None:
 
 
 def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
-    """Final and best error by configuration and reading, and the difference to the paper in its
-    deviations."""
+    """Final and best error by configuration and reading, and the distance from the paper."""
     rows = []
     asked = paper.EPOCHS["pendulum"]
     for optimizer, same in by_optimizer(pools):
@@ -177,10 +177,9 @@ def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
 
 
 def pendulum_time(pools: Sequence[Pool]) -> Table:
-    """Wall-clock minutes of all seeds of a configuration; the paper's for as many seeds and epochs, one after
-    another.
+    """Wall-clock minutes for all seeds of a configuration, and the paper's for as many seeds and epochs.
 
-    A reading that has one pool of each of the paper's configurations gets a total.
+    A reading that has one pool for each of the paper's configurations gets a total.
     """
     rows = []
     for label in sorted({p.label for p in pools}, key=lambda label: place(READINGS, label)):
@@ -211,8 +210,7 @@ def _paper_minutes(p: Pool) -> float | None:
 
 
 def pendulum_structure(pools: Sequence[Pool]) -> Table | None:
-    """How far weights are from St(1, 2), encoder and decoder from symplectic, at worst over epochs and
-    seeds."""
+    """The largest distance of weights from St(1, 2), and of encoder and decoder from symplectic."""
     rows = []
     for p in pools:
         worst = [
@@ -232,16 +230,17 @@ def pendulum_structure(pools: Sequence[Pool]) -> Table | None:
     return Table("pendulum-structure", "Pendulum: what training keeps", columns, rows) if rows else None
 
 
-# -- cost --------------------------------------------------------------------------------------------------------------
+# -- cost ----------------------------------------------------------------------------------------------------
 
 
 def cost(experiment: str, pools: Sequence[Pool]) -> Table | None:
-    """Milliseconds a step by its parts, seconds an epoch, memory: medians over epochs, the memory's
-    maximum."""
+    """Milliseconds per step by its parts, seconds per epoch, memory: medians over epochs; for memory the
+    maximum.
+    """
     rows = []
     for optimizer, same in by_optimizer(pools):
         theirs = paper.COSTS.get(experiment, {}).get(optimizer)
-        once = {json.dumps(p.config): p for p in reversed(same)}  # the longest of those of one configuration
+        once = {json.dumps(p.config): p for p in reversed(same)}  # the longest pool of each configuration
         timed = [
             (p, [p.numbers("ms", x) for x in ("ad", "direction", "retraction", "other")])
             for p in once.values()
@@ -279,14 +278,13 @@ def _at_once(p: Pool) -> str:
 
 
 def state(pools: Sequence[Pool]) -> Table | None:
-    """Entries of the optimizer state: what the paper counts, counted here on the tensors of a real
-    optimizer."""
+    """Entries of the optimizer state as the paper counts them, counted on the tensors of a real optimizer."""
     rows: list[Row] = []
     seen = set()
     transformer = {"mnist", "fashion-mnist"}
     for p in sorted(
         pools, key=lambda p: p.experiment not in transformer
-    ):  # stable: the order is kept otherwise
+    ):  # a stable sort: otherwise the order is kept
         counted = p.runs[0].header.get("state")
         if counted is None:
             continue
@@ -315,11 +313,11 @@ def state(pools: Sequence[Pool]) -> Table | None:
     return Table("state", "Optimizer state", columns, rows) if rows else None
 
 
-# -- where the numbers come from ---------------------------------------------------------------------------------------
+# -- where the numbers come from -----------------------------------------------------------------------------
 
 
 def provenance(runs: Sequence[Run]) -> Table:
-    """One row a run: what, when, where, and with which versions."""
+    """One row per run: what, when, where, and with which versions."""
     rows = []
     for run in runs:
         header, config = run.header, run.header["config"]
@@ -363,7 +361,7 @@ def provenance(runs: Sequence[Run]) -> Table:
 
 
 def _verdict(run: Run) -> str | None:
-    """What the authors' gate says of the run's seeds, in words."""
+    """The verdict of the authors' gate on the run's seeds, in words."""
     if not run.epochs:
         return None
     seeds = run.header["config"]["seeds"]
@@ -375,7 +373,7 @@ def _verdict(run: Run) -> str | None:
 
 
 def settings(pools: Sequence[Pool]) -> Table:
-    """Every field of the configurations: one row a field and value, with the configurations that have it."""
+    """Every field of the configurations: one row per field and value, with those that have it."""
     rows = []
     for experiment, of_one in groupby(pools, lambda p: p.experiment):
         same = list(of_one)
@@ -407,7 +405,7 @@ def numbers(values: Sequence[int]) -> str:
 
 
 def history(run: Run, key: str) -> list[str]:
-    """What the header says, and each value that it had when the run was taken up again, in words."""
+    """The header's value, and each value that it had when the run was resumed, in words."""
     found = [line[key] for line in (run.header, *run.others) if line.get(key)]
     return list(dict.fromkeys(machine(value) if key == "machine" else str(value) for value in found))
 

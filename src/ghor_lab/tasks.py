@@ -1,8 +1,7 @@
-"""The two experiments: networks, batches, losses and what is measured after an epoch. Seeds alone decide
-them.
+"""The two experiments: networks, batches, losses and measurements after an epoch, decided by seeds alone.
 
-A task has `model`, `steps` (an epoch), `batches(epoch)`, `loss(batch)`, one number for every seed, and
-`evaluate()`, fields for the record.
+A task has `model`, `steps` (per epoch), `batches(epoch)`, `loss(batch)` with one number for every seed, and
+`evaluate()` with fields for the record.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ CLASSES = 10
 
 
 def generator(seed: int, epoch: int = 0) -> Generator:
-    """Random numbers that depend on the seed and the epoch alone: a run that resumes needs no saved random
-    state."""
+    """Random numbers that depend only on seed and epoch: a run that resumes needs no saved random state."""
     return Generator().manual_seed(seed * 1_000_003 + epoch)
 
 
 def drift(model: nn.Module, copies: int) -> list[float] | None:
-    """The largest distance of a weight from its space, one for each of the copies; None where all are
-    Euclidean."""
+    """The largest distance of a weight from its space, for each copy; None if all weights are Euclidean."""
     worst = []
     for _, p, space in declared_spaces(model):
         if not isinstance(space, Euclidean):
@@ -45,7 +42,7 @@ def drift(model: nn.Module, copies: int) -> list[float] | None:
 
 
 def off_spaces(model: nn.Module) -> list[str]:
-    """The weights that are off their space by more than rounding, in words."""
+    """In words, the weights that are off their space by more than rounding."""
     found = []
     for name, p, space in declared_spaces(model):
         if not isinstance(space, Euclidean):
@@ -61,10 +58,10 @@ def brief(values: list[float]) -> list[float]:
 
 
 class Classification:
-    """The vision transformer on MNIST or Fashion-MNIST: ||prediction - onehot||_F / ||onehot||_F over the
-    batch.
+    """The vision transformer on MNIST or Fashion-MNIST.
 
-    With several processes each has its share of every batch; the loss is that of the whole batch.
+    The loss is ||prediction - onehot||_F / ||onehot||_F over the batch. With several processes, each has its
+    share of every batch, and the loss is that of the whole batch.
     """
 
     def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
@@ -79,11 +76,11 @@ class Classification:
         if config.batch_size < world:
             raise ValueError(f"batch_size {config.batch_size} cannot be shared by {world} processes")
         self.model = self.network(config)
-        self.predict: nn.Module = self.model  # or its wrapper for several processes
+        self.predict: nn.Module = self.model  # or a wrapper around it, for several processes
 
     @staticmethod
     def network(config: Config) -> VisionTransformer:
-        """As it is before the first step."""
+        """The network before the first step."""
         scale = config.network["scale"]
         model = VisionTransformer(
             **{**config.network, "scale": None if scale == "none" else scale},
@@ -97,7 +94,7 @@ class Classification:
         return compiled.use(model, config.compile)
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled again every epoch; the last incomplete batch is dropped."""
+        """Shuffled again in every epoch; an incomplete last batch is dropped."""
         size = self.config.batch_size
         order = torch.randperm(
             len(self.images.train_labels), generator=generator(self.config.seeds[0], epoch)
@@ -111,8 +108,7 @@ class Classification:
         return images.to(self.device, self.dtype) / 255
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, list[float]]:
-        """What to differentiate, and the loss. The norm is taken over the whole batch, also if it is spread
-        out."""
+        """What to differentiate, and the loss; the norm is over the whole batch, even if distributed."""
         images, labels = batch
         onehot = nn.functional.one_hot(labels, CLASSES).to(self.dtype)
         square = (self.predict(images) - onehot).square().sum()
@@ -127,7 +123,7 @@ class Classification:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
-        """The loss of the last step, the accuracy in percent on the test images, the drift."""
+        """The loss of the last step, the accuracy in percent on the test images, and the drift."""
         images, labels = self.images.test_images, self.images.test_labels.to(self.device)
         right = 0
         for i in range(0, len(labels), 2000):
@@ -142,8 +138,7 @@ class Classification:
 
 
 class Autoencoder:
-    """The symplectic autoencoder of the pendulum, one copy for every seed: the relative reconstruction
-    error."""
+    """The symplectic autoencoder of the pendulum, one copy per seed; relative reconstruction error."""
 
     def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
         assert world == 1, "refused by the command line"
@@ -163,7 +158,7 @@ class Autoencoder:
 
     @staticmethod
     def network(config: Config) -> SymplecticAutoencoder:
-        """As it is before the first step."""
+        """The network before the first step."""
         model = SymplecticAutoencoder(
             **config.network,
             copies=(len(config.seeds),),
@@ -174,7 +169,7 @@ class Autoencoder:
         return compiled.use(model, config.compile)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
-        """(copies, 4, batch): every seed has its own order; the last incomplete batch is dropped."""
+        """(copies, 4, batch): every seed has its own order; an incomplete last batch is dropped."""
         size, count = self.config.batch_size, len(self.points)
         order = torch.stack([torch.randperm(count, generator=generator(s, epoch)) for s in self.config.seeds])
         shuffled = self.points.mT[:, order.to(self.device)].transpose(0, 1)  # (copies, 4, 10100)
@@ -189,7 +184,7 @@ class Autoencoder:
     def evaluate(self) -> dict[str, Any]:
         """The drift, and how symplectic encoder and decoder are at five points of the data.
 
-        The weights are those of the training; the Jacobians are computed in float64 ("encoder", "decoder")
+        The weights are those of the training. The Jacobians are computed in float64 ("encoder", "decoder")
         and in the dtype of the training ("encoder_rounded", ...), where rounding is multiplied by the square
         of their norms.
         """
@@ -205,8 +200,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any]:
-        """Five trajectories, their reconstruction and their latent coordinates by the first seed's
-        network."""
+        """Five trajectories with their reconstruction and latent coordinates by the first seed's network."""
         rows = [13, 24, 37, 62, 85]
         z = self.trajectories.z[rows].to(self.device, self.dtype)
         shape = z.shape

@@ -1,9 +1,8 @@
-"""From a configuration to its record: train, write a checkpoint and a line after every epoch, go on where it
-stopped.
+"""From a configuration to its record: train, save a checkpoint and a line after every epoch, resume.
 
-A checkpoint carries the line of its epoch and is written first. Whenever the process is killed, what is on
-the disk is a whole checkpoint and a record that lacks at most that line; the next call adds it and resumes,
-to the bit.
+A checkpoint carries the line of its epoch and is written first. Whenever the process is killed, the disk
+holds a complete checkpoint and a record that lacks at most that line. The next call adds it and resumes, to
+the last bit.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from .record import FORMAT, Damaged, Run, append, read
 from .tasks import TASKS, generator
 
 Report = Callable[[int, dict[str, Any]], None]
-PATIENCE = 1.0  # seconds to wait for a run that another process has in hand: it may be about to end
+PATIENCE = 1.0  # seconds to wait for a run that another process has: it may be about to end
 
 
 class Busy(RuntimeError):
-    """Another process is at work on the run."""
+    """Another process is working on the run."""
 
 
 def optimizer_of(config: Config, model: nn.Module) -> Optimizer:
@@ -71,7 +70,9 @@ def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
             return optim.SGD(params, lr=config.lr, momentum=config.momentum, **space, fused=True)
         case "gradient":
             return optim.SGD(params, lr=config.lr, **space, fused=True)
-        case "muon":  # lr, or manifold_lr, is the angle of a step; Adam has the weights that are no matrices
+        case (
+            "muon"
+        ):  # lr, or manifold_lr, is the angle of a step; Adam trains the weights that are not matrices
             own = {**adam, "weight_decay": 0.0}
             return optim.Muon(params, lr=config.lr, weight_decay=0.0, adamw=own, **space)
         case "adamw-anchor":
@@ -82,11 +83,11 @@ def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
             return torch.optim.Adam(model.parameters(), **adam, fused=True)
 
 
-# -- what is written down ---------------------------------------------------------------------------------------------
+# -- what is written down ------------------------------------------------------------------------------------
 
 
 def commit() -> str | None:
-    """The commit of the code, "+dirty" if it was changed since; None outside a repository."""
+    """The commit of the code, with "+dirty" if it was changed since; None outside a repository."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -104,7 +105,7 @@ def commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were computed on."""
+    """The machine that computed the numbers."""
     processor = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -126,7 +127,7 @@ def now() -> str:
 
 
 def provenance(world: int) -> dict[str, Any]:
-    """With what and where."""
+    """Versions, commit and machine."""
     return {"commit": commit(), "torch": str(torch.__version__), "machine": machine(), "processes": world}
 
 
@@ -143,8 +144,7 @@ def count(model: nn.Module) -> dict[str, int]:
 
 
 def count_state(config: Config, model: nn.Module) -> dict[str, Any]:
-    """Entries of a real optimizer's state after one step of a copy; numbers that all weights share are left
-    out."""
+    """Entries of an optimizer's state after one step of a copy, without numbers all weights share."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         for p in model.parameters():
@@ -180,7 +180,7 @@ def peak_mib() -> float:
 
 
 class Stopwatch:
-    """Seconds that steps take to apply velocities: the `phase_hook` of a lifted optimizer."""
+    """The seconds that steps take to apply velocities: the `phase_hook` of a lifted optimizer."""
 
     def __init__(self, opt: Optimizer) -> None:
         self.retraction = self._since = 0.0
@@ -195,7 +195,7 @@ class Stopwatch:
         self._phase, self._since = phase, now
 
 
-# -- the run ----------------------------------------------------------------------------------------------------------
+# -- the run -------------------------------------------------------------------------------------------------
 
 
 def train(
@@ -207,10 +207,10 @@ def train(
     rank: int = 0,
     world: int = 1,
 ) -> Path:
-    """Train until the record has `config.epochs` epochs; the path of the record. `report` is called after
-    each epoch.
+    """Train until the record has `config.epochs` epochs; returns the path of the record.
 
-    Raises `Busy` if another process has the run in hand, and `Damaged` if a file is not what was written.
+    `report` is called after each epoch. Raises `Busy` if another process is working on the run, and `Damaged`
+    if a file is not what was written.
     """
     check_device(config.device)
     path = folder / f"{config.name}.jsonl"
@@ -218,15 +218,14 @@ def train(
         before = torch.get_num_threads()
         try:
             _train(config, path, data, report, rank, world)
-        finally:  # as torch has them
+        finally:  # torch's own
             torch.set_num_threads(before)
             torch.set_flush_denormal(False)
     return path
 
 
 def forget(config: Config, folder: Path) -> None:
-    """Remove the record and the checkpoint of a run, so that it starts from scratch; `Busy` if a process has
-    it."""
+    """Remove the record and the checkpoint of a run, to start from scratch; `Busy` if a process has it."""
     path = folder / f"{config.name}.jsonl"
     with in_hand(path):
         path.with_suffix(".ckpt").unlink(missing_ok=True)
@@ -234,7 +233,7 @@ def forget(config: Config, folder: Path) -> None:
 
 
 def check_device(name: str) -> None:
-    """ValueError unless the device is there."""
+    """Raise ValueError unless the device exists."""
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -243,10 +242,10 @@ def check_device(name: str) -> None:
 
 @contextmanager
 def in_hand(path: Path, rank: int = 0, world: int = 1) -> Iterator[None]:
-    """The first process of those that train together locks the run; `Busy` in all of them if another one has.
+    """Lock the run for the processes that train it together; `Busy` in all of them if another has it.
 
-    The system frees the lock of a process that was killed. Its file stays: another process may just be
-    opening it.
+    The first process holds the lock, and the system frees it if the process is killed. The lock's file stays:
+    another process may just be opening it.
     """
     lock, free = FileLock(path.with_suffix(".lock")), [True]
     if rank == 0:
@@ -289,7 +288,7 @@ def _train(
     rates = [group["lr"] for group in opt.param_groups]
     done, size = resume(config, path, run, model, opt, task, rank, world)
     if world > 1:
-        torch.distributed.barrier()  # no checkpoint is written before everybody has read the last
+        torch.distributed.barrier()  # no checkpoint is written before all processes have read the last one
     watch = Stopwatch(opt)
     for epoch in range(done + 1, config.epochs + 1):
         line = one_epoch(task, opt, epoch, watch, rates)
@@ -321,8 +320,7 @@ def resume(
     rank: int,
     world: int,
 ) -> tuple[int, int]:
-    """Bring record, network and optimizer to the last finished epoch; its number, and the size of the
-    record."""
+    """Bring record, network and optimizer to the last finished epoch; its number, and the record's size."""
     saved, write = path.with_suffix(".ckpt"), rank == 0
     state = checkpoint.load(saved, config.device) if saved.exists() else None
     for file, owner in ((saved, state and state["name"]), (path, run and run.header["name"])):
@@ -349,8 +347,8 @@ def resume(
     if len(run.epochs) not in (done, done - 1):
         there = "is missing" if state is None else f"is of epoch {done}"
         raise Damaged(
-            f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. Put back a "
-            "copy of the file, or start from scratch with --restart"
+            f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. "
+            "Put back a copy of the file, or start from scratch with --restart"
         )
     size = run.size
     if state is not None:
@@ -367,7 +365,7 @@ def resume(
 
 
 def one_epoch(task: Any, opt: Optimizer, epoch: int, watch: Stopwatch, rates: list[float]) -> dict[str, Any]:
-    """Train for one epoch; its line. `rates` are the learning rates of the groups, after a warm-up."""
+    """Train for one epoch; returns its line. `rates` are the learning rates of the groups after a warm-up."""
     began = time.perf_counter()
     ad = step = 0.0
     warmup = task.config.warmup

@@ -113,7 +113,7 @@ def test_rounds_are_interleaved_and_warm_up_is_left_out():
     assert all(len(t["first"]) == len(t["again"]) == 4 for t in times.values())
 
 
-# -- benchmarks/training.py --------------------------------------------------------------------------------------------
+# -- benchmarks/training.py ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

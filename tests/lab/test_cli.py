@@ -33,7 +33,7 @@ def call(*argv, code=0, columns=100):
     return done.output
 
 
-# -- help --------------------------------------------------------------------------------------------------------------
+# -- help ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -42,7 +42,7 @@ def test_help_teaches(columns):
     text = call("--help", columns=columns)
     for name in (*COMMANDS, "--version"):
         assert name in text
-    assert re.search(r"^ ghor run pendulum +train, or go on where it was stopped *$", text, re.MULTILINE)
+    assert re.search(r"^ ghor run pendulum +train, or continue where it stopped *$", text, re.MULTILINE)
     text = call("run", "--help", columns=columns)
     for line in (
         r"ghor run pendulum +the paper's table: 4 optimizers, 10 seeds",
@@ -73,7 +73,7 @@ def test_version_and_nothing():
     assert "Usage" in call(code=2)
 
 
-# -- bad commands ------------------------------------------------------------------------------------------------------
+# -- bad commands --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
         ghor_lab.main()
 
 
-# -- what is run -------------------------------------------------------------------------------------------------------
+# -- what is run ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -219,9 +219,9 @@ def test_the_defaults_are_the_papers_table(asked, monkeypatch):
 def test_options_arrive(asked, tmp_path):
     """Each of them changes the configuration that it is about."""
     options = (
-        "--lr 0.5 --batch-size 7 --label x --retraction geodesic --section implicit --norm frobenius --dtype float64 "
-        "--device cuda --threads 3 --no-compile --epochs 4 --seeds 5 --set blocks=2 -o scalar-moment-adam "
-        "-o scalar-moment-adam"
+        "--lr 0.5 --batch-size 7 --label x --retraction geodesic --section implicit --norm frobenius "
+        "--dtype float64 --device cuda --threads 3 --no-compile --epochs 4 --seeds 5 --set blocks=2 -o "
+        "scalar-moment-adam -o scalar-moment-adam"
     )
     (config,), folder, data = asked("mnist", *options.split(), "--out", tmp_path, "--data", tmp_path / "d")
     assert config == Config(
@@ -293,7 +293,7 @@ def test_a_run_with_other_threads_is_told_of(asked, tmp_path):
     assert "starting anew" not in call(*more, "--threads", 3)
 
 
-# -- progress ----------------------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------
 
 
 def test_a_pipe_has_lines(tmp_path):
@@ -362,7 +362,7 @@ def test_warnings_are_lines(tmp_path):
     assert "UserWarning" not in text
 
 
-# -- report, data, check -----------------------------------------------------------------------------------------------
+# -- report, data, check -------------------------------------------------------------------------------------
 
 
 def test_report(tmp_path):
@@ -412,7 +412,7 @@ def test_check(tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"some": "thing"}) + "\n")
     call("check", tmp_path)
     text = call("check", tmp_path / "other.jsonl", code=1)
-    assert "check sum" in text
+    assert "checksum" in text
     assert text.endswith("\n1 run, 1 with errors\n")
 
 

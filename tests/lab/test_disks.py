@@ -8,7 +8,7 @@ import pytest
 from faults import THREE, TWO, copied, flip, same
 from runs import MNIST, PENDULUM, facts, forks, make_mnist, names, the_record, undisturbed
 
-# -- disks -------------------------------------------------------------------------------------------------------------
+# -- disks ---------------------------------------------------------------------------------------------------
 
 
 def fails(out, argv=TWO, **fault):
@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
     assert names(folder) == []
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
+# -- damage --------------------------------------------------------------------------------------------------
 
 
 DAMAGE = {
@@ -116,7 +116,7 @@ def test_a_damaged_record(tmp_path, line):
     flip(record, sum(map(len, raw[: line - 1])) + 20)
     before = record.read_bytes(), checkpoint.read_bytes()
     text = forks().run(*TWO, "--out", tmp_path, code=1)
-    assert f"{record}, line {line}: its check sum is wrong" in text
+    assert f"{record}, line {line}: its checksum is wrong" in text
     assert "--restart" in text
     assert (record.read_bytes(), checkpoint.read_bytes()) == before
     if line == 2:

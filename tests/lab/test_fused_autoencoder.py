@@ -72,7 +72,7 @@ def off(found, exact):
     return float((found.double() - exact).norm() / exact.norm())
 
 
-# -- the formula -------------------------------------------------------------------------------------------------------
+# -- the formula ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("points", [1, 16, 37, 256])
@@ -142,7 +142,7 @@ def test_no_points_and_strided_halves(gen):
     assert torch.equal(y, torch.cat(chain.features_first(*x.contiguous().chunk(2, 1)), 1))
 
 
-# -- the network -------------------------------------------------------------------------------------------------------
+# -- the network ---------------------------------------------------------------------------------------------
 
 
 def network(gen, **options):
@@ -286,7 +286,7 @@ def test_it_can_be_copied_saved_and_set(gen, tmp_path):
     assert not used(SymplecticAutoencoder())
 
 
-# -- what it does not take ---------------------------------------------------------------------------------------------
+# -- what it does not take -----------------------------------------------------------------------------------
 
 
 def assert_close(ours, theirs):

@@ -25,7 +25,7 @@ from ghor_lab.networks.vision_transformer import Block
 pytestmark = COMPILER
 
 
-# -- where it cannot be had --------------------------------------------------------------------------------------------
+# -- where it cannot be had ----------------------------------------------------------------------------------
 
 
 def assert_plain(layer: StiefelAttention, x: Tensor, reason: str) -> None:
@@ -308,7 +308,7 @@ def test_with_a_cache_that_cannot_be_written(empty):
     assert_plain(*tiny(), f"loaded: .*{empty}")
 
 
-# -- the file that is kept ---------------------------------------------------------------------------------------------
+# -- the file that is kept -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])

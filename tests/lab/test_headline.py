@@ -50,10 +50,10 @@ def test_a_demo_says_what_it_shows(tmp_path):
     pools = pools_in(tmp_path)
     first, last = headline.verdict(pools)
     assert first == (
-        "Pendulum, reconstruction error after 3 of the paper's 1000 epochs (means of 2 seeds), all at the learning "
-        "rate 0.01: Geometric Adam 0.300, Scalar-moment Adam 0.310, Riemannian momentum 0.500, Riemannian gradient "
-        "0.700. Without a second moment the error is 2.0 times as large. On St(1, 2) the two Adams are one "
-        "algorithm: what they differ by, at equal rates, is chance."
+        "Pendulum, reconstruction error after 3 of the paper's 1000 epochs (means of 2 seeds), all at the "
+        "learning rate 0.01: Geometric Adam 0.300, Scalar-moment Adam 0.310, Riemannian momentum 0.500, "
+        "Riemannian gradient 0.700. Without a second moment the error is 2.0 times as large. On St(1, 2) "
+        "the two Adams are one algorithm: what they differ by, at equal rates, is chance."
     )
     assert last == "No weight was ever further than 4.0e-7 from its manifold."
     letters = headline.in_letters(pools, 80)

@@ -98,7 +98,7 @@ def test_what_cannot_be_packed_is_refused(runs, tmp_path):
     path = the_record(runs)
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"pendulum", b"pendulun", 1))
-    assert "line 1: its check sum is wrong" in forks().run("pack", runs, code=1)
+    assert "line 1: its checksum is wrong" in forks().run("pack", runs, code=1)
     path.write_bytes(b'{"kind":"run"')
     assert "no whole line" in forks().run("pack", runs, code=2)
     assert not list(runs.glob("*.run.xz"))

@@ -30,7 +30,7 @@ from ghor_lab import checkpoint
 from ghor_lab.record import read
 from ghor_lab.train import in_hand
 
-# -- two at once -------------------------------------------------------------------------------------------------------
+# -- two at once ---------------------------------------------------------------------------------------------
 
 
 def test_two_processes_at_one_run(tmp_path):
@@ -58,7 +58,7 @@ def test_many_processes_at_one_run(tmp_path):
     assert same(tmp_path)
 
 
-# -- --jobs ------------------------------------------------------------------------------------------------------------
+# -- --jobs --------------------------------------------------------------------------------------------------
 
 
 def test_two_jobs_make_the_records_of_one(tmp_path):
@@ -95,7 +95,7 @@ def test_a_job_that_is_killed_is_told(tmp_path):
     os.kill(children(child.pid)[0], signal.SIGKILL)
     done = child.wait()
     assert done.code == 1
-    assert "error: a process that trained was killed" in done.text
+    assert "error: a training process was killed" in done.text
     assert "Traceback" not in done.text
     forks().run(*argv, fault={"forked_jobs": True})
     assert records(tmp_path / "out") == records(undisturbed(*BOTH, "--epochs", "2"))
@@ -120,7 +120,7 @@ def test_spawned_jobs(tmp_path):
     assert records(tmp_path, "commit") == records(undisturbed(*BOTH, "--epochs", "40"), "commit")
 
 
-# -- torchrun ----------------------------------------------------------------------------------------------------------
+# -- torchrun ------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -178,7 +178,9 @@ def test_a_killed_rank_ends_the_run_and_the_same_command_goes_on(tmp_path, rank)
     both = [child.wait() for child in ranks(mnist(tmp_path / "a"), faults)]
     assert both[rank].code == -9
     assert both[1 - rank].code == 1
-    assert "error: the 2 processes cannot work together, one has ended or failed" in both[1 - rank].text
+    assert (
+        "error: the 2 processes cannot work together, because one has ended or failed" in both[1 - rank].text
+    )
     assert "Traceback" not in both[1 - rank].text
     assert len(read(the_record(tmp_path / "a")).epochs) == 1
     for child in ranks(mnist(tmp_path / "a"), [{}, {}]):
@@ -207,7 +209,7 @@ def test_two_ranks_find_a_run_busy_or_damaged_together(tmp_path):
     flip(the_record(tmp_path), 30)
     done = [child.wait() for child in ranks(mnist(tmp_path), [{}, {}])]
     assert [d.code for d in done] == [1, 1]
-    assert "its check sum is wrong" in done[0].text
+    assert "its checksum is wrong" in done[0].text
 
 
 def test_what_torchrun_does_not_go_with(tmp_path):

@@ -130,7 +130,7 @@ def test_warm_up_is_linear(images, tmp_path, monkeypatch):
     torch.testing.assert_close(torch.tensor(rates), torch.tensor(expected))
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------
+# -- the gate ------------------------------------------------------------------------------------------------
 
 
 def lines(losses, accuracy=80.0, drift=1e-6):

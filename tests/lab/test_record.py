@@ -18,7 +18,7 @@ from ghor_lab.record import Damaged, append, decode, encode, read
 pytestmark = pytest.mark.usefixtures("as_before")
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
+# -- lines ---------------------------------------------------------------------------------------------------
 
 
 values = st.recursive(
@@ -65,11 +65,11 @@ def test_no_flipped_bit_goes_unnoticed(data):
     changed[at // 8] ^= 1 << at % 8
     if changed[:-1] == line[:-1]:  # the end of the line: it is half written then
         assert not changed.endswith(b"\n")
-    with pytest.raises(ValueError, match="check sum"):
+    with pytest.raises(ValueError, match="checksum"):
         decode(bytes(changed))
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
+# -- records -------------------------------------------------------------------------------------------------
 
 
 def test_a_record_can_be_read_at_every_moment(finished, tmp_path):
@@ -96,7 +96,7 @@ def test_a_flipped_bit_in_a_record_is_found_or_cuts_the_last_line(finished, tmp_
         path.write_bytes(changed)
         if at < len(raw) - 1:
             number = raw[:at].count(b"\n") + 1
-            with pytest.raises(Damaged, match=rf"r.jsonl, line {number}: its check sum is wrong.*--restart"):
+            with pytest.raises(Damaged, match=rf"r.jsonl, line {number}: its checksum is wrong.*--restart"):
                 read(path)
         else:
             assert [strip(line, TIMES) for line in read(path).epochs] == lines[1:3]
@@ -157,7 +157,7 @@ def test_unfinished_files_of_one_name_are_removed(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [".b.ckpt.x1.part", "a.ckpt"]
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
+# -- checkpoints ---------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_gives_its_values_back(tmp_path):

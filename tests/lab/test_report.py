@@ -18,7 +18,7 @@ from ghor_lab.report import report
 from ghor_lab.sections import sections
 from ghor_lab.table import Column, Row, Table
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers -------------------------------------------------------------------------------------------------
 
 
 def test_a_few_runs_have_a_row_each_and_many_their_mean(mixed, tmp_path):
@@ -172,7 +172,7 @@ def test_the_papers_numbers_agree_with_each_other():
         assert all(o.best[0] <= o.final[0] for o in outcomes.values())
 
 
-# -- pooling -----------------------------------------------------------------------------------------------------------
+# -- pooling -------------------------------------------------------------------------------------------------
 
 
 def test_a_longer_run_counts_by_itself_and_with_the_shorter_ones(tmp_path):
@@ -234,7 +234,7 @@ def test_a_loss_that_is_not_finite_is_said(tmp_path):
         assert "the final loss of seed 1 is not finite" in text
 
 
-# -- records that are not whole ----------------------------------------------------------------------------------------
+# -- records that are not whole ------------------------------------------------------------------------------
 
 
 def test_unfinished_runs_are_marked(mixed):
@@ -294,7 +294,7 @@ def test_a_record_with_other_seeds_than_losses_is_refused(tmp_path):
         run([tmp_path], tmp_path / "out")
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------
+# -- the page ------------------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
@@ -386,7 +386,7 @@ def test_notes_that_belong_to_the_numbers_are_there(mixed):
     text = " ".join(Page(mixed[1].read_text()).text)
     for note in (
         "cannot come from the second moment",
-        "A public version of the authors' trainer does not hand that number to the optimizer",
+        "A public version of the authors' trainer does not pass that number to the optimizer",
         "do not compare like with like",
         "Results are distributions over seeds",
         "973580b",
@@ -468,7 +468,7 @@ def test_runs_taken_up_elsewhere_name_both_places(tmp_path):
     assert "a processor, 2 cores, 24 GiB, Linux, then another, 64 cores" in row.cells
 
 
-# -- tables and figures by themselves ----------------------------------------------------------------------------------
+# -- tables and figures by themselves ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])

@@ -122,7 +122,7 @@ def test_seeds_decide_the_numbers(finished, tmp_path):
     assert alone[0] != alone[1]
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Layers of `ghor.nn` as compiled C: `use(model)`.
 
-A layer computes by its `formula`. Set on an instance, it is one of the callables here, which are copied and
-pickled with their layer: the same values up to rounding, where there is a C compiler, in float32 on the CPU.
+A layer computes by its `formula`. On an instance it can be set to one of the callables here, which are copied
+and pickled with their layer. They give the same values up to rounding, in float32 on the CPU, if there is a C
+compiler.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def use(model: Model, wanted: bool = True) -> Model:
-    """The model, with compiled C in all layers that there is some for, or in none of them."""
+    """The model, with compiled C in all layers that have some, or in none of them."""
     for layer in model.modules():
         if isinstance(layer, StiefelAttention | Chain):
             vars(layer).pop("formula", None)
@@ -30,6 +31,6 @@ def use(model: Model, wanted: bool = True) -> Model:
 
 
 def used(model: nn.Module) -> bool:
-    """Whether compiled C computed all layers that there is some for, when they were last called."""
+    """Whether compiled C computed all layers that have some when they were last called."""
     formulas = [layer.formula for layer in model.modules() if isinstance(layer, StiefelAttention | Chain)]
     return bool(formulas) and all(isinstance(f, Attention | Gradients) and f.unused is None for f in formulas)

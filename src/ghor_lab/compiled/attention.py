@@ -1,9 +1,9 @@
-"""A block of the transformer as one pass over memory: C, compiled on first use by the machine's own compiler.
+"""A block of the transformer as one pass over memory, in C that the machine's compiler compiles on first use.
 
-At 49 features, 7 of them a head, and 16 tokens the products are too small for a matrix library, and most of
-the time of the plain formula goes into moving activations. `block` gives the same values up to rounding, on
-the same machine the same bits for any number of threads. Where it cannot run, `unavailable` says why and the
-plain formula is used.
+With 49 features, 7 per head, and 16 tokens, the products are too small for a matrix library, and the plain
+formula spends most of its time moving activations. `block` gives the same values up to rounding, and on one
+machine the same bits for any number of threads. If it cannot run, `unavailable` says why and the plain
+formula is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .fallback import derivatives, not_plain
 from .parts import in_parts
 
 SOURCE = Path(__file__).with_name("block_core.c")
-LARGEST, WIDEST = 64, 128  # tokens and features of a head, features: beyond, a matrix library is good
+LARGEST, WIDEST = 64, 128  # tokens and features of a head, features: beyond these a matrix library is fast
 
 
 @functools.cache
@@ -41,8 +41,7 @@ def library(H: int, C: int, T: int) -> ctypes.CDLL:
 
 @functools.cache
 def missing(H: int, C: int, T: int) -> str | None:
-    """Why there is no library (None: there is one). A compiler that failed is not asked again by every
-    layer."""
+    """Why there is no library (None if there is one); remembers a failed compiler for all layers."""
     try:
         library(H, C, T)
     except RuntimeError as error:
@@ -51,21 +50,21 @@ def missing(H: int, C: int, T: int) -> str | None:
 
 
 def unavailable(heads: int, x: Tensor, *weights: Tensor) -> str | None:
-    """Why `block` does not take these (None: it does). x is (batch, D, tokens)."""
+    """Why `block` does not take these (None if it does). x is (batch, D, tokens)."""
     if why := not_plain(x, *weights):
         return why
     D, T = x.shape[1:]
     C = D // heads
     if T & (T - 1) or not 4 <= T <= LARGEST or C > LARGEST or D > WIDEST:
         return (
-            f"it is for 4, 8, 16, 32 or 64 tokens and at most {WIDEST} features, {LARGEST} of them a head, not {T} "
-            f"tokens and {D} features, {C} of them a head"
+            f"it is for 4, 8, 16, 32 or 64 tokens and at most {WIDEST} features, {LARGEST} of them a head, "
+            f"not {T} tokens and {D} features, {C} of them a head"
         )
     return missing(heads, C, T)
 
 
 class Block(torch.autograd.Function):
-    """(batch, D, tokens) -> (batch, D, tokens). Saves its inputs only."""
+    """(batch, D, tokens) -> (batch, D, tokens). Saves only its inputs."""
 
     @staticmethod
     def forward(ctx: Any, heads: int, *inputs: Tensor | None) -> Tensor:
@@ -106,15 +105,15 @@ class Block(torch.autograd.Function):
 
 
 def address(t: Tensor | None) -> int | None:
-    """Where the numbers of a tensor are."""
+    """The memory address of a tensor's numbers."""
     return t if t is None else t.data_ptr()
 
 
 def block(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
     """z + tanh(A z + b), or z without A and b, with z = concat_h softmax(Q_h^T K_h) V_h and [Q; K; V] = M x.
 
-    x is (batch, D, tokens), M (3 D, D), A (D, D), b (D). Gradients that are to be differentiated again, and
-    those of a backward pass that is traced or batched, are by operations of torch.
+    x is (batch, D, tokens), M (3 D, D), A (D, D), b (D). Gradients that will be differentiated again, and
+    those of a traced or batched backward pass, are computed by torch's operations.
     """
     if x.dim() != 3 or heads < 1 or x.shape[1] % heads:
         raise ValueError(f"expected (batch, {heads} * features, tokens), got {tuple(x.shape)}")
@@ -131,10 +130,9 @@ def block(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor |
 
 
 class Attention:
-    """What `ghor.nn.attention.formula` gives, by `block` where a call can have it; a warning says why where
-    not.
+    """`ghor.nn.attention.formula` computed by `block` if possible; otherwise a warning says why not.
 
-    `unused` keeps that reason until a call can.
+    `unused` keeps that reason until a call succeeds.
     """
 
     unused: str | None = None

@@ -1,5 +1,4 @@
-"""C files into libraries: compiled on first use by the machine's own compiler, and kept in the cache
-folder."""
+"""Compile C files into libraries on first use, with the machine's compiler, and keep them in the cache."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-Wno
 
 
 def build(source: Path, **defines: int) -> ctypes.CDLL:
-    """The library made of a C file and values for its names; RuntimeError says why there is none.
+    """The library made from a C file and values for its names; RuntimeError says why there is none.
 
-    It is kept in the cache folder. The name of a file has the digest of its content: loading a damaged
-    library ends the process.
+    It is kept in the cache folder. A file's name contains the digest of its content, because loading a
+    damaged library ends the process.
     """
     label = source.stem.removesuffix("_core")
     try:
@@ -51,7 +50,7 @@ def build(source: Path, **defines: int) -> ctypes.CDLL:
 
 
 def _compiler() -> list[str]:
-    """CC, which may have arguments, or the first that is there."""
+    """CC, which may contain arguments, or the first compiler found."""
     if given := shlex.split(os.environ.get("CC", "")):
         return given
     for name in ("cc", "gcc", "clang"):
@@ -72,7 +71,7 @@ def _digest(content: bytes) -> str:
 
 
 def processor() -> str:
-    """What -march=native depends on."""
+    """The processor, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,5 +1,4 @@
-"""What compiled functions leave to the operations of torch: inputs they do not take, derivatives of
-derivatives."""
+"""What compiled functions leave to torch's operations: unsupported inputs, derivatives of derivatives."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def not_plain(*tensors: Tensor) -> str | None:
-    """Why no compiled function can take these now, forward or backward (None: it can)."""
+    """Why no compiled function can take these now, forward or backward (None if one can)."""
     for t in tensors:
         if not t.is_cpu or t.dtype is not torch.float32:
             return (
@@ -25,15 +24,14 @@ def not_plain(*tensors: Tensor) -> str | None:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return "torch.func and forward mode differentiate operations of torch only"
     if is_in_torch_dispatch_mode() or torch._C._get_tracing_state() is not None:
-        return "a tracer or dispatch mode is active, and it is no operation of torch"
+        return "a tracer or dispatch mode is active, and it is not an operation of torch"
     if not all(map(torch._C._has_storage, tensors)):
         return "it is for numbers that lie in memory, not for sparse tensors or a batch of gradients"
     return None
 
 
 def derivatives(f: Callable[..., Tensor], inputs: Sequence[Tensor | None], dy: Tensor) -> list[Tensor | None]:
-    """Of sum(f(*inputs) * dy), by automatic differentiation, to be differentiated again if gradients are
-    enabled."""
+    """The derivatives of sum(f(*inputs) * dy) by autograd, differentiable again if gradients are enabled."""
     again = torch.is_grad_enabled()
     with (
         torch.enable_grad(),

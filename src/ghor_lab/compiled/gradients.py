@@ -1,9 +1,9 @@
-"""A run of gradient layers as one pass over memory: C, compiled on first use by the machine's own compiler.
+"""A run of gradient layers as one pass over memory, in C that the machine's compiler compiles on first use.
 
-With halves of one or two dimensions and 20 rows a dimension, the plain formula is some hundred small
+With halves of one or two dimensions and 20 rows per dimension, the plain formula is about a hundred small
 operations whose activations, width x points, go through memory several times. `kicks` gives the same values
-up to rounding, on the same machine the same bits for any number of threads. Where it cannot run,
-`unavailable` says why.
+up to rounding, and on one machine the same bits for any number of threads. If it cannot run, `unavailable`
+says why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .fallback import derivatives, not_plain
 from .parts import in_parts
 
 SOURCE = Path(__file__).with_name("gradient_core.c")
-LARGEST = 16  # dimensions of a half: beyond, they do not fit into registers, and a matrix library is good
+LARGEST = 16  # dimensions of a half: more do not fit into registers, and a matrix library is fast
 N = 16  # points of a vector, as in the C file
 
 
@@ -41,8 +41,7 @@ def library(d: int) -> ctypes.CDLL:
 
 @functools.cache
 def missing(d: int) -> str | None:
-    """Why there is no library (None: there is one). A compiler that failed is not asked again by every
-    layer."""
+    """Why there is no library (None if there is one); remembers a failed compiler for all layers."""
     try:
         library(d)
     except RuntimeError as error:
@@ -51,7 +50,7 @@ def missing(d: int) -> str | None:
 
 
 def unavailable(x: Tensor, *others: Tensor) -> str | None:
-    """Why `kicks` does not take these (None: it does). x is a half of z, (copies, d, points)."""
+    """Why `kicks` does not take these (None if it does). x is a half of z, (copies, d, points)."""
     if why := not_plain(x, *others):
         return why
     if x.shape[1] > LARGEST:
@@ -60,14 +59,14 @@ def unavailable(x: Tensor, *others: Tensor) -> str | None:
 
 
 def addresses(tensors: Sequence[Tensor]) -> Any:
-    """An array of pointers. It keeps the tensors: who has it may use them, also after we are interrupted."""
+    """An array of pointers that keeps its tensors alive, even if we are interrupted."""
     array: Any = (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
     array.tensors = tensors
     return array
 
 
 def formula(x: Tensor, y: Tensor, *parameters: Tensor) -> Tensor:
-    """What `kicks` gives, by operations of torch: x and y in one tensor (copies, 2 d, points)."""
+    """The same as `kicks` by torch's operations: x and y in one tensor (copies, 2 d, points)."""
     for i in range(len(parameters) // 3):
         K, a, b = parameters[3 * i : 3 * i + 3]
         x, y = (x, kick(y, x, K, a, b)) if i % 2 else (kick(x, y, K, a, b), y)
@@ -75,8 +74,9 @@ def formula(x: Tensor, y: Tensor, *parameters: Tensor) -> Tensor:
 
 
 class Kicks(torch.autograd.Function):
-    """x, y, K, a, b of the first layer, ... -> x, y. Saves its inputs and what every layer reads, and not its
-    tanh."""
+    """x, y, K, a, b of the first layer, ... -> x, y. Saves its inputs and what every layer reads, not its
+    tanh.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,17 +118,17 @@ class Kicks(torch.autograd.Function):
 
 
 def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """x <- x + K^T (a * tanh(K y + b)), then y by x with the next K, a, b, and so on: x and y after the last
-    layer.
+    """x <- x + K^T (a * tanh(K y + b)), then y from x with the next K, a, b, and so on; returns the last x
+    and y.
 
-    x and y are (copies, d, points), `parameters` K, a, b of every layer, (*copies, m, d) and twice (*copies,
-    m). Gradients that are to be differentiated again, and those of a backward pass that is traced or batched,
-    are by operations of torch.
+    x and y are (copies, d, points); `parameters` are K, a, b of every layer, (*copies, m, d) and twice
+    (*copies, m). Gradients that will be differentiated again, and those of a traced or batched backward pass,
+    are computed by torch's operations.
     """
     if x.dim() != 3 or x.shape != y.shape or not parameters or len(parameters) % 3:
         raise ValueError(
-            f"expected two of (copies, d, points) and K, a, b of every layer, got {tuple(x.shape)}, {tuple(y.shape)} "
-            f"and {len(parameters)} parameters"
+            f"expected two of (copies, d, points) and K, a, b of every layer, got {tuple(x.shape)}, "
+            f"{tuple(y.shape)} and {len(parameters)} parameters"
         )
     (copies, d, _), m = x.shape, parameters[1].shape[-1]
     for i, p in enumerate(parameters):
@@ -142,9 +142,9 @@ def kicks(x: Tensor, y: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, T
 
 
 class Gradients:
-    """What `ghor.nn.phase_space.chained` gives, runs of gradient layers by `kicks` where they can be.
+    """`ghor.nn.phase_space.chained` with runs of gradient layers by `kicks` if possible.
 
-    A warning says why where they cannot; `unused` keeps that reason until a call can.
+    Otherwise a warning says why not; `unused` keeps that reason until a call succeeds.
     """
 
     unused: str | None = None
@@ -170,8 +170,7 @@ class Gradients:
 
 
 def runs(layers: Iterable[PhaseSpaceMap]) -> list[list[Any]]:
-    """The layers, where gradient layers of one size that take turns, Q and P, are one run; every other is
-    alone."""
+    """Group the layers: alternating gradient layers of one size, Q and P, form one run; others are alone."""
     found: list[list[Any]] = []
     for layer in layers:
         last = found[-1][-1] if found else None

@@ -1,4 +1,4 @@
-"""A call for a batch as calls for its parts, one a thread. Calls into a library run without Python's lock."""
+"""Split a call for a batch into one part per thread. Calls into a library run without Python's lock."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def flushes() -> bool:
-    """Whether this thread takes subnormal numbers for 0. It is a setting of every thread; ours have to share
-    it."""
+    """Whether this thread flushes subnormal numbers to 0: a setting per thread, which ours have to share."""
     return sys.float_info.min * torch.finfo(torch.float32).eps == 0
 
 
 def in_parts(call: Callable[[int, int], None], batch: int) -> None:
     """call(b0, b1) for the images of a batch, one part for every thread that torch uses.
 
-    What `call` refers to is kept until the last thread has ended, also if we are interrupted before. While
-    the interpreter shuts down no thread takes a part any more, and we call for all that are left.
+    Everything `call` refers to is kept until the last thread has ended, even if we are interrupted before.
+    While the interpreter shuts down, no thread takes a part any more, and we do the remaining calls
+    ourselves.
     """
     threads = max(1, min(torch.get_num_threads(), batch))
     ends = [batch * i // threads for i in range(threads + 1)]
