@@ -23,7 +23,8 @@ from ghor.spaces.framed import Framed
 from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.hyperbolic import Boosted
 from ghor.spaces.matrix import MatrixSpace
-from ghor.spaces.orthogonal import Anchored, Orthogonal
+from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.rotations import OrthogonalGroup
 from ghor.spaces.symplectic import Symplectic
 
 # Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions
@@ -61,8 +62,8 @@ def is_helper(cls: type[Space]) -> bool:
     """Whether a class is there for others to inherit from, and is no space itself."""
     return inspect.isabstract(cls) or cls in (
         MatrixSpace,
-        Anchored,
         Orthogonal,
+        OrthogonalGroup,
         Subspaces,
         Symplectic,
         Framed,

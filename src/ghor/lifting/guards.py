@@ -20,7 +20,7 @@ from ghor._torch.values import SELDOM
 from ghor.constraints.registry import declared_space
 from ghor.constraints.validation import Warn, check_on_space, kind_of
 from ghor.lifting.probe import left_ghor, not_in_ghor
-from ghor.linalg import parts, wide
+from ghor.linalg import as_real, wide
 from ghor.spaces.sections import POLISH_POINT
 
 if TYPE_CHECKING:
@@ -190,9 +190,9 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
     if bool(
         torch.isnan(W).any()
     ):  # 0/0 where a coordinate is 0 by its structure, as Adam has it with eps = 0, is 0
-        ones = torch.ones_like(parts(W[0])).flatten().cumsum(0).view(parts(W[0]).shape)
+        ones = torch.ones_like(as_real(W[0])).flatten().cumsum(0).view(as_real(W[0]).shape)
         ones = torch.view_as_complex(ones) if W.is_complex() else ones
-        parts(W).masked_fill_(parts(s.space.one.hor(ones)) == 0, 0)
+        as_real(W).masked_fill_(as_real(s.space.one.hor(ones)) == 0, 0)
         length.copy_(torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim()))))
     finite = torch.isfinite(W).flatten(1).all(1)
     if not bool(finite.all()):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ghor.linalg import parts, wide
+from ghor.linalg import as_real, wide
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
@@ -189,7 +189,7 @@ def fingerprint(X: Tensor) -> Tensor:
 
     Exact, so that it does not depend on the number of threads. Of small points it is the bits themselves.
     """
-    bits = parts(X).flatten(1)
+    bits = as_real(X).flatten(1)
     bits = bits.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[bits.element_size()])
     if bits.shape[1] <= 128:
         return bits.clone()
