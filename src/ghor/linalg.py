@@ -114,7 +114,7 @@ def _each(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(*(X.shape[:-2] for X in matrices))
     if batch.numel() < 2:
         return function(*matrices)
-    rows = zip(*(X.expand(*batch, *X.shape[-2:]).reshape(-1, *X.shape[-2:]) for X in matrices), strict=True)
+    rows = zip(*(X.expand(*batch, *X.shape[-2:]).flatten(0, -3) for X in matrices), strict=True)
     return torch.stack([function(*row) for row in rows]).unflatten(0, batch)
 
 
