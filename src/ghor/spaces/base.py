@@ -370,11 +370,12 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
         V = V.sum(0)
         moved = space.exp(Y, V)
         # In the space's own norm and relative to the spread, so that neither the size of the points nor their
-        # distance from E counts. Near points may not get there: their logarithms have the rounding of their
-        # coordinates, at which the length stays; then Y no longer changes beyond its last digits.
+        # distance from E counts. Rounding of the logarithms may keep the length above that: then it no longer
+        # falls, and is a small part of the spread, or Y changes in its last digits only (near points).
         length = space.norm(Y, V)
         still = space._ambient(moved - Y) <= 1e3 * rounding * space._ambient(Y)
-        done = done | (length <= rounding * spread) | ((length >= last) & still)
+        small = still | (length <= rounding**0.5 * spread)
+        done = done | (length <= rounding * spread) | ((length >= last) & small)
         if bool(done.all()):
             return space.project(moved).to(points.dtype)
         Y, last = moved, length
