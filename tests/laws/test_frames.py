@@ -71,16 +71,16 @@ def test_a_space_shows_its_options(space):
 @pytest.mark.parametrize(
     ("space", "sizes", "words"),
     [
-        (ghor.Stiefel, (5, 3), r"as in Stiefel\(\)\.random\(5, 3\); its options are: flatten, blocks"),
-        (ghor.SpecialOrthogonal, (3,), r"as in SpecialOrthogonal\(\)\.random\(3, 3\)"),
-        (ghor.SpecialEuclidean, (3,), r"as in SpecialEuclidean\(\)\.random\(3, 4\)"),
-        (ghor.SPD, (3,), r"as in SPD\(\)\.random\(3, 3\)"),
+        (ghor.Stiefel(), (5, 3), r"as in Stiefel\(\)\.random\(5, 3\); its options are: flatten, blocks"),
+        (ghor.SpecialOrthogonal(), (3,), r"as in SpecialOrthogonal\(\)\.random\(3, 3\)"),
+        (ghor.SpecialEuclidean(), (3,), r"as in SpecialEuclidean\(\)\.random\(3, 4\)"),
+        (ghor.SPD(), (3,), r"as in SPD\(\)\.random\(3, 3\)"),
     ],
     ids=name,
 )
 def test_sizes_come_from_the_weight(space, sizes, words):
     with pytest.raises(TypeError, match=words):
-        space(*sizes)
+        type(space)(*sizes)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=name)

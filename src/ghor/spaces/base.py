@@ -272,10 +272,10 @@ class Space(ABC):
     # -- geometry that follows from a space's own ------------------------------------------------------------
 
     def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
-        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol (1 + ||V||), by default tol = 100 eps."""
+        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
         tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
         off, size = (self._ambient(X) for X in (V - self.tangent(Y, V), V))
-        return bool((off <= tol * (1 + size)).all())
+        return bool((off <= tol * size).all())
 
     def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
         """The geodesic gamma(1) from Y in the direction Delta."""
