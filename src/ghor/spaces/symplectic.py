@@ -121,7 +121,7 @@ class Symplectic(MatrixSpace):
             U = U @ (3 * I - self.star(U) @ U) / 2
         off = frobenius(self.star(U) @ U - I)
         rounding = 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)
-        if not bool((off <= rounding.clamp_max(1)).all()):  # a residual of 1 is no point, however large U is
+        if not bool((off <= rounding.clamp_max(1)).all()):  # nor with a residual of 1, however large U is
             raise ValueError(
                 f"the matrix is {float(self.residual(X).max()):.1e} off {self}, too far to tell which point "
                 f"is meant; initialise it first, for example with {self}.random{tuple(X.shape)}"
