@@ -75,7 +75,9 @@ class Space(ABC):
     spreads: ClassVar[bool] = False
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
-        if given or options:
+        if (
+            given or not options.keys() <= cls.__dataclass_fields__.keys()
+        ):  # `bind` takes 50 us: `one` is fast
             try:
                 cls.__signature__.bind(*given, **options)
             except TypeError as error:
@@ -307,19 +309,20 @@ class Space(ABC):
 
 def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
     """The error for arguments that the constructor of a space does not take."""
-    name, options = cls.__name__, ", ".join(cls.__signature__.parameters)
-    if not given or not all(isinstance(k, int) for k in given):
-        return f"{name}(): {error}; its options are: {options or 'none'}"
+    name, parameters = cls.__name__, cls.__signature__.parameters
+    options = f"its options are: {', '.join(parameters) or 'none'}"
+    by_position = any(p.kind is not p.KEYWORD_ONLY for p in parameters.values())
+    if by_position or not given or not all(isinstance(k, int) for k in given):
+        return f"{name}(): {error}; {options}"
     space, example = cls(), ""
     for shape in (given, 2 * given, (given[0], given[0] + 1)):  # one size: the side of a square, or of a pose
         try:
             space.check_shape(shape)
         except ValueError:
             continue
-        example = f", as in {name}().random{shape}"
+        example = f", as in {name}().random({', '.join(map(str, shape))})"
         break
-    options = f"; its options are: {options or 'none'}"
-    return f"{name}() takes no sizes, got {given}: they come from the weight{example}{options}"
+    return f"{name}() takes no sizes, got {given}: they come from the weight{example}; {options}"
 
 
 def compute(X: Tensor) -> Tensor:
