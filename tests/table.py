@@ -1,8 +1,7 @@
 """The law table: every space of the package with shapes to try it on, found by walking `ghor.spaces`.
 
-What a space can do is asked here and nowhere else: `has`, `is_flat`, `is_compact`, ... Tests ask these, so
-that none of them has the name of a space in a condition, and a new space is tried by all that it has what
-they need for.
+Tests ask the functions below what a space can do (`has`, `is_flat`, `is_compact`, ...) and never compare its
+name: a new space then runs through every law that it has the geometry for.
 """
 
 import importlib
@@ -23,7 +22,8 @@ from ghor.spaces.framed import Framed
 from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.hyperbolic import Boosted
 from ghor.spaces.matrix import MatrixSpace
-from ghor.spaces.orthogonal import Anchored, Orthogonal
+from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.rotations import OrthogonalGroup
 from ghor.spaces.symplectic import Symplectic
 
 # Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions
@@ -43,26 +43,28 @@ SHAPES = [
     (2, 3, 6, 2),
     (2, 4, 4),
 ]
-# For the spaces whose points are no matrices with a form: three of these that they accept.
+# For spaces that are not matrices with a form: three of these that they accept.
 OTHER_SHAPES = [(7,), (2, 3), (3, 3), (3, 4), (4, 4), (4, 2, 3), (4, 3, 3), (4, 3, 4), (2, 4, 4)]
 # One of each kind, for tests that go through them in a loop.
 KINDS = [(7,), (7, 1), (5, 5), (9, 8), (6, 4), (2, 10), (2, 3, 6, 2), (4, 4)]
 DTYPES = [torch.float64, torch.float32]
-# Two shapes are enough for complex tensors, where a space takes them: a batch, and a square or a wide one.
+# For complex tensors two of these that a space accepts are enough: a batch, and a square or a wide one.
 COMPLEX_SHAPES = [(2, 3, 6, 2), (5, 5), (2, 10), (6, 4)]
+# Single numbers: real ones do not move, complex ones move on the circle U(1).
+CIRCLES = [(3, 1, 1), (7, 1)]
 COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 RETRACTIONS = ["cayley", "geodesic"]
 
 
-# -- what a space can do -----------------------------------------------------------------------------------------------
+# -- what a space can do -------------------------------------------------------------------------------------
 
 
 def is_helper(cls: type[Space]) -> bool:
-    """Whether a class is there for others to inherit from, and is no space itself."""
+    """Whether a class is a base class of spaces, and not itself a space of the package."""
     return inspect.isabstract(cls) or cls in (
         MatrixSpace,
-        Anchored,
         Orthogonal,
+        OrthogonalGroup,
         Subspaces,
         Symplectic,
         Framed,
@@ -70,8 +72,7 @@ def is_helper(cls: type[Space]) -> bool:
 
 
 def has(space: Space, what: str) -> bool:
-    """Whether the space has this part of the geometry of points: metric, rgrad, exp, log, transport, Omega,
-    ..."""
+    """Whether the space has this part of the geometry of points: metric, rgrad, exp, log, transport, ..."""
     return space.has(what)
 
 
@@ -81,19 +82,17 @@ def has_implicit(space: Space) -> bool:
 
 
 def is_flat(space: Space) -> bool:
-    """Whether it is the vector space, whose weights are the base optimizer's own business."""
+    """Whether it is the vector space, whose weights the base optimizer updates itself."""
     return isinstance(space, ghor.Euclidean)
 
 
 def is_compact(space: Space) -> bool:
-    """Whether points cannot grow: `project` finds the nearest point of any X of full rank, no velocity is too
-    long."""
+    """Whether points cannot grow: any X of full rank has a nearest point, and no velocity is too long."""
     return space.compact
 
 
 def has_frame(space: Space) -> bool:
-    """Whether points are tall matrices, Lambda = [Y, Q] is a matrix of the group, and W in g^hor is W E = [A;
-    B]."""
+    """Whether points are matrices, Lambda = [Y, Q] is in the group, and W in g^hor is W E = [A; B]."""
     return isinstance(space, MatrixSpace)
 
 
@@ -107,8 +106,7 @@ def has_complex(space: Space) -> bool:
 
 
 def is_graph(space: Space) -> bool:
-    """Whether every tensor has a point near it, 0 as well: all but one coordinate are free, and give that
-    one."""
+    """Whether every tensor has a point near it, even 0: one coordinate is a function of the free others."""
     return isinstance(space, Boosted)
 
 
@@ -118,8 +116,7 @@ def is_cone(space: Space) -> bool:
 
 
 def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
-    """Points off the space by this part of their size: too long, or where that is a point too, not
-    symmetric."""
+    """Points off the space by this part of their size: too long, or on a cone, not symmetric."""
     if not is_cone(space):
         return (1 + by) * Y
     X = Y.clone()
@@ -128,13 +125,12 @@ def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
 
 
 def has_canonical_metric(space: Space) -> bool:
-    """Whether the metric is that of g^hor: then transport is an isometry, and rgrad in coordinates is
-    global_grad."""
+    """Whether the metric is that of g^hor: transport is an isometry, and global_grad represents rgrad."""
     return isinstance(space, Orthogonal | ghor.Euclidean) or (isinstance(space, Framed) and space.scale == 1)
 
 
 def tolerance(space: Space, Y: torch.Tensor) -> float:
-    """How far off counts as on, for weights of Y's shape and dtype."""
+    """The residual below which weights of Y's shape and dtype count as on the space."""
     return float(space.tolerance(Y).max())
 
 
@@ -157,7 +153,7 @@ def ghor_product(space: Space, W: torch.Tensor, V: torch.Tensor) -> torch.Tensor
     return P[..., :n, :].sum((-2, -1)) / 2 + P[..., n:, :].sum((-2, -1))
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 def all_spaces() -> list[Space]:
@@ -171,16 +167,16 @@ def all_spaces() -> list[Space]:
     return [space for _, space in sorted(found.items())]
 
 
-def accepts(space: Space, shape: tuple[int, ...]) -> bool:
+def accepts(space: Space, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> bool:
     try:
-        space.check_shape(shape)
-    except ValueError:
+        space.check(shape, dtype)
+    except (TypeError, ValueError):
         return False
     return True
 
 
 def shapes(space: Space, tried: Sequence[tuple[int, ...]] = SHAPES) -> list[tuple[int, ...]]:
-    """Those that the space accepts."""
+    """The shapes among `tried`, or for spaces without a form among OTHER_SHAPES, that the space accepts."""
     if has_frame(space) or is_flat(space):
         return [x for x in tried if accepts(space, x)]
     other = [x for x in OTHER_SHAPES if accepts(space, x)]
@@ -209,6 +205,10 @@ MANIFOLDS = [s for s in SPACES if not is_flat(s)]
 CASES = [(s, shape) for s in SPACES for shape in shapes(s)]
 MANIFOLD_CASES = [(s, shape) for s, shape in CASES if not is_flat(s)]
 COMPLEX_CASES = [(s, shape) for s in SPACES if has_complex(s) for shape in shapes(s, COMPLEX_SHAPES)[:2]]
+CIRCLE_CASES = [
+    (s, c) for s in SPACES for c in CIRCLES if accepts(s, c, torch.complex128) and not accepts(s, c)
+]
+COMPLEX_CASES += CIRCLE_CASES
 
 SECTIONS = [(s, k) for s in MANIFOLDS for k in sections(s)]
 FIRST = [(s, shapes(s)[0]) for s in MANIFOLDS]
@@ -225,8 +225,7 @@ LAWS: dict[str, Callable] = {}
 def law(
     *needs: str, where: Callable[[Space], bool] = lambda space: True, dtypes=DTYPES, **more: list[object]
 ) -> Callable:
-    """A test that is a law of (space, shape, dtype, ...), on every space of the table that has what it
-    needs."""
+    """Make a test a law of (space, shape, dtype, ...): it runs on every space that has what it needs."""
 
     def holds(space: Space) -> bool:
         return where(space) and all(has(space, n) for n in needs)
@@ -246,7 +245,7 @@ def law(
     return declare
 
 
-# -- points and vectors ------------------------------------------------------------------------------------------------
+# -- points and vectors --------------------------------------------------------------------------------------
 
 
 def randn(shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -259,7 +258,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def one(space: Space, Y: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions of one member of a batch: those that `residual` makes a number of."""
+    """The dimensions of one member of a batch: those that `residual` reduces to a number."""
     return tuple(range(space.residual(Y).dim(), Y.dim()))
 
 
@@ -283,8 +282,7 @@ def horizontal(
 def point(
     space: Space, shape: tuple[int, ...], gen: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> torch.Tensor:
-    """A generic point: a random one, moved a little (random symplectic points are orthogonal too, which is
-    special)."""
+    """A generic point: a random one, moved a little (random symplectic points are orthogonal as well)."""
     return _point(space, shape, int(torch.randint(2**31, (), generator=gen)), wide(dtype)).to(
         dtype, copy=True
     )
@@ -313,8 +311,7 @@ def close(a: torch.Tensor, b: torch.Tensor, tol: float) -> None:
 
 
 def on(space: Space, Y: torch.Tensor) -> bool:
-    """On the space and finite: rounding of a few steps in an N x n matrix of norm sqrt(n) (more if not
-    compact)."""
+    """Whether Y is finite and on the space, up to the rounding of a few steps, which grows with ||Y||^2."""
     Y = Y.detach()
     rounding = 4 * eps(Y) * (1 + Y.double().norm() ** 2)
     return bool(torch.isfinite(Y).all()) and bool(space.residual(Y.double()).max() <= rounding)

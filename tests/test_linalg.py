@@ -1,4 +1,4 @@
-"""Small matrix functions where the libraries below them are not to be trusted."""
+"""Small matrix functions where LAPACK or a plain sum is wrong: batches on several threads, long sums."""
 
 import re
 from pathlib import Path
@@ -25,6 +25,13 @@ def test_inverse_and_solve_of_a_batch_on_two_threads(batch, n, gen):
         torch.set_num_threads(threads)
     assert (A.double() @ P.double() - torch.eye(n)).abs().max() < 1e-5
     assert (A.double() @ X.double() - B).abs().max() < 1e-5
+
+
+def test_solve_without_right_hand_sides(gen):
+    """The complement of a square matrix is empty: a section of three 160 x 160 points solves for nothing."""
+    Y = ghor.Stiefel().random(3, 160, 160, generator=gen)
+    assert torch.equal(ghor.Stiefel().section(Y), Y)
+    assert solve(Y, Y[..., :0]).shape == (3, 160, 0)
 
 
 def test_long_sums_keep_their_digits(gen):

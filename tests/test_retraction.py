@@ -49,8 +49,7 @@ def coordinates(shape: tuple[int, ...], size: float, seed: int = 0) -> torch.Ten
 @pytest.mark.parametrize("retraction", list(RETRACTIONS))
 @pytest.mark.parametrize("size", [1e-8, 1e-3, 1.0, 30.0, 1e3])
 def test_equal_the_dense_references(shape, retraction, size):
-    """To 10 eps max(1, ||W||), in sections and on points; batch dimensions 0, 1, 2; n = 1, n = N, N = n + 1,
-    wide."""
+    """To 10 eps max(1, ||W||), in sections and on points, for every kind of shape."""
     space, H = ghor.Stiefel(), coordinates(shape, size)
     flat = H.reshape(-1, *H.shape[-2:])
     N, n = flat.shape[-2:]
@@ -77,8 +76,7 @@ def test_equal_the_dense_references(shape, retraction, size):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name)
 def test_authors_reference_values(dtype):
-    """20 x 3 lifts with ||B|| from 0.66 to 384: orthonormal, equal to the dense exponential; zero gives
-    exactly I."""
+    """20 x 3 lifts with ||B|| from 0.66 to 384 equal the dense exponential; zero gives exactly I."""
     space = ghor.Stiefel()
     for size in (0.66, 6.0, 60.0, 384.0):
         H = coordinates((20, 3), size).to(dtype)

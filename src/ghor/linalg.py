@@ -1,4 +1,8 @@
-"""Small matrix functions, batched over leading dimensions: what the spaces and retractions are made of."""
+"""Small matrix functions, batched over leading dimensions, from which spaces and retractions are built.
+
+Sums and products first, then the one place that calls LU, rotations, exponential and logarithm, and functions
+of Hermitian matrices with their derivatives.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,28 @@ from torch import Tensor
 
 from ghor._torch.values import may_read
 
+LONG, PART = 4096, 512  # terms of a sum that float32 can take, and of each part of a longer one
+SMALL = 96  # side up to which LAPACK's LU of a batch can be trusted with any number of threads
+
+# -- numbers -------------------------------------------------------------------------------------------------
+
 
 def wide(X: Tensor) -> Tensor:
-    """X in the widest dtype of its kind: float64, or complex128."""
+    """Convert X to the widest dtype of its kind, float64 or complex128."""
     return X.to(torch.promote_types(X.dtype, torch.float64))
 
 
-def parts(X: Tensor) -> Tensor:
-    """Real tensors as they are, complex ones as pairs (..., 2) of real numbers, as torch's optimizers see
-    them."""
+def as_real(X: Tensor) -> Tensor:
+    """View a complex tensor as pairs (..., 2) of real numbers, as torch's optimizers do; real ones pass."""
     return torch.view_as_real(X.resolve_conj()) if X.is_complex() else X
 
 
 def phases(d: Tensor) -> Tensor:
-    """d/|d|, 1 where d = 0: the signs of real numbers."""
+    """d/|d|, and 1 where d = 0; for real d, its signs."""
     return torch.where(d == 0, 1, torch.sgn(d))
+
+
+# -- sums and products ---------------------------------------------------------------------------------------
 
 
 def dot(U: Tensor, V: Tensor) -> Tensor:
@@ -37,33 +48,45 @@ def frobenius(X: Tensor) -> Tensor:
     return torch.linalg.vector_norm(X, dim=(-2, -1))
 
 
+def largest(X: Tensor) -> float:
+    """The largest entry, NaN if there is a NaN, and 0 for an empty batch."""
+    return float(X.amax()) if X.numel() > 0 else 0.0
+
+
 def eye_like(X: Tensor) -> Tensor:
     """The n x n identity with X's dtype and device, n = X.shape[-1]."""
     return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
 
 
+def symmetric(X: Tensor) -> Tensor:
+    """(X + X^T)/2, symmetric to the bit."""
+    return (X + X.mT) / 2
+
+
 def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
-    """X <- X + alpha A B, in place; in one kernel where there is one batch dimension."""
+    """X <- X + alpha A B in place, in one kernel if there is one batch dimension."""
     return X.baddbmm_(A, B, alpha=alpha) if X.dim() == 3 else X.add_(A @ B, alpha=alpha)
 
 
 def product(A: Tensor, B: Tensor) -> Tensor:
-    """A B; where the sums are long, in parts that are added up in float64: 1e6 terms in float32 would lose 4
-    digits."""
-    k = A.shape[-1] // PART * PART
+    """A B; long sums are split into parts that are added up in float64.
+
+    A sum of 1e6 terms in float32 would lose 4 digits.
+    """
     if A.shape[-1] <= LONG:
         return A @ B
+    k = A.shape[-1] // PART * PART
     pieces = A[..., :k].unflatten(-1, (-1, PART)).movedim(-2, -3) @ B[..., :k, :].unflatten(-2, (-1, PART))
     total = pieces.sum(-3, dtype=torch.complex128 if A.is_complex() else torch.float64)
     return (total + A[..., k:] @ B[..., k:, :]).to(A.dtype)
 
 
-LONG, PART = 4096, 512  # terms of a sum that float32 can take, and of each part of a longer one
+# -- LU ------------------------------------------------------------------------------------------------------
 
 
 def inverse(X: Tensor) -> Tensor:
     """X^-1, not finite where X is singular."""
-    if X.shape[-1] <= SMALL:  # the step calls this: no further call
+    if X.shape[-1] <= SMALL:  # the step's own call, so without the detour through `_each`
         return torch.linalg.inv_ex(X)[0]
     return _each(lambda x: torch.linalg.inv_ex(x)[0], X)
 
@@ -79,10 +102,11 @@ def det(X: Tensor) -> Tensor:
 
 
 def _each(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
-    """A function of batches of matrices that rests on LU; large ones on the CPU are taken one by one.
+    """Apply a function that rests on LU to a batch of matrices, large ones on the CPU one by one.
 
     torch runs a batch in parallel there, and oneMKL's LU is not safe for that: with two threads the factors
-    of two matrices larger than about 150 are garbage (pytorch#141358, #142815).
+    of two matrices larger than about 150 are garbage (pytorch#141358, #142815). QR, SVD, Cholesky, eigh and
+    matrix_exp are right with any number of threads.
     """
     first = matrices[0]
     if first.shape[-1] <= SMALL or first.dim() == 2 or first.device.type != "cpu":
@@ -90,17 +114,51 @@ def _each(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
     batch = torch.broadcast_shapes(*(X.shape[:-2] for X in matrices))
     if batch.numel() < 2:
         return function(*matrices)
-    rows = zip(*(X.expand(*batch, *X.shape[-2:]).reshape(-1, *X.shape[-2:]) for X in matrices), strict=True)
+    rows = zip(*(X.expand(*batch, *X.shape[-2:]).flatten(0, -3) for X in matrices), strict=True)
     return torch.stack([function(*row) for row in rows]).unflatten(0, batch)
 
 
-SMALL = 96  # side up to which LAPACK's LU of a batch can be trusted with any number of threads
+# -- rotations -----------------------------------------------------------------------------------------------
 
 
 def polar(X: Tensor) -> Tensor:
-    """The unitary polar factor of square X, any one where X is singular."""
+    """The unitary polar factor of square X; one of several where X is singular."""
     U, _, Vh = torch.linalg.svd(X)
     return U @ Vh
+
+
+def log_rotation(R: Tensor) -> Tensor:
+    """The principal logarithm of rotations or unitary matrices: (..., N, N) -> (..., N, N), skew.
+
+    Angles must be below pi. Square roots sqrt(R) = polar(I + R) are taken until R is near I, then log R =
+    2 atanh((R - I)(R + I)^-1). It uses products and solves only, so autograd goes through it even where
+    angles coincide.
+    """
+    I = eye_like(R)
+    roots = 0
+    # 0.25 makes ||K|| <= 1/7, where the series below ends in K^23/23, far under float64's eps.
+    while roots < 12 and largest((R.detach() - I).abs().sum(-1)) > 0.25:
+        R = _polar_newton(I + R)
+        roots += 1
+    K = solve(R + I, R - I)
+    K = (K - K.mH) / 2
+    K2, term, out = K @ K, K, K
+    for j in range(3, 25, 2):
+        term = term @ K2
+        out = out + term / j
+    return out * 2.0 ** (roots + 1)
+
+
+def _polar_newton(X: Tensor) -> Tensor:
+    """The unitary polar factor by Newton's iteration X <- (X + X^-H)/2, quadratic once ||X|| is near 1."""
+    for _ in range(60):
+        X, last = (X + inverse(X).mH) / 2, X
+        if largest((X - last).detach().abs()) <= 8 * torch.finfo(X.dtype).eps:
+            break
+    return X
+
+
+# -- the exponential -----------------------------------------------------------------------------------------
 
 
 def phi(X: Tensor) -> Tensor:
@@ -128,45 +186,13 @@ def phi(X: Tensor) -> Tensor:
         start = torch.zeros((), dtype=torch.int64, device=X.device)
         _, W = torch.while_loop(lambda j, _: j < top, lambda j, W: (j + 1, double(j, W)), (start, W))
         return W
-    # Where s may not be read there are as many as the longest step needs that the optimizer takes.
+    # Where s may not be read: 12 doublings, as many as the longest step of an optimizer needs.
     for j in range(int(s.max()) if may_read(X) and X.numel() > 0 else 12):
         W = double(j, W)
     return W
 
 
-def log_rotation(R: Tensor) -> Tensor:
-    """The principal logarithm of rotations or unitary matrices, (..., N, N) -> (..., N, N) skew, for angles
-    below pi.
-
-    Square roots sqrt(R) = polar(I + R) until R is near I, then log R = 2 atanh((R - I)(R + I)^-1). Products
-    and solves only, so autograd goes through it also where angles coincide.
-    """
-    I = eye_like(R)
-    roots = 0
-    while roots < 12 and float((R.detach() - I).abs().sum(-1).amax()) > 0.25:
-        R = _polar_newton(I + R)
-        roots += 1
-    K = solve(R + I, R - I)
-    K = (K - K.mH) / 2
-    K2, term, out = K @ K, K, K
-    for j in range(3, 25, 2):
-        term = term @ K2
-        out = out + term / j
-    return out * 2.0 ** (roots + 1)
-
-
-def _polar_newton(X: Tensor) -> Tensor:
-    """The unitary polar factor by Newton's iteration X <- (X + X^-H)/2, quadratic once ||X|| is near 1."""
-    for _ in range(60):
-        X, last = (X + inverse(X).mH) / 2, X
-        if float((X - last).detach().abs().amax()) <= 8 * torch.finfo(X.dtype).eps:
-            break
-    return X
-
-
-def symmetric(X: Tensor) -> Tensor:
-    """(X + X^T)/2, symmetric to the bit."""
-    return (X + X.mT) / 2
+# -- functions of Hermitian matrices -------------------------------------------------------------------------
 
 
 def log_positive(T: Tensor) -> Tensor:
@@ -188,9 +214,10 @@ def log_gram(M: Tensor) -> Tensor:
 
 
 def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:
-    """f(T) of Hermitian matrices by their eigenvalues, differentiable twice, also where these coincide.
+    """f(T) of Hermitian T by its eigenvalues t, differentiable twice even where these coincide.
 
-    f gives f and f', and can itself be differentiated. Eigenvalues t meet on the scale of zero + |t|.
+    f returns f(t) and f'(t), and can itself be differentiated. Eigenvalues count as equal where they differ
+    by a small part of zero + |t|: zero=0 for functions that are singular at 0, such as log.
     """
     return _Function.apply(T, f, zero)  # type: ignore[no-untyped-call]
 
@@ -222,8 +249,7 @@ class _Derivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, ...]:
-        """The second derivative, sum over k of f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj), is symmetric in all
-        three."""
+        """sum_k f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj): f[., ., .] is symmetric in its three arguments."""
         T, G, t, V = ctx.saved_tensors
         with torch.no_grad():
             A, B, F = _in_basis(G, V), _in_basis(H, V), _second(t, *ctx.of)
@@ -234,7 +260,7 @@ class _Derivative(torch.autograd.Function):
 
 
 class _Last(torch.autograd.Function):
-    """Has no derivative, and says so: a constant would be passed over in silence."""
+    """The identity; raises when differentiated, instead of silently giving a zero third derivative."""
 
     @staticmethod
     def forward(ctx: Any, X: Tensor, *of: Tensor) -> Tensor:
@@ -254,21 +280,24 @@ def _in_basis(G: Tensor, V: Tensor) -> Tensor:
 
 
 def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
-    """Where differences of f are noise."""
+    """Where a divided difference of f would be mostly rounding.
+
+    Its error is eps/h at a distance h of the eigenvalues; that of Simpson's rule in `_first` is h^4.
+    """
     return (b - a).abs() <= torch.finfo(a.dtype).eps ** 0.25 * (zero + a.abs())
 
 
 def _first(t: Tensor, f: Any, zero: float) -> Tensor:
-    """f[a, b] = (f(a) - f(b))/(a - b); where eigenvalues meet the mean of f' between them, by Simpson's
-    rule."""
+    """f[a, b] = (f(a) - f(b))/(a - b), and the mean of f' between a and b where they nearly coincide."""
     a, b = t.unsqueeze(-1), t.unsqueeze(-2)
     near, (ft, dft) = _near(a, b, zero), f(t)
+    # Simpson's rule for the integral of f' from a to b, over b - a
     mean = (dft.unsqueeze(-1) + 4 * f((a + b) / 2)[1] + dft.unsqueeze(-2)) / 6
     return torch.where(near, mean, (ft.unsqueeze(-1) - ft.unsqueeze(-2)) / torch.where(near, 1, a - b))
 
 
 def _second(t: Tensor, f: Any, zero: float) -> Tensor:
-    """f[a, b, c] = (f[b, c] - f[a, b])/(c - a) for a <= b <= c, f''/2 at their mean where all three meet."""
+    """f[a, b, c] = (f[b, c] - f[a, b])/(c - a), a <= b <= c; f''/2 at their mean where all three coincide."""
     i = torch.arange(t.shape[-1], device=t.device)
     low, middle, high = torch.stack(torch.meshgrid(i, i, i, indexing="ij")).sort(0)[0]  # eigenvalues ascend
     a, b, c, F = t[..., low], t[..., middle], t[..., high], _first(t, f, zero)

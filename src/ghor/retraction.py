@@ -1,17 +1,17 @@
 """Retractions: from g^hor to the group (paper, appendices "The Cayley Retraction" and "Computing
 Exponentials").
 
-An element of g^hor is W = [[A, -B*], [B, 0]], A = -A* (n x n), B ((N-n) x n). Both retractions are known by
-what they do to two small matrices, A and C = B* B: with n x n results F1, F2, T1, T2
+An element of g^hor is W = [[A, -B*], [B, 0]], A = -A* (n x n), B ((N-n) x n). Both retractions follow from
+two small matrices, A and C = B* B, by n x n matrices F1, F2, T1, T2 that are functions of these:
 
     R(W) E   = E   + F,       F = [F1; B F2]
     R(W) E_c = E_c - T B*,    T = [T1; B T2]         E_c: the columns of the identity beyond those of E
 
-so nothing of size N x N is formed. Where N < 2n the N x N matrix W is itself the smaller one, and C would
-lose the small singular values of B: there the retraction is evaluated densely (Cayley only where N is small
-as well: its n x n inverse is cheaper than an N x N solve, and short steps lose nothing). Both forms return
-the *increment* R - I, which is small for small W: adding it to Lambda drifts a thousand times less than
-forming R and multiplying.
+so that nothing of size N x N is formed: the *thin* form. Where N < 2n it is not smaller than the N x N matrix
+W, and C = B* B would lose the small singular values of B: there the retraction is evaluated *densely* (Cayley
+only if N is small as well: its n x n inverse is cheaper than an N x N solve, and short steps lose nothing).
+Both forms return the *increment* R - I, which is small for small W: adding it to Lambda drifts a thousand
+times less than forming R and multiplying.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Thin = tuple[Tensor, Tensor, Tensor, Tensor]  # F1, F2, T1, T2
 
 @dataclass(frozen=True)
 class Retraction:
-    """A retraction by its name, its dense increment R(W) - I and its thin form (A, C) -> F1, F2, T1, T2.
+    """A retraction: its name, the dense increment R(W) - I and the thin form (A, C) -> F1, F2, T1, T2.
 
-    Where F1 = M F2 and T = E + F/2, `factors` gives M and F2 alone: F = [M; B] F2. The dense form is used
-    where N < 2n and N <= `dense_up_to`.
+    `factors`, for a retraction with F1 = M F2 and T = E + F/2, gives M and F2 alone: F = [M; B] F2. The dense
+    form is used if N < 2n and N <= `dense_up_to`.
     """
 
     name: str
@@ -63,8 +63,7 @@ def _cayley_factors(A: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
-    """F1 = M S^-1, F2 = S^-1, and T = E + F/2, whose T1 = I + F1/2 is S^-1 again, with more digits for large
-    W."""
+    """F1 = M S^-1, F2 = S^-1 and T = E + F/2; T1 = I + F1/2 is S^-1, with more digits for large W."""
     M, F2 = _cayley_factors(A, C)
     return M @ F2, F2, F2, F2 / 2
 
@@ -77,8 +76,8 @@ def _geodesic_dense(W: Tensor) -> Tensor:
 def _geodesic_thin(A: Tensor, C: Tensor) -> Thin:
     """exp(W) - I = B' A(X) B''^T with the 2n x 2n matrix X = B''^T B' = [[A/2, I], [A^2/4 - C, A/2]].
 
-    X is balanced by diag(I, c I), c a power of two near ||W||, so that ||X|| grows like ||W|| and not like
-    ||W||^2.
+    X is balanced by diag(I, c I) with c a power of two (exact) near ||W||, so that ||X|| grows like ||W|| and
+    not like ||W||^2.
     """
     n = A.shape[-1]
     with torch.no_grad():
@@ -99,7 +98,7 @@ RETRACTIONS = {r.name: r for r in (cayley, geodesic)}
 
 
 def by_name(retraction: str | Retraction) -> Retraction:
-    """ "cayley" or "geodesic", or a Retraction as it is."""
+    """The retraction of this name, "cayley" or "geodesic"; a Retraction is returned as it is."""
     if isinstance(retraction, Retraction):
         return retraction
     if retraction not in RETRACTIONS:

@@ -1,6 +1,11 @@
-"""Laws on what the optimizer asks of a space, and no more: section, apply_section, global_grad,
-update_section, and for its points random, project, distance, tolerance, polish, E. A new space is in the
-table as soon as its file is there."""
+"""Laws on the methods of a space that the optimizer calls, and no others.
+
+These are section, apply_section, global_grad, update_section, and for points random, project, residual,
+tolerance, polish, E. A new space is in the table as soon as its file is there.
+"""
+
+import dataclasses
+import inspect
 
 import pytest
 import torch
@@ -49,6 +54,37 @@ def test_the_table_has_every_space_of_the_package():
 
 
 @pytest.mark.parametrize("space", SPACES, ids=name)
+def test_a_space_shows_its_options(space):
+    """By name, in help() and editors; sizes and other options are refused."""
+    cls = type(space)
+    shown = inspect.signature(cls).parameters
+    assert set(shown) == {f.name for f in dataclasses.fields(cls)}
+    assert all(shown[f.name].default == f.default for f in dataclasses.fields(cls))
+    options = f"its options are: {', '.join(shown) or 'none'}"
+    with pytest.raises(TypeError, match=rf"{cls.__name__}\(\): .* 'no_option'; {options}"):
+        cls(no_option=3)
+    with pytest.raises(TypeError, match=rf"{cls.__name__}\(\).*{options}"):
+        cls(2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("space", "sizes", "words"),
+    [
+        (ghor.Stiefel(), (5, 3), r"as in Stiefel\(\)\.random\(5, 3\); its options are: flatten, blocks"),
+        (ghor.SpecialOrthogonal(), (3,), r"as in SpecialOrthogonal\(\)\.random\(3, 3\)"),
+        (ghor.SpecialEuclidean(), (3,), r"as in SpecialEuclidean\(\)\.random\(3, 4\)"),
+        (ghor.SPD(), (3,), r"as in SPD\(\)\.random\(3, 3\)"),
+        (ghor.Hyperbolic(), (3,), r"takes no sizes, got \(3,\): .* as in Hyperbolic\(\)\.random\(3\)"),
+        (ghor.Flag(), (2, 1), r"Flag\(\): too many positional arguments; its options are: sizes"),
+    ],
+    ids=name,
+)
+def test_sizes_come_from_the_weight(space, sizes, words):
+    with pytest.raises(TypeError, match=words):
+        type(space)(*sizes)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=name)
 def test_a_space_is_a_value(space):
     assert space == type(space)()
     assert hash(space) == hash(type(space)())
@@ -57,7 +93,7 @@ def test_a_space_is_a_value(space):
         space.flatten = 2
 
 
-# -- points ------------------------------------------------------------------------------------------------------------
+# -- points --------------------------------------------------------------------------------------------------
 
 
 @law()
@@ -79,7 +115,7 @@ def test_project_finds_the_space_and_keeps_its_points(space, shape, dtype, gen):
 
 
 @law(where=is_manifold)
-def test_distance_is_one_number_for_each_member_of_a_batch(space, shape, dtype, gen):
+def test_the_residual_is_one_number_for_each_member_of_a_batch(space, shape, dtype, gen):
     Y = point(space, shape, gen, dtype)
     X = Y.clone()
     last = X.view(-1, *shape[len(shape) - len(one(space, Y)) :])[-1]
@@ -92,8 +128,7 @@ def test_distance_is_one_number_for_each_member_of_a_batch(space, shape, dtype, 
 
 @law(where=is_manifold, dtypes=[torch.float64, torch.float32, *HALVES])
 def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, dtype, gen):
-    """What `random` and `project` give is on the space; a weight 1 % too long (10 % in half precision) is off
-    it."""
+    """`random` and `project` give points of the space; 1 % longer (10 % in half precision) is off it."""
     wide = COMPUTE_DTYPE.get(dtype, dtype)
     Y = space.random(*shape, generator=gen, dtype=dtype)
     assert space.residual(Y.to(wide)).max() <= tolerance(space, Y)
@@ -105,7 +140,7 @@ def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, d
 
 @law(where=is_manifold, dtypes=F64)
 def test_polishing_squares_the_distance(space, shape, dtype, gen):
-    """Of X + X (I - X* X)/2: what is left of a distance d is 3 d^2/4 and a little."""
+    """X + X (I - X* X)/2 takes a residual d to 3 d^2/4 and a little."""
     Y = point(space, shape, gen, dtype)
     X = (1 + 1e-4) * Y + 1e-5 * randn(shape, gen, dtype)
     d = space.residual(X)
@@ -114,7 +149,7 @@ def test_polishing_squares_the_distance(space, shape, dtype, gen):
     close(polished(space, Y), Y, tol(Y))
 
 
-# -- sections ----------------------------------------------------------------------------------------------------------
+# -- sections ------------------------------------------------------------------------------------------------
 
 
 @law()
@@ -140,7 +175,7 @@ def test_a_section_is_in_the_group(space, shape, dtype, gen):
     close(space.inverse(Lambda, n) @ Lambda, torch.eye(Lambda.shape[-1], dtype=dtype), tol(Y))
 
 
-# -- steps -------------------------------------------------------------------------------------------------------------
+# -- steps ---------------------------------------------------------------------------------------------------
 
 
 def moved(space, Y, Lambda, W, retraction):
@@ -152,7 +187,7 @@ def moved(space, Y, Lambda, W, retraction):
 
 @law(retraction=RETRACTIONS)
 def test_a_step_stays_on_the_space(space, shape, dtype, retraction, gen):
-    """And none is none, to the bit."""
+    """A step of length 0 changes no bit."""
     Y = point(space, shape, gen, dtype)
     Lambda = space.section(Y)
     W = horizontal(space, Y, Lambda, gen)

@@ -1,6 +1,8 @@
-"""Laws on the geometry of points: metric, gradients, geodesics, transport, logarithm. A space may lack some
-of these; it says so when they are asked for, and the optimizer does without them
-(test_laws_of_the_step.py)."""
+"""Laws on the geometry of points: metric, gradients, geodesics, transport, logarithm.
+
+A space may lack some of these; it says so when they are asked for, and the optimizer does without them
+(test_frames.py has the laws that it needs).
+"""
 
 import pytest
 import torch
@@ -70,7 +72,7 @@ def test_what_a_space_does_not_have_it_says(space, shape, what, dtype, gen):
     assert repr(space) in str(info.value)
 
 
-# -- metric and gradient -----------------------------------------------------------------------------------------------
+# -- metric and gradient -------------------------------------------------------------------------------------
 
 
 @law("rgrad", "metric", "tangent")
@@ -116,10 +118,12 @@ def test_tangent_is_a_projection(space, shape, dtype, gen):
     close(space.tangent(Y, V), V, tol(Y) * 10)
     assert space.is_tangent(Y, V, tol(Y))
     if not is_flat(space):
-        assert not space.is_tangent(Y, V + spoiled(space, Y, 0.1) - Y)
+        X = V + spoiled(space, Y, 0.1) - Y
+        assert not space.is_tangent(Y, X)
+        assert not space.is_tangent(Y, 1e-12 * X)  # whatever its unit
 
 
-# -- tangent vectors in g^hor ------------------------------------------------------------------------------------------
+# -- tangent vectors in g^hor --------------------------------------------------------------------------------
 
 
 @law("Omega", "tangent", where=has_frame)
@@ -179,7 +183,7 @@ def test_update_section_is_lambda_times_the_dense_retraction(space, shape, dtype
     close(space.update_section(Lambda, W, retraction), Lambda.to(wide(dtype)) @ R, 20 * tol(Y))
 
 
-# -- retractions and geodesics -----------------------------------------------------------------------------------------
+# -- retractions and geodesics -------------------------------------------------------------------------------
 
 
 @law("retract", "tangent", retraction=RETRACTIONS)
@@ -254,7 +258,30 @@ def test_dist_has_a_derivative_where_the_points_meet(space, shape, dtype, gen):
         assert torch.isfinite(Z.grad).all()
 
 
-# -- autograd ----------------------------------------------------------------------------------------------------------
+@law("log", "dist", "exp", "metric", dtypes=F64)
+def test_an_empty_batch_gives_empty_results(space, shape, dtype, gen):
+    one = shape[len(shape) - space.dims :]
+    Y, count = (
+        torch.zeros(0, *one, dtype=dtype),
+        () if is_flat(space) else space.residual(torch.zeros(0, *one)).shape,
+    )
+    for what in (space.log, space.exp, space.retract, space.tangent, space.rgrad):
+        assert what(Y, Y).shape == Y.shape
+    for number in (space.dist(Y, Y), space.norm(Y, Y), space.metric(Y, Y, Y)):
+        assert number.shape == count
+
+
+@law("norm", "tangent", dtypes=F64)
+def test_the_norm_has_derivative_0_at_0(space, shape, dtype, gen):
+    Y = point(space, shape, gen, dtype)
+    V = torch.zeros_like(Y).requires_grad_()
+    size = space.norm(Y, V)
+    close(size, torch.zeros_like(size), 0)
+    (g,) = torch.autograd.grad(size.sum(), V)
+    close(g, torch.zeros_like(g), 0)
+
+
+# -- autograd ------------------------------------------------------------------------------------------------
 
 
 @law(
@@ -305,7 +332,7 @@ def test_logarithms_are_differentiated_twice_where_eigenvalues_meet():
         torch.autograd.grad(h.sum(), X)
 
 
-# -- kernels -----------------------------------------------------------------------------------------------------------
+# -- kernels -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

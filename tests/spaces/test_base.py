@@ -1,4 +1,4 @@
-"""Means: where the gradient of the sum of squared distances vanishes."""
+"""Means: where the gradient of the sum of squared distances vanishes, at any scale."""
 
 import pytest
 import torch
@@ -73,11 +73,51 @@ def test_fifty_points_to_1e_10(space, shape, gen):
     assert space.dist(M, space.mean(points.flip(0))) <= 1e-10
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e6, 1e12])
+@pytest.mark.parametrize(("space", "shape"), [(ghor.SPD(), (4, 4)), (ghor.Euclidean(), (5,))], ids=name)
+def test_the_mean_of_multiples_is_the_multiple_of_the_mean(space, shape, size, gen):
+    """Covariances of signals in volts are of size 1e-12, and the mean does not depend on the unit."""
+    points = space.random(20, *shape, generator=gen, dtype=torch.float64)
+    close(space.mean(size * points) / size, space.mean(points), 1e-12)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize("r", [0.0, 8.0, 16.0, 18.0])
+def test_the_mean_of_hyperbolic_points_far_out(r, spread, gen):
+    """Points at distance `spread` around one at distance r from the origin, boosted there from the origin.
+
+    The boost keeps means, so the mean at the origin is an independent reference. A distance between points
+    with coordinates of size e^r is known to eps e^r.
+    """
+    space = ghor.Hyperbolic()
+    E = space.E((4,), dtype=torch.float64)
+    V = spread * torch.cat([torch.zeros(9, 1), randn((9, 3), gen) / 3**0.5], 1).double()
+    near = space.exp(E.expand_as(V), V)
+    boost = torch.eye(4, dtype=torch.float64)
+    boost[0, 0] = boost[1, 1] = torch.tensor(r, dtype=torch.float64).cosh()
+    boost[0, 1] = boost[1, 0] = torch.tensor(r, dtype=torch.float64).sinh()
+    points = space.project(near @ boost)
+    expected = space.project(space.mean(near) @ boost)
+    off = (space.mean(points) - expected).abs().max() / expected.abs().max()
+    assert off <= 100 * torch.finfo(torch.float64).eps * torch.tensor(r).exp()
+
+
+@pytest.mark.parametrize(("space", "shape"), MEANS, ids=name)
+def test_the_mean_of_equal_and_of_nearly_equal_points(space, shape, gen):
+    """There rounding is all the spread, and no iteration makes it smaller."""
+    Y = point(space, shape, gen)
+    close(space.mean(torch.stack([Y, Y, Y])), Y, 1e-14)
+    points = torch.stack([space.exp(Y, tangent(space, Y, gen, 1e-15)) for _ in range(3)])
+    close(space.mean(points), Y, 1e-13)
+
+
 def test_what_has_no_mean(gen):
     sphere = ghor.Sphere()
     Y = sphere.random(3, generator=gen, dtype=torch.float64)
     with pytest.raises(ValueError, match="antipodal"):
         sphere.mean(torch.stack([Y, -Y]))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        sphere.mean(torch.stack([Y, torch.nan * Y]))
     with pytest.raises(ValueError, match="stacked along dimension 0"):
         sphere.mean(Y)
     with pytest.raises(ValueError, match="nonnegative weights"):

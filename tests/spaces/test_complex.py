@@ -3,7 +3,7 @@
 import pytest
 import torch
 from steps import through_a_file
-from table import close, name, randn
+from table import CIRCLE_CASES, close, name, randn
 from torch import nn
 
 import ghor
@@ -14,6 +14,7 @@ CASES = [
     (ghor.Grassmann(), (2, 8)),
     (ghor.Sphere(), (3, 4)),
     (ghor.Unitary(), (2, 4, 4)),
+    *CIRCLE_CASES,
 ]
 DTYPES = [torch.complex128, torch.complex64]
 each_case = pytest.mark.parametrize(("space", "shape"), CASES, ids=name)
@@ -53,7 +54,7 @@ def test_every_optimizer_keeps_ghor(space, shape, cls, gen):
     assert space.residual(Y.detach()).max() <= 1e-14 * 4
 
 
-@each_case
+@pytest.mark.parametrize(("space", "shape"), CASES[:4], ids=name)
 def test_a_real_weight_as_a_complex_one(space, shape, gen):
     """Real points and gradients: the complex space takes the steps of the real one, to rounding."""
     y = nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64))
@@ -173,6 +174,35 @@ def test_random_points_of_real_spaces_are_real(space, shape):
         space.random(*shape, dtype=torch.complex64)
     with pytest.raises(TypeError, match=r"real floating point tensors, not torch\.complex64"):
         space.project(space.random(*shape).to(torch.complex64))
+
+
+@pytest.mark.parametrize(("space", "shape"), CIRCLE_CASES, ids=name)
+def test_synchronised_phases(space, shape, gen):
+    """The complex circle: max |u^H z|^2 over |z_k| = 1 recovers the phases of u, up to a common one."""
+    K = torch.Size(shape).numel()
+    u = torch.polar(torch.ones(K), 6.28 * torch.rand(K, generator=gen)).to(torch.complex128)
+    z = start(space, shape, gen)
+    opt = ghor.optim.Adam([z], space=space, lr=0.1, maximize=True)
+    for _ in range(300):
+        opt.zero_grad()
+        (u.conj() @ z.flatten()).abs().square().backward()
+        opt.step()
+    assert abs((u.conj() @ z.detach().flatten()).abs() - K) < 1e-6
+    assert space.residual(z.detach()).max() < 1e-14
+
+
+@pytest.mark.parametrize(("space", "shape"), CIRCLE_CASES, ids=name)
+def test_real_numbers_of_length_one_do_not_move(space, shape):
+    with pytest.raises(ValueError, match="does not move"):
+        space.random(*shape)
+    with pytest.raises(ValueError, match="does not move"):
+        space.project(torch.ones(shape))
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0: .*does not move"):
+        ghor.optim.Adam([nn.Parameter(torch.ones(shape))], space=space)
+
+
+def test_the_complex_circle_is_in_the_table():
+    assert {s for s, _ in CIRCLE_CASES} >= {ghor.Stiefel(), ghor.Unitary()}
 
 
 def test_complex_half_is_refused():

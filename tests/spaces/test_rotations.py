@@ -1,10 +1,17 @@
-"""Parallel transport: the group's Levi-Civita one beside that of the second kind."""
+"""Rotations: determinants, and the two parallel transports of the group."""
 
 import pytest
 import torch
 from table import point, tangent
 
 import ghor
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_determinant_minus_one_is_named(dtype):
+    space, Y = ghor.SpecialOrthogonal(), torch.diag(torch.tensor([1.0, 1.0, -1.0])).to(dtype)
+    assert "determinant -1: use ghor.Stiefel()" in space.hint(torch.stack([-Y, Y]))
+    assert space.hint(-Y) == space.hint(space.project(Y)) == ghor.Stiefel().hint(Y) == ""
 
 
 def covariant_derivative_of_transport(transport, A, B, t, h=1e-4):

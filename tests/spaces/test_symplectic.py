@@ -1,4 +1,4 @@
-"""Symplectic spaces in floating point: points that grow, and stay on their space."""
+"""Symplectic spaces in floating point: points that grow stay on their space."""
 
 import warnings
 

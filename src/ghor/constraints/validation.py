@@ -26,7 +26,7 @@ def check_parameter(p: Tensor, space: Space, name: str) -> None:
     except TypeError as error:
         raise TypeError(f"{name} of shape {tuple(p.shape)}: {error}") from None
     try:
-        space.check_shape(p.shape)
+        space.check(p.shape, p.dtype)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if p.layout != torch.strided:

@@ -20,7 +20,7 @@ from ghor.constraints.registry import declared_space
 from ghor.constraints.validation import Warn, check_on_space, kind_of
 from ghor.lifting.probe import left_ghor, not_in_ghor
 from ghor.lifting.stack import Stack
-from ghor.linalg import parts, wide
+from ghor.linalg import as_real, wide
 from ghor.spaces.sections import POLISH_POINT
 
 _version = operator.attrgetter("_version")
@@ -171,9 +171,9 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
     left = ~(length <= s.limit)
     if bool(torch.isnan(W).any()):
         # 0/0 in a coordinate that is structurally 0, which Adam makes with eps = 0, counts as 0.
-        ones = torch.ones_like(parts(W[0])).flatten().cumsum(0).view(parts(W[0]).shape)
+        ones = torch.ones_like(as_real(W[0])).flatten().cumsum(0).view(as_real(W[0]).shape)
         ones = torch.view_as_complex(ones) if W.is_complex() else ones
-        parts(W).masked_fill_(parts(s.space.one.hor(ones)) == 0, 0)
+        as_real(W).masked_fill_(as_real(s.space.one.hor(ones)) == 0, 0)
         length.copy_(s.space.one.step_length(W))
     finite = torch.isfinite(W).flatten(1).all(1)
     if not bool(finite.all()):

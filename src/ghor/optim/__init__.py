@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ghor.lifting.lifted import NAMED, Lifted
-from ghor.linalg import parts
+from ghor.linalg import as_real
 from ghor.optim.lbfgs import LBFGS
 from ghor.optim.muon import Muon
 
@@ -149,7 +149,7 @@ class _PaperAdam(Optimizer):
         state["step"] += 1
         t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
         p, g, m, v = map(
-            parts, (p, g, state["m"], state["v"])
+            as_real, (p, g, state["m"], state["v"])
         )  # as torch's: real and imaginary parts on their own
         for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):
             cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))

@@ -88,8 +88,7 @@ class Problem:
                 raise TypeError(
                     f"{name} is {p.dtype}; points are floating point tensors, convert with .double()"
                 )
-            s.check_shape(p.shape)
-            s.check_dtype(p.dtype)
+            s.check(p.shape, p.dtype)
             if not isinstance(s, Euclidean):
                 check_on_space([p], s, [name])
         self.start = [p.detach().clone() for p in points]

@@ -1,4 +1,4 @@
-"""The spaces, one file each. A new space is a new file here and a line below."""
+"""The spaces, one file for each family. A new space is a new file here and a line below."""
 
 from ghor.spaces.base import Space
 from ghor.spaces.euclidean import Euclidean

@@ -1,4 +1,4 @@
-"""A space is what the optimizer and the declaration call: the lines of Algorithm 3, and how points are found.
+"""The interface of a space: the lines of Algorithm 3, how points are found, and the mean of points.
 
     section(Y) -> Lambda                  a frame above Y
     apply_section(Lambda, E) -> Y         the point Lambda E
@@ -10,17 +10,18 @@
 Points may have leading batch dimensions. B and W have the shape of the point: coordinates that do not exist
 are structural zeros, which elementwise odd rules keep. Lambda is any tensor with the same batch dimensions.
 
-What the matrix spaces share is in `form.py`. Geometry on points (`metric, rgrad, exp, log, dist, transport,
-...`) is there where a space has it: `space.has("log")` tells.
+Matrix spaces share `matrix.py`, spaces with cheap frames `framed.py`. Geometry on points (`metric, rgrad,
+exp, log, dist, transport, ...`) is optional: `space.has("log")` tells.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
@@ -29,32 +30,59 @@ from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor.linalg import wide
 from ghor.retraction import Retraction
 
-# What optional geometry rests on.
-NEEDS = {"dist": "log", "inner": "metric", "mean": "log", "norm": "metric"}
+# The method that each piece of geometry written here rests on: a space has the one if it has the other.
+NEEDS = {
+    "dist": "log",
+    "exp": "retract",
+    "inner": "metric",
+    "is_tangent": "tangent",
+    "mean": "log",
+    "norm": "metric",
+}
 
 
 class Absent(AttributeError, NotImplementedError):
-    """Geometry that a space does not have."""
+    """Raised for geometry that a space does not have: `hasattr` is False, and a call is not implemented."""
+
+
+class _Signature:
+    """`inspect.signature` of a space: that of its __init__, where __new__ would show `*given, **options`."""
+
+    def __get__(self, space: object, cls: type) -> inspect.Signature:
+        init = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return init.replace(
+            parameters=list(init.parameters.values())[1:], return_annotation=inspect.Signature.empty
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class Space(ABC):
-    """A homogeneous space G/H as a value: no tensors, no device; equal when of one kind."""
+    """A homogeneous space G/H as a value: it holds no tensor and no device, and equal options are equal."""
+
+    __signature__: ClassVar[_Signature] = _Signature()
 
     # Longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 a retraction in float64
     # has lost the digits in which float32 could tell it from its limit.
     max_velocity: ClassVar[float] = 1e6
 
-    # Whether the weights are bounded: any matrix of full rank has a nearest point, and no step leads far
-    # away.
+    # Whether points are bounded: any matrix of full rank has a nearest point, and no step leads far away.
     compact: ClassVar[bool] = True
 
-    # Whether there is a section in closed form, see `ghor.section`: then the `implicit_...` methods are
-    # there, too.
+    # Whether there is a section in closed form (`spaces/sections.py`), hence the `implicit_...` methods.
     implicit: ClassVar[bool] = False
 
-    # Whether `implicit_update` takes squares of coordinates along, where the frame turns fast.
+    # Whether `implicit_update` also carries squares of coordinates along: where the frame turns fast.
     spreads: ClassVar[bool] = False
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        if (
+            given or not options.keys() <= cls.__dataclass_fields__.keys()
+        ):  # `bind` takes 50 us: `one` is fast
+            try:
+                cls.__signature__.bind(*given, **options)
+            except TypeError as error:
+                raise TypeError(_advice(cls, given, str(error))) from None
+        return super().__new__(cls)
 
     def __repr__(self) -> str:
         given = (
@@ -72,7 +100,7 @@ class Space(ABC):
         what = "logarithm" if name == "log" else name
         raise Absent(f"{self} has no {what} here; space.has({name!r}) tells which spaces have one")
 
-    # -- shapes ---------------------------------------------------------------------------------------------------
+    # -- shapes ----------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -81,20 +109,19 @@ class Space(ABC):
 
     @property
     def one(self) -> Space:
-        """The space of the single points in a weight: without `blocks`, and without rows that are left
-        alone."""
+        """The space of a single point in a weight: without `blocks`, and without rows that are left alone."""
         return self
 
     def split(self, X: Tensor) -> Tensor:
-        """A weight as a batch of points, (..., *point) in the layout of `one`; a view."""
+        """View a weight as a batch of points, (..., *point), in the layout of `one`."""
         return X
 
     def read(self, weights: Tensor, gradient: bool = False) -> Tensor:
-        """Weights (..., *shape), with E in place of rows that are left alone; 0 if these are gradients."""
+        """Weights (..., *shape), with E in place of rows that are left alone; 0 in gradients."""
         return weights
 
     def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
-        """Batches of points into weights, in the layout of `split`; what is left alone is left alone."""
+        """Copy batches of points, in the layout of `split`, into weights; skip rows that are left alone."""
         torch._foreach_copy_(weights, points)
 
     @abstractmethod
@@ -108,12 +135,17 @@ class Space(ABC):
                 f"weights on {self} are real floating point tensors, not {dtype}; convert with .float()"
             )
 
+    def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Raise unless tensors of this shape and dtype can lie on the space, and can move on it."""
+        self.check_dtype(dtype)
+        self.check_shape(shape)
+
     @abstractmethod
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
         """The distinct element, in the layout of `shape`."""
 
     def reach(self, shape: Sequence[int]) -> float:
-        """||W||_F of a step that turns everything by about one radian: what counts as a long step."""
+        """||W||_F of a step that turns everything by about one radian, which counts as a long step."""
         return 1.0
 
     def step_length(self, W: Tensor) -> Tensor:
@@ -124,24 +156,22 @@ class Space(ABC):
         return torch.linalg.vector_norm(W, dim=tuple(range(-self.dims, 0)))
 
     def polish_period(self, shape: Sequence[int]) -> int:
-        """Steps between two polishings of a whole section; in between the point alone is polished."""
+        """Steps between two polishings of a whole section; in between only the point is polished."""
         return 100
 
-    # -- points -----------------------------------------------------------------------------------------------------
+    # -- points ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def residual(self, Y: Tensor) -> Tensor:
-        """How far each point is off the space: (..., *point) -> (...). (`dist` is the distance of two
-        points.)"""
+        """How far each point is off the space: (..., *point) -> (...). (`dist` is between two points.)"""
 
     def distance(self, Y: Tensor) -> Tensor:
-        """Deprecated: it is called `residual`, for `dist` is the geodesic distance of two points."""
+        """Deprecated name of `residual`, too easily taken for `dist`, the distance of two points."""
         warnings.warn("space.distance is called space.residual now", DeprecationWarning, stacklevel=2)
         return self.residual(Y)
 
     def tolerance(self, Y: Tensor) -> Tensor:
-        """How far off counts as on: what rounding does to each point, (..., *point) -> (...), with some
-        room."""
+        """Residual below which a point counts as on the space: (..., *point) -> (...)."""
         points = self.split(Y)
         return torch.full(points.shape[: points.dim() - self.dims], self.room(Y), device=Y.device)
 
@@ -149,6 +179,10 @@ class Space(ABC):
         """The tolerance of a point of size one."""
         # half precision has few digits to lose
         return torch.finfo(Y.dtype).eps * self.reach(Y.shape) * (4 if Y.dtype in COMPUTE_DTYPE else 100)
+
+    def hint(self, Y: Tensor) -> str:
+        """Why points Y are off the space, and the way out, if there is more to say than how far; else ""."""
+        return ""
 
     @abstractmethod
     def random(
@@ -162,10 +196,9 @@ class Space(ABC):
 
     @abstractmethod
     def project(self, X: Tensor) -> Tensor:
-        """A point near X: the nearest one on compact spaces. Raises ValueError where X does not determine
-        it."""
+        """A point near X, the nearest one on compact spaces; ValueError where X does not determine it."""
 
-    # -- Algorithm 3 ------------------------------------------------------------------------------------------------
+    # -- Algorithm 3 -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def section(self, Y: Tensor) -> Tensor:
@@ -173,7 +206,7 @@ class Space(ABC):
 
     @abstractmethod
     def apply_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
-        """Y = Lambda E in the layout of E, which is all that is asked of E (it may be on the meta device)."""
+        """Y = Lambda E in the layout of E. Only the shape of E is used: it may be on the meta device."""
 
     @abstractmethod
     def global_grad(self, Lambda: Tensor, G: Tensor, out: Tensor | None = None) -> Tensor:
@@ -192,55 +225,50 @@ class Space(ABC):
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
-        """Rounding repaired, in place: Lambda back towards the group, or its point alone back towards the
-        space.
+        """Repair rounding in place: Lambda towards the group, or its point alone towards the space.
 
         `share`, a number or one for each point, (...), is 0 where no bit may change.
         """
 
     def restore(self, Lambda: Tensor, E: Tensor) -> Tensor:
-        """Back to the group from further away, after a step of any length; Lambda is the caller's own."""
+        """Bring Lambda back to the group from further away, after a step of any length; may overwrite it."""
         return self.polish(self.polish(Lambda, E), E)
 
     def within_digits(self, before: Tensor, after: Tensor) -> Tensor:
-        """What of a step from Lambda = `before` to `after` is taken: nothing where the dtype could not hold
-        the point.
+        """`after`, or `before` for the points that the dtype could not hold after the step.
 
         Reads no value. On compact spaces every point can be held.
         """
         return after
 
     def checked_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
-        """A section that comes from a file: rounding repaired, ValueError if it is none."""
+        """A section read from a file, with rounding repaired; ValueError if it is not in the group."""
         return Lambda
 
     def section_kind(self, asked: str, shape: Sequence[int]) -> str:
-        """ "transported" or "implicit", for points of this shape and what a group's `section` asks for."""
+        """ "transported" or "implicit", for points of this shape and the option `section` of a group."""
         if asked == "implicit" and not self.implicit:
             raise ValueError(f"{self} has no implicit section; use section='transported'")
         return "implicit" if asked == "implicit" else "transported"
 
     def bounded(self, Lambda: Tensor, W: Tensor) -> Tensor:
-        """W, shortened where Lambda R(W) would outgrow its dtype; reads no value. On compact spaces W
-        itself."""
+        """W, shortened where Lambda R(W) would outgrow its dtype; reads no value. On compact spaces, W."""
         return W
 
     def outgrown(self, Lambda: Tensor) -> Tensor:
-        """Which of the points are near the size at which `bounded` holds them: (...)."""
+        """Which points are near the size at which `bounded` holds them: (...)."""
         return torch.zeros(Lambda.shape[:1], dtype=torch.bool, device=Lambda.device)
 
     def hor(self, W: Tensor) -> Tensor:
-        """W projected to g^hor: W itself where it lies in it, exactly."""
+        """The projection of W to g^hor: W itself, to the bit, if it lies there."""
         return W
 
     def ghor_blocks(self, W: Tensor) -> list[Tensor]:
-        """The matrices (..., a, b) that W is made of, views: rules of matrices such as Muon act on each by
-        itself."""
+        """The matrices (..., a, b) that make up W, as views; matrix rules such as Muon act on each."""
         return [W.unsqueeze(-1) if self.dims == 1 else W]
 
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
-        """What stands for the point Y0 in |Y - Y0|^2, seen from Y: Y0 itself, unless several tensors are one
-        point."""
+        """The tensor that stands for the point Y0 in |Y - Y0|^2: Y0, unless several tensors are one point."""
         return Y0
 
     def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
@@ -257,54 +285,88 @@ class Space(ABC):
         """
         return (W * V.conj()).real.sum(tuple(range(-self.dims, 0)))
 
-    # -- geometry that follows from what a space has ------------------------------------------------------------------
+    # -- geometry that follows from a space's own ------------------------------------------------------------
+
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
+        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
+        tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
+        off, size = (self._ambient(X) for X in (V - self.tangent(Y, V), V))
+        return bool((off <= tol * size).all())
+
+    def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        """The geodesic gamma(1) from Y in the direction Delta."""
+        return self.retract(Y, Delta, "geodesic")
 
     def inner(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """g_Y(U, V), the metric under the name that other libraries use."""
+        """g_Y(U, V): the metric, under the name that other libraries use."""
         return self.metric(Y, U, V)
 
     def norm(self, Y: Tensor, V: Tensor) -> Tensor:
         """sqrt(g_Y(V, V)); its derivative at V = 0 is 0, as in torch.linalg.vector_norm."""
         square = self.metric(Y, V, V)
-        positive = square > 0
-        return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+        zero = square <= 0  # not `square > 0` negated: a NaN is not zero
+        return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
         """Length of the shortest geodesic from Y to Z."""
         return self.norm(Y, self.log(Y, Z))
 
     def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The Frechet mean of points (K, ..., *point), see `ghor.spaces.mean`."""
+        """The Frechet mean of points (K, ..., *point), see `ghor.spaces.base.mean`."""
         return mean(self, points, weights)
+
+    def _ambient(self, X: Tensor) -> Tensor:
+        """||X||_F of each point: (..., *point) -> (...)."""
+        X = self.split(X)
+        return torch.linalg.vector_norm(X.reshape(*X.shape[: X.dim() - self.dims], -1), dim=-1)
+
+
+def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
+    """The error for arguments that the constructor of a space does not take."""
+    name, parameters = cls.__name__, cls.__signature__.parameters
+    options = f"its options are: {', '.join(parameters) or 'none'}"
+    by_position = any(p.kind is not p.KEYWORD_ONLY for p in parameters.values())
+    if by_position or not given or not all(isinstance(k, int) for k in given):
+        return f"{name}(): {error}; {options}"
+    space, example = cls(), ""
+    for shape in (given, 2 * given, (given[0], given[0] + 1)):  # one size: the side of a square, or of a pose
+        try:
+            space.check_shape(shape)
+        except ValueError:
+            continue
+        example = f", as in {name}().random({', '.join(map(str, shape))})"
+        break
+    return f"{name}() takes no sizes, got {given}: they come from the weight{example}; {options}"
 
 
 def compute(X: Tensor) -> Tensor:
-    """X in the dtype that linear algebra runs in: float32 for half precision."""
+    """Convert X to the dtype that linear algebra runs in: float32 for half precision."""
     return X.to(COMPUTE_DTYPE.get(X.dtype, X.dtype))
 
 
-STEPS = 1000
+STEPS = 1000  # iterations of `mean`; each gains a factor that depends on the spread of the points
 
 
 @torch.no_grad()
 @full_precision()
 def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The point that minimises sum_k w_k dist(Y, points[k])^2: Y <- exp(Y, sum_k w_k log(Y, points[k])) until
-    it stays.
+    """The point Y that minimises sum_k w_k dist(Y, points[k])^2.
 
-    Points (K, ..., *point), stacked along dimension 0; weights (K) or (K, ...), nonnegative, which are
-    divided by their sum. In double precision, and without a derivative. It starts at the point of the largest
-    weight; points that are too far apart for `log`, or for a mean to be unique, raise ValueError.
+    Y <- exp(Y, sum_k w_k log(Y, points[k])), from the point of the largest weight, until it stays. Points
+    (K, ..., *point) are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and are divided
+    by their sum. Runs in double precision and has no derivative. Points that are too far apart for `log`, or
+    for a mean to be unique, raise ValueError.
     """
     batch = points.shape[: points.dim() - space.dims]
     if len(batch) == 0 or batch[0] == 0:
         raise ValueError(
             f"{space}.mean takes points stacked along dimension 0, got shape {tuple(points.shape)}"
         )
+    if not bool(torch.isfinite(points).all()):
+        raise ValueError(f"{space}.mean: there are NaN or infinite entries among the points")
     X = wide(points)
-    X = (
-        X if X.dtype == points.dtype else space.project(X)
-    )  # what has been rounded is off by more than `log` allows
+    if X.dtype != points.dtype:  # rounded points are off the space by more than `log` allows in float64
+        X = space.project(X)
     w = torch.ones(len(X), device=X.device) if weights is None else weights.detach()
     if tuple(w.shape) != tuple(batch[: w.dim()]) or w.dim() == 0:
         raise ValueError(
@@ -316,13 +378,22 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
         raise ValueError(f"{space}.mean takes nonnegative weights with a positive sum")
     w = (w / total).reshape(*batch, *[1] * space.dims)
     Y = X.gather(0, w.argmax(0, keepdim=True).expand(1, *X.shape[1:]))[0]
-    rounding, last = 16 * torch.finfo(X.dtype).eps, torch.inf
+    rounding = 16 * torch.finfo(X.dtype).eps
+    last = torch.full((), torch.inf, dtype=torch.float64, device=X.device)
+    done = torch.zeros((), dtype=torch.bool, device=X.device)
     for _ in range(STEPS):
-        V = (w * space.log(Y.expand_as(X), X)).sum(0)
-        length = float(torch.linalg.vector_norm(V) / (1 + torch.linalg.vector_norm(Y)))
-        if length <= rounding or (
-            length >= last and length <= 1e3 * rounding
-        ):  # rounding is all that is left
-            return space.project(space.exp(Y, V)).to(points.dtype)
-        Y, last = space.exp(Y, V), length
+        V = w * space.log(Y.expand_as(X), X)
+        spread = space.norm(Y.expand_as(X), V).sum(0)  # sum_k w_k dist(Y, points[k])
+        V = V.sum(0)
+        moved = space.exp(Y, V)
+        # In the space's own norm and relative to the spread, so that neither the size of the points nor their
+        # distance from E counts. Rounding of the logarithms may keep the length above that: then it no longer
+        # falls, and is a small part of the spread, or Y changes in its last digits only (near points).
+        length = space.norm(Y, V)
+        still = space._ambient(moved - Y) <= 1e3 * rounding * space._ambient(Y)
+        small = still | (length <= rounding**0.5 * spread)
+        done = done | (length <= rounding * spread) | ((length >= last) & small)
+        if bool(done.all()):
+            return space.project(moved).to(points.dtype)
+        Y, last = moved, length
     raise ValueError(f"{space}.mean: no mean was found in {STEPS} iterations; are the points too far apart?")

@@ -1,5 +1,4 @@
-"""Fl(n_1, n_2, ...; N) = SO(N)/S(O(n_1) x O(n_2) x ...): nested subspaces, held by an orthonormal basis Y in
-blocks."""
+"""Fl(n_1, n_2, ...; N) = SO(N)/S(O(n_1) x O(n_2) x ...): nested subspaces, held by an orthonormal basis Y."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from ghor.spaces.orthogonal import Orthogonal
 
 @dataclass(frozen=True, repr=False)
 class Flag(Orthogonal):
-    """Flags span(Y_1) in span(Y_1, Y_2) in ...: Y = [Y_1, Y_2, ...] orthonormal, its blocks `sizes` columns
-    wide.
+    """The flags span(Y_1) < span(Y_1, Y_2) < ..., held by Y = [Y_1, Y_2, ...] (..., N, n), Y^H Y = I.
 
-    g^hor: A skew with zero diagonal blocks, B arbitrary: turning a block within its span does not move the
-    flag. One block is Grassmann, blocks of one column are Stiefel up to signs.
+    Block Y_i has `sizes[i]` columns. Turning a block within its span does not move the flag, so g^hor has A
+    skew with zero diagonal blocks, and B arbitrary. One block is Grassmann, blocks of one column are Stiefel
+    up to signs. Metric: that of Stiefel.
 
     >>> Flag((2, 1)).random(9, 3).shape
     torch.Size([9, 3])
@@ -47,8 +46,7 @@ class Flag(Orthogonal):
             raise ValueError(f"{self} of square matrices is a single point, got shape {tuple(shape)}")
 
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
-        """[Y0_1 Y0_1^H Y_1, ...], each block projected to its own span: the same for every basis of the
-        blocks."""
+        """[Y0_1 Y0_1^H Y_1, ...], each block projected to its own span, the same for every basis of it."""
         M, M0 = self.matrix(Y).split(self.sizes, -1), self.matrix(Y0).split(self.sizes, -1)
         return self.unmatrix(torch.cat([b @ (b.mH @ a) for a, b in zip(M, M0, strict=True)], -1), Y.shape)
 

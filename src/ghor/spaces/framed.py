@@ -136,21 +136,10 @@ class Framed(Space):
         Lambda = self.frame(Y)
         return self.push(Lambda, self.global_rep(Lambda, X))
 
-    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
-        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol (1 + ||V||), by default 100 eps."""
-        tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
-        of = tuple(range(-self.dims, 0))
-        off = torch.linalg.vector_norm(V - self.tangent(Y, V), dim=of)
-        return bool((off <= tol * (1 + torch.linalg.vector_norm(V, dim=of))).all())
-
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
         """Lambda R(W) E."""
         Lambda = self.frame(Y)
         return self.apply_section(self.update_section(Lambda, self.global_rep(Lambda, Delta), retraction), Y)
-
-    def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
-        """The geodesic gamma(1) = Lambda exp(W) E from Y in the direction Delta."""
-        return self.retract(Y, Delta, "geodesic")
 
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
         """Transport V along the geodesic of Delta: its coordinates in the moving frame stay the same."""

@@ -1,4 +1,4 @@
-"""Gr(n, N) = SO(N)/(SO(n) x SO(N-n)): n-dimensional subspaces, held by an orthonormal basis Y."""
+"""Gr(n, N) = SO(N)/S(O(n) x O(N-n)): n-dimensional subspaces, held by an orthonormal basis Y."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ghor.spaces.orthogonal import Orthogonal
 
 
 def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
-    """f(t) = atan(sqrt t)/sqrt t and f'(t), with the series near 0."""
+    """f(t) = atan(sqrt t)/sqrt t and f'(t), by their series near 0, where sqrt has no derivative."""
     t = t.clamp_min(0)
     small = t < 1e-4
     safe = torch.where(small, 1.0, t)
@@ -26,7 +26,7 @@ def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Subspaces(MatrixSpace):
-    """Subspaces, each held by one of its bases. g^hor: A = 0."""
+    """Subspaces, each held by one of its bases; orthonormal or symplectic. g^hor: A = 0."""
 
     def check_shape(self, shape: Sequence[int]) -> None:
         super().check_shape(shape)
@@ -37,11 +37,11 @@ class Subspaces(MatrixSpace):
             )
 
     def skew(self, X: Tensor) -> Tensor:
-        """A = 0: another basis of the same subspace is no other point."""
+        """A = 0: it would turn the basis within its subspace, which does not move the point."""
         return torch.zeros_like(X)
 
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
-        """Y0 Y0* Y, the projection of Y to the subspace: the same for every basis Y0."""
+        """Y0 Y0* Y, the projection of Y to the subspace, the same for every basis Y0."""
         M = self.matrix(Y0)
         return self.unmatrix(M @ (self.star(M) @ self.matrix(Y)), Y.shape)
 
@@ -51,15 +51,21 @@ class Subspaces(MatrixSpace):
 
 
 class Grassmann(Subspaces, Orthogonal):
-    """The Grassmann manifold of subspaces span(Y), Y^T Y = I. g^hor: A = 0, B arbitrary ((N-n) x n).
+    """The Grassmann manifold of subspaces span(Y), Y^H Y = I, held by (..., N, n) matrices, N > n.
 
     Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not
-    see R. The canonical metric is tr(U^T V) here, for Y^T U = 0, and rgrad is G - Y Y^T G.
+    see R. Metric: Re tr(U^H V), where Y^H U = 0; rgrad is G - Y Y^H G. g^hor: A = 0, B arbitrary ((N-n) x n).
+
+    >>> Y = Grassmann().random(9, 2)
+    >>> bool(Grassmann().dist(Y, Y.flip(-1)) < 1e-3)
+    True
     """
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t: from tangents to angles, O(N
-        n^2)."""
+        """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t, in O(N n^2).
+
+        The singular values of L are the tangents of the principal angles; f makes them angles.
+        """
         M, ZM = self.matrix(Y), self.matrix(Z)
         YZ = M.mH @ ZM
         with torch.no_grad():

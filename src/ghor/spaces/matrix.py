@@ -1,4 +1,4 @@
-"""Spaces of matrices whose group keeps a form: what the orthogonal and the symplectic ones share.
+"""Spaces of matrices whose group keeps a form: the common part of the orthogonal and symplectic spaces.
 
 Everything is written with the adjoint X* of the form: X^H on the orthogonal spaces, J^T X^T J on the
 symplectic ones. Y* Y = I on the space, Lambda^-1 = Lambda* in the group. Lambda = [Y, Q] always has Y as its
@@ -6,8 +6,8 @@ first columns, so Lambda E = Y with E = [I; 0], and an element of g^hor
 
     W = [[A, -B*], [B, 0]],   A = -A*
 
-is stored as its first columns W E = [A; B], a tensor of Y's shape. A space differs from another in `star`, in
-what `A` may be (`skew`), in its metric, and in how points are found.
+is stored as its first columns W E = [A; B], a tensor of Y's shape. Spaces differ in `star`, in the blocks A
+that they allow (`skew`), in their metric, and in how points are found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from ghor.spaces.base import Space
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class MatrixSpace(Space):
-    """Matrices (..., N, n); leading dimensions are batch.
+    """Matrices (..., N, n); leading dimensions are batch dimensions.
 
     A wide matrix (fewer rows than columns) is on a space when its transpose is. With `flatten=k` the last k
     dimensions of a tensor count as one: `Stiefel(flatten=3)` is for the kernels (out, in, kh, kw) of a
@@ -44,15 +44,7 @@ class MatrixSpace(Space):
     flatten: int = 1
     blocks: int | tuple[int, ...] | None = None
 
-    # -- shapes: wide matrices, kernels, several matrices in one tensor ----------------------------------------------
-
-    def __new__(cls, *given: Any, **options: Any) -> Self:
-        if given and cls.__init__ is MatrixSpace.__init__:
-            raise TypeError(
-                f"{cls.__name__}() takes no sizes, got {given}: they come from the weight, as in "
-                f"{cls.__name__}().random(5, 3); flatten and blocks are given by name"
-            )
-        return super().__new__(cls)
+    # -- shapes: wide matrices, kernels, several matrices in one tensor --------------------------------------
 
     def __post_init__(self) -> None:
         if type(self.flatten) is not int or self.flatten < 1:
@@ -97,16 +89,20 @@ class MatrixSpace(Space):
         if 0 in shape:
             raise ValueError(f"{self} has no points of the empty shape {tuple(shape)}")
         self.check_blocks(shape)
-        if self.size(shape)[0] < 2:
+
+    def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Real 1 x 1 matrices are refused: +-1 does not move. A complex one moves on the circle U(1)."""
+        super().check(shape, dtype)
+        if self.size(shape)[0] < 2 and not dtype.is_complex:
             name, more = type(self).__name__, len(shape) - 1
             hint = f"; {name}(flatten={more}) takes a kernel as one matrix" if more > 1 else ""
-            raise ValueError(f"{self} of 1 x 1 matrices does not move, got shape {tuple(shape)}{hint}")
+            raise ValueError(f"{self} of real 1 x 1 matrices does not move, got shape {tuple(shape)}{hint}")
 
     def check_blocks(self, shape: Sequence[int]) -> None:
         """Raise ValueError unless there is a whole number of rows in a block."""
         if shape[-self.dims] % self.count:
             raise ValueError(
-                f"{self} splits {shape[-self.dims]} rows into {self.count} blocks, which does not come out even: shape "
+                f"{self} cannot split {shape[-self.dims]} rows into {self.count} equal blocks, got shape "
                 f"{tuple(shape)}"
             )
 
@@ -124,7 +120,7 @@ class MatrixSpace(Space):
         return M.mT if M.shape[-2] < M.shape[-1] else M
 
     def unmatrix(self, M: Tensor, shape: Sequence[int]) -> Tensor:
-        """The inverse of `matrix`: tall matrices in the layout of `shape` (of which the matrix part counts).
+        """The inverse of `matrix`: tall matrices in the layout of `shape`, whose batch part is not used.
 
         A view, unless there are blocks.
         """
@@ -145,28 +141,28 @@ class MatrixSpace(Space):
         return math.sqrt(self.size(shape)[1])
 
     def polish_period(self, shape: Sequence[int]) -> int:
-        """Two N^3 products against three N^2 n ones a step, hence 4 % of the time or less.
+        """max(100, 17 N/n), so that polishing takes at most 4 % of the time.
 
-        In between Y alone is polished, O(N n^2): steps near one ulp round the same way every time, and would
-        take it off by a few 1e-8 each.
+        A polishing has two N^3 products, a step three with N^2 n terms. In between Y alone is polished, O(N
+        n^2): steps near one ulp round the same way every time, and would take Y off by a few 1e-8 each.
         """
         N, n = self.size(shape)
         return max(100, 17 * N // n)
 
-    # -- the algebra ------------------------------------------------------------------------------------------------
+    # -- the Lie algebra -------------------------------------------------------------------------------------
 
     def star(self, X: Tensor) -> Tensor:
         """The adjoint X*: (..., a, b) -> (..., b, a)."""
         return X.mH
 
     def pair(self, X: Tensor, Z: Tensor) -> Tensor:
-        """X* Z, for sides as long as N."""
+        """X* Z, accurate also where the sums are long."""
         return product(self.star(X), Z)
 
     def skew(self, X: Tensor) -> Tensor:
-        """2 x the projection of n x n matrices to what the block A may be: X - X*, *exactly* skew.
+        """Twice the projection of n x n matrices to the blocks A of g^hor: X - X*, *exactly* skew.
 
-        A rounding error left on the diagonal would be divided by itself in Adam and come out of order one.
+        Adam would divide a rounding error left on the diagonal by itself, and make it one of order 1.
         """
         return X - self.star(X)
 
@@ -176,7 +172,7 @@ class MatrixSpace(Space):
         return self.unmatrix(torch.cat([self.skew(M[..., :n, :]) / 2, M[..., n:, :]], -2), W.shape)
 
     def ghor_blocks(self, W: Tensor) -> list[Tensor]:
-        """A and B, those that there are."""
+        """A and B, unless empty or zero: real A is 0 for n = 1, and there is no B for N = n."""
         M = self.matrix(W)
         N, n = M.shape[-2:]
         return [M[..., :n, :]] * (n > 1 or W.is_complex()) + [M[..., n:, :]] * (N > n)
@@ -199,7 +195,7 @@ class MatrixSpace(Space):
             return self.star(Lambda)
         return torch.cat([self.star(Lambda[..., :n]), self.star(Lambda[..., n:])], -2)
 
-    # -- Algorithm 3 ------------------------------------------------------------------------------------------------
+    # -- Algorithm 3 -----------------------------------------------------------------------------------------
 
     @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
@@ -208,8 +204,7 @@ class MatrixSpace(Space):
         return frobenius(self.pair(M, M) - eye_like(M))
 
     def section(self, Y: Tensor) -> Tensor:
-        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), column by column in memory: Y is one
-        piece."""
+        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), stored by columns: Y is contiguous."""
         return self.section_matrix(self.matrix(Y)).mT.contiguous().mT
 
     @abstractmethod
@@ -235,19 +230,22 @@ class MatrixSpace(Space):
     def update_section(
         self, Lambda: Tensor, W: Tensor, retraction: str | Retraction = "cayley", out: Tensor | None = None
     ) -> Tensor:
-        """Lambda R(W): two products with N^2 n terms, Lambda F and the update of Q by T B*, see
-        `ghor.retraction`."""
+        """Lambda R(W), by two products with N^2 n terms: Lambda F, and Q <- Q - (Lambda T) B*.
+
+        F and T are those of `ghor.retraction`.
+        """
         out = Lambda.clone() if out is None else out
         R = retraction if isinstance(retraction, Retraction) else by_name(retraction)
         N, n = self.size(W.shape)
         if N < 2 * n and N <= R.dense_up_to:
             return out.add_(Lambda @ R.dense(self.algebra(self.matrix(W))))
-        W = self.matrix(W).mT.clone(memory_format=torch.contiguous_format).mT  # column by column, and ours
+        # A copy, since A is overwritten below; by columns, as Lambda is, so that products need no other copy.
+        W = self.matrix(W).mT.clone(memory_format=torch.contiguous_format).mT
         A, B, Yt = W[..., :n, :], W[..., n:, :], Lambda[..., :n].mT
         Bs = self.star(B)
         C = Bs @ B if N <= LONG else product(Bs, B)
         if R.factors is not None:
-            A[...], F2 = R.factors(A, C)  # W is [M; B] now, from which F2 is still missing
+            A[...], F2 = R.factors(A, C)  # W becomes [M; B], and F = W F2
             Dt = F2.mT @ (W.mT @ Lambda.mT)
             Tt = torch.add(Yt, Dt, alpha=0.5)
         else:
@@ -255,7 +253,8 @@ class MatrixSpace(Space):
             F, T = torch.cat([F1, T1], -1), torch.cat([F2, T2], -1)
             Dt, Tt = (torch.cat([F.mT, T.mT @ B.mT], -1) @ Lambda.mT).split(n, -2)
         Qt, Bt = out.mT[..., n:, :], Bs.mT
-        if not Qt.is_contiguous():  # all columns at once: in memory they are one piece, those of Q are not
+        # In a batch the columns of Q are not contiguous: there all of Lambda is updated, with 0 for A.
+        if not Qt.is_contiguous():
             A.zero_()
             B.copy_(Bt)
             Qt, Bt = out.mT, W
@@ -269,7 +268,7 @@ class MatrixSpace(Space):
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
-        """One Newton-Schulz step towards X* X = I: X + X (I - X* X)/2, which squares the distance.
+        """One Newton-Schulz step towards X* X = I: X + X (I - X* X)/2, which squares the residual.
 
         X is Lambda, O(N^3), or its first columns Y, O(N n^2).
         """
@@ -282,37 +281,32 @@ class MatrixSpace(Space):
     def checked_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
         N, n = self.size(E.shape)
         I, Lambda = eye_like(Lambda), Lambda.mT.contiguous().mT
-        for _ in range(3):
+        for _ in range(3):  # three squarings take 0.005 below the rounding of float64
             off = frobenius(self.inverse(Lambda, n) @ Lambda - I)
             size = frobenius(Lambda) ** 2 / N
             if Lambda.shape[-1] != N or not bool((off <= 0.005 * math.sqrt(N) * size).all()):
                 raise ValueError(
-                    f"a loaded section is {float(off.max()):.1e} off the group of {self}; load another state, or "
-                    "delete the key 'section' from it: the section is then built from the weight"
+                    f"a loaded section is {float(off.max()):.1e} off the group of {self}; load another "
+                    "state, or delete the key 'section' from it: the section is then built from the weight"
                 )
             if bool((off <= 100 * torch.finfo(Lambda.dtype).eps * math.sqrt(N) * size).all()):
                 break
             self.polish(Lambda, E)
         return Lambda
 
-    # -- geometry on points -----------------------------------------------------------------------------------------
+    # -- geometry on points ----------------------------------------------------------------------------------
 
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
-        """X brought to T_Y: X - Y (S + S*)/2, S = Y* X, which is the orthogonal projection on orthogonal
-        spaces."""
+        """X - Y (S + S*)/2, S = Y* X: the projection to T_Y, orthogonal on the orthogonal spaces."""
         M, XM = self.matrix(Y), self.matrix(X)
         S = self.star(M) @ XM
         return self.unmatrix(XM - M @ (S - self.skew(S) / 2), Y.shape)
 
-    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
-        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol (1 + ||V||), by default 100 eps."""
-        tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
-        off = frobenius(self.matrix(V - self.tangent(Y, V)))
-        return bool((off <= tol * (1 + frobenius(self.matrix(V)))).all())
-
     def Omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
-        """Omega(Delta) = P Y* - Y P*, P = Delta - Y Y* Delta/2: T_Y -> g^(hor,Y), Omega Y = Delta. (..., N,
-        N)."""
+        """Omega(Delta) = P Y* - Y P*, P = Delta - Y Y* Delta/2: T_Y -> g^(hor,Y), (..., N, N).
+
+        Omega(Delta) Y = Delta.
+        """
         return self._omega(self.matrix(Y), self.matrix(Delta))
 
     def _omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
@@ -331,31 +325,27 @@ class MatrixSpace(Space):
         M, D = self.matrix(Y), self.matrix(Delta)
         return self.unmatrix(M + self._act(M, D, M, by_name(retraction)), Y.shape)
 
-    def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
-        """The geodesic gamma(1) = exp(Omega(Delta)) Y from Y in the direction Delta."""
-        return self.retract(Y, Delta, "geodesic")
-
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
         """Parallel transport of V along the geodesic of Delta: exp(Omega(Delta)) V.
 
-        Along the canonical connection of the second kind (appendix "Parallel Transport"), under which
-        coordinates in g^hor stay constant: a cache kept in g^hor needs no transport.
+        It belongs to the canonical connection of the second kind (appendix "Parallel Transport"), under which
+        coordinates in g^hor stay constant: an optimizer's state in g^hor needs no transport.
         """
         M, D, VM = self.matrix(Y), self.matrix(Delta), self.matrix(V)
         return self.unmatrix(VM + self._act(M, D, VM, by_name("geodesic")), Y.shape)
 
     def _act(self, Y: Tensor, Delta: Tensor, X: Tensor, retraction: Retraction) -> Tensor:
-        """(R(Omega(Delta)) - I) X for X (..., N, k): with K = Delta - Y Y* Delta in place of Q B, C = K*
-        K."""
+        """(R(Omega(Delta)) - I) X for X (..., N, k), without a section.
+
+        The thin form of the retraction with K = Delta - Y Y* Delta in place of Q B, hence C = K* K.
+        """
         N, n = Y.shape[-2:]
         if N < 2 * n:
             return retraction.dense(self._omega(Y, Delta)) @ X
         Ys = self.star(Y)
         A = self.skew(Ys @ Delta) / 2
         K = Delta - Y @ A
-        K = K - Y @ (
-            Ys @ K
-        )  # again: what is left along Y after the first pass is rounding of the size of Delta
+        K = K - Y @ (Ys @ K)  # twice: one pass leaves rounding of the size of Delta along Y
         F1, F2, T1, T2 = retraction.thin(A, self.star(K) @ K)
         x, z = Ys @ X, self.star(K) @ X
         return Y @ (F1 @ x - T1 @ z) + K @ (F2 @ x - T2 @ z)

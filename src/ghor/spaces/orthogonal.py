@@ -1,6 +1,12 @@
-"""What the orthogonal spaces share: points found by polar decomposition, the canonical metric.
+"""Spaces of SO(N), or of U(N) for complex tensors: points, the canonical metric, and the closed-form section.
 
-On complex tensors they are the spaces of the unitary group: X^T is X^H, and inner products are real parts.
+The closed-form ("implicit") section: write Y = [Y1; Y2] with Y1 n x n, and let R be a unitary n x n matrix
+near Y1, the *anchor*. With P = (R + Y1)^-1
+
+    Lambda X = Y X1 + Q X2,    Q X2 = E_c X2 - (Y R^H + E) P^H Y2^H X2,    X = [X1; X2]
+
+is a frame above Y that is never formed: applying it costs O(N n^2), and its state is the n^2 numbers of R.
+||P|| <= 1 for R = polar(Y1); R stays fixed, so that the frame turns slowly, until P has grown.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from ghor.linalg import (
     eye_like,
     frobenius,
     inverse,
+    largest,
     phases,
     polar,
     product,
@@ -31,15 +38,86 @@ from ghor.spaces.base import Space, compute
 from ghor.spaces.matrix import MatrixSpace
 
 
-class Anchored(MatrixSpace):
-    """Matrix spaces of the orthogonal or unitary group."""
+class Orthogonal(MatrixSpace):
+    """Spaces of SO(N), X* = X^T, or of U(N), X* = X^H."""
 
     implicit: ClassVar[bool] = True
 
-    def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
-        """Lambda = [Y, Q] formed. By default R is the polar factor of Y1, so that section(E) = I.
+    # -- points ----------------------------------------------------------------------------------------------
 
-        Autograd takes R as fixed, which is a smooth section too.
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        if not (dtype.is_floating_point or dtype in (torch.complex64, torch.complex128)):
+            kinds = "floating point tensors, real, complex64 or complex128"
+            raise TypeError(f"weights on {self} are {kinds}, not {dtype}; convert with .float()")
+
+    def random(
+        self,
+        *shape: int,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
+    ) -> Tensor:
+        """A uniform (Haar) point: the Q of a normal matrix Q R, with diag(R) made positive."""
+        self.check(shape, dtype or torch.get_default_dtype())
+        X = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        M, R = torch.linalg.qr(compute(self.matrix(X)))
+        M = self._orient(M * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), eye_like(M))
+        return self.unmatrix(M, shape).to(X.dtype).contiguous()
+
+    @full_precision()
+    def project(self, X: Tensor) -> Tensor:
+        """The nearest point, X (X^H X)^(-1/2), the polar factor of X; X must have full rank."""
+        self.check(X.shape, X.dtype)
+        M = compute(self.matrix(X))
+        if not bool(torch.isfinite(M).all()):
+            raise ValueError(f"a matrix with NaN or infinite entries has no nearest point on {self}")
+        tiny = torch.finfo(M.dtype).tiny
+        M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(
+            tiny
+        )  # 1e30 squared overflows float32
+        U, s, Vh = torch.linalg.svd(M.detach(), full_matrices=False)
+        rank = (s > s[..., :1] * max(M.shape[-2:]) * torch.finfo(M.dtype).eps).sum(-1)
+        if not bool((rank == M.shape[-1]).all()):
+            raise ValueError(
+                f"a matrix of rank {int(rank.min())} < {M.shape[-1]} has no nearest point on {self}; "
+                f"initialise it first, for example with {self}.random{tuple(X.shape)}"
+            )
+        Y = self._orient(U, Vh) @ Vh
+        Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # LAPACK's U V^H is orthogonal to 1e-5 in float32
+        if (
+            X.requires_grad
+        ):  # SVD has no derivative where singular values coincide, as they all do on the space
+            smooth = M @ symmetric_function(M.mH @ M, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
+            Y = Y + (smooth - smooth.detach())
+        return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()
+
+    def _orient(self, U: Tensor, V: Tensor) -> Tensor:
+        """U, its last column negated where U V lies in another component than the space."""
+        return U
+
+    # -- the canonical metric --------------------------------------------------------------------------------
+
+    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """The canonical metric Re tr(U^H (I - Y Y^H/2) V) = Re tr(Omega(U)^H Omega(V))/2."""
+        M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
+        return dot(UM, VM) - dot(M.mH @ UM, M.mH @ VM) / 2
+
+    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
+        """G - Y Y^H G + Y skew(Y^H G), the gradient of the canonical metric; on Stiefel, G - Y G^H Y."""
+        M, GM = self.matrix(Y), self.matrix(G)
+        YG = M.mH @ GM
+        return self.unmatrix(GM + M @ (self.skew(YG) - YG), Y.shape)
+
+    # -- sections --------------------------------------------------------------------------------------------
+
+    def inverse(self, Lambda: Tensor, n: int) -> Tensor:
+        """Lambda^H."""
+        return Lambda.mH
+
+    def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
+        """The closed-form section Lambda = [Y, Q], formed. By default R = polar(Y1), so that section(E) = I.
+
+        Autograd takes R as constant, which is a smooth section as well.
         """
         n = Y.shape[-1]
         R = polar(Y[..., :n, :].detach()) if R is None else R
@@ -49,59 +127,31 @@ class Anchored(MatrixSpace):
         Q = torch.cat([-(X + Z1 @ X), eye_like(Z2.mH) - Z2 @ X], -2)
         return torch.cat([Y, Q], -1)
 
+    def restore(self, Lambda: Tensor, E: Tensor) -> Tensor:
+        """The Q of Lambda = Q R, diag(R) > 0: Householder reflections work from any distance."""
+        Q, R = torch.linalg.qr(Lambda)
+        return Q * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
+
     def section_kind(self, asked: str, shape: Sequence[int]) -> str:
-        """Where N = n there is no complement to do without. "auto" goes by time: `benchmarks/step.py
-        --crossover`."""
+        """Transported if N = n, where there is no Q to save; "auto" is the faster one.
+
+        Where they cross: `benchmarks/step.py --crossover`.
+        """
         N, n = self.size(shape)
         faster = N >= 512 and 4 * n <= N
-        return (
-            "implicit" if N > n and (asked == "implicit" or (asked == "auto" and faster)) else "transported"
-        )
+        implicit = asked == "implicit" or (asked == "auto" and faster)
+        return "implicit" if N > n and implicit else "transported"
+
+    # -- the closed-form section: Algorithm 3 ----------------------------------------------------------------
 
     def implicit_start(self, Y: Tensor) -> Tensor:
-        """The anchor for a point: R = polar(Y1)."""
+        """The anchor R = polar(Y1)."""
         M = self.matrix(Y)
         return polar(M[..., : M.shape[-1], :])
-
-    def implicit_frame(self, Y: Tensor, R: Tensor) -> Tensor:
-        """Lambda itself, formed: for those who go over to a transported section."""
-        return self.section_matrix(self.matrix(Y), R).mT.contiguous().mT
-
-    def implicit_turn(self, Y: Tensor, R: Tensor, Lambda: Tensor, vectors: Sequence[Tensor]) -> None:
-        """Vectors of g^hor from the frame Lambda to that of the anchor R, in place."""
-        n = R.shape[-1]
-        turn = self.implicit_frame(Y, R)[..., n:].mH @ Lambda[..., n:]
-        for X in map(self.matrix, vectors):
-            X[..., n:, :] = turn @ X[..., n:, :]
-
-    def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
-        """`polish` of the point alone, in place, O(N n^2)."""
-        self.polish(self.matrix(Y), Y, share, point_only=True)
-
-    def implicit_restore(self, Y: Tensor) -> Tensor:
-        """Back to the space from further away."""
-        return self.unmatrix(self.restore(self.matrix(Y), Y), Y.shape)
-
-    def checked_anchor(self, R: Tensor) -> Tensor:
-        """An anchor that comes from a file: rounding repaired, ValueError if it is none."""
-        off = frobenius(R.mH @ R - eye_like(R))
-        if not bool((off <= 0.005 * math.sqrt(R.shape[-1])).all()):
-            raise ValueError(
-                f"a loaded anchor is {float(off.max()):.1e} off a rotation; load another state, or delete the key "
-                "'anchor' from it: it is then found from the weight"
-            )
-        good = off <= 100 * torch.finfo(R.dtype).eps * math.sqrt(R.shape[-1])
-        return R if bool(good.all()) else torch.where(good[..., None, None], R, polar(R))
 
     def implicit_inverse(self, Y: Tensor, R: Tensor) -> Tensor:
         """P = (R + Y1)^-1."""
         return inverse(R + self.matrix(Y)[..., : R.shape[-1], :])
-
-    def implicit_apply(self, Y: Tensor, R: Tensor, P: Tensor, X: Tensor) -> Tensor:
-        """Lambda X of tall X: Y X1 + Q X2, Q X2 = E_c X2 - (Y R^H + E) P^H Y2^H X2. Differentiable in X."""
-        Y, n = self.matrix(Y), R.shape[-1]
-        U = P.mH @ (Y[..., n:, :].mH @ X[..., n:, :])
-        return Y @ (X[..., :n, :] - R.mH @ U) + torch.cat([-U, X[..., n:, :]], -2)
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """`global_grad` in this frame: [skew(Y^H G); G2 - Y2 P (R Y^H G + G1)]."""
@@ -124,12 +174,13 @@ class Anchored(MatrixSpace):
         moved: Tensor,
         squares: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Y <- Lambda R(W) E and the `vectors` of g^hor to the frame at the new Y, in place; returns the new
-        P.
+        """Y <- Lambda R(W) E, and `vectors` of g^hor to the frame at the new Y, in place; returns the new P.
 
-        Everything that changes is Y2, B and the vectors' lower blocks times n x n matrices: Y+ = Y + Y G1 - E
-        U F2 + E_c B F2,  U = P^H Y2^H B,  G1 = F1 - R^H U F2. Vectors that did not move are left alone to the
-        bit: there `moved`, (...), is 0. Where P has grown the anchor is renewed.
+            Y+ = Y + Y G1 - E U F2 + E_c B F2,    U = P^H Y2^H B,    G1 = F1 - R^H U F2
+
+        with F1, F2 of `ghor.retraction`: only Y2, B and the lower blocks of vectors have N rows, and each is
+        multiplied by n x n matrices. `moved`, (...), is 0 where vectors must not change by a bit. The anchor
+        is renewed where P has grown.
         """
         Y, W, moved = self.matrix(Y), self.matrix(W), moved[..., None, None]
         n = R.shape[-1]
@@ -145,8 +196,8 @@ class Anchored(MatrixSpace):
             c = B.mH @ m
             T1c, T2c = T1 @ c, T2 @ c
             u = P.mH @ (Y2.mH @ m - M @ T2c)
-            a = -T1c - R.mH @ u  # Q_transported m = Y a - E u + E_c (m - B T2 c)
-            b = P_new @ (Y1 @ a - u)  # and its lower block less Y2+ b is Q+^H of it
+            a = -T1c - R.mH @ u  # the transported vector is Q' m = Y a - E u + E_c (m - B T2 c)
+            b = P_new @ (Y1 @ a - u)  # Q+^H of it, its new coordinates, is its lower block less Y2+ b
             add_product(add_product(m, Y2, (a - b - G1 @ b) * moved), B, (T2c + F2 @ b) * moved, -1)
         D = Y2 @ G1
         add_product(Y2, B, F2).add_(D)
@@ -155,102 +206,60 @@ class Anchored(MatrixSpace):
         return P_new
 
     def _anchor(self, Y1: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-        """R and P at a new point; R renewed where P, at most 1 when anchored, has grown."""
+        """R and P at a new point; R is renewed where P, of norm at most 1 when anchored, has grown."""
         P = inverse(R + Y1)
         worn = ~(torch.linalg.vector_norm(P, dim=(-2, -1)) <= 4 * math.sqrt(R.shape[-1]))
         if torch.compiler.is_compiling():
             anchors: tuple[Tensor, Tensor] = torch.cond(worn.any(), _renewed, _as_they_are, (Y1, R, P, worn))
             return anchors
-        if not may_read(P):  # Y1 = Q T, T with a positive diagonal: I + T is well enough conditioned, too
+        # Where `worn` may not be read every step computes a new anchor: by QR, since SVD would wait for the
+        # device. Y1 = Q T with diag(T) > 0, and R + Y1 = Q (I + T) is well enough conditioned, too.
+        if not may_read(P):
             Q, T = torch.linalg.qr(Y1)
             R = torch.where(worn[..., None, None], Q * phases(T.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), R)
             return R, inverse(R + Y1)
         return _renewed(Y1, R, P, worn) if bool(worn.any()) else (R, P)
 
+    # -- the closed-form section: its upkeep -----------------------------------------------------------------
 
-class Orthogonal(Anchored):
-    """Spaces of SO(N), X* = X^T, or U(N), X* = X^H."""
+    def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
+        """Repair rounding of the point, in place, O(N n^2); see `polish`."""
+        self.polish(self.matrix(Y), Y, share, point_only=True)
 
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        if not (dtype.is_floating_point or dtype in (torch.complex64, torch.complex128)):
-            kinds = "floating point tensors, real, complex64 or complex128"
-            raise TypeError(f"weights on {self} are {kinds}, not {dtype}; convert with .float()")
+    def implicit_restore(self, Y: Tensor) -> Tensor:
+        """Bring Y back to the space from further away."""
+        return self.unmatrix(self.restore(self.matrix(Y), Y), Y.shape)
 
-    def inverse(self, Lambda: Tensor, n: int) -> Tensor:
-        """Lambda^H."""
-        return Lambda.mH
-
-    def random(
-        self,
-        *shape: int,
-        generator: Generator | None = None,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
-    ) -> Tensor:
-        """Uniform (Haar): the Q of a normal matrix Q R, with diag(R) made positive."""
-        self.check_shape(shape)
-        self.check_dtype(dtype or torch.get_default_dtype())
-        X = torch.randn(shape, generator=generator, dtype=dtype, device=device)
-        M, R = torch.linalg.qr(compute(self.matrix(X)))
-        M = self._orient(M * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), eye_like(M))
-        return self.unmatrix(M, shape).to(X.dtype).contiguous()
-
-    @full_precision()
-    def project(self, X: Tensor) -> Tensor:
-        """The nearest point, the orthogonal polar factor of X; X must have full rank."""
-        self.check_shape(X.shape)
-        self.check_dtype(X.dtype)
-        M = compute(self.matrix(X))
-        if not bool(torch.isfinite(M).all()):
-            raise ValueError(f"a matrix with NaN or infinite entries has no nearest point on {self}")
-        tiny = torch.finfo(M.dtype).tiny
-        M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(tiny)  # 1e30 squared is inf
-        U, s, Vh = torch.linalg.svd(M.detach(), full_matrices=False)
-        rank = (s > s[..., :1] * max(M.shape[-2:]) * torch.finfo(M.dtype).eps).sum(-1)
-        if not bool((rank == M.shape[-1]).all()):
+    def checked_anchor(self, R: Tensor) -> Tensor:
+        """An anchor read from a file, with rounding repaired; ValueError if it is not unitary."""
+        off = frobenius(R.mH @ R - eye_like(R))
+        if not bool((off <= 0.005 * math.sqrt(R.shape[-1])).all()):
             raise ValueError(
-                f"a matrix of rank {int(rank.min())} < {M.shape[-1]} has no nearest point on {self}; "
-                f"initialise it first, for example with {self}.random{tuple(X.shape)}"
+                f"a loaded anchor is {float(off.max()):.1e} off a rotation; load another state, or delete "
+                "the key 'frame_anchor' from it: it is then found from the weight"
             )
-        Y = self._orient(U, Vh) @ Vh
-        Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # single precision SVD is orthogonal to 1e-5 only
-        if X.requires_grad:  # SVD has no derivative where singular values coincide, as they do on the space
-            smooth = M @ symmetric_function(M.mH @ M, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
-            Y = Y + (smooth - smooth.detach())
-        return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()
+        good = off <= 100 * torch.finfo(R.dtype).eps * math.sqrt(R.shape[-1])
+        return R if bool(good.all()) else torch.where(good[..., None, None], R, polar(R))
 
-    def _orient(self, U: Tensor, V: Tensor) -> Tensor:
-        """U, or U with its last column turned where U V is in another component than the space."""
-        return U
+    def implicit_apply(self, Y: Tensor, R: Tensor, P: Tensor, X: Tensor) -> Tensor:
+        """Lambda X for tall X, differentiable in X."""
+        Y, n = self.matrix(Y), R.shape[-1]
+        U = P.mH @ (Y[..., n:, :].mH @ X[..., n:, :])
+        return Y @ (X[..., :n, :] - R.mH @ U) + torch.cat([-U, X[..., n:, :]], -2)
 
-    def restore(self, Lambda: Tensor, E: Tensor) -> Tensor:
-        """The Q of Lambda = Q R, R with a positive diagonal: Householder reflections work at any distance."""
-        Q, R = torch.linalg.qr(Lambda)
-        return Q * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
+    def implicit_frame(self, Y: Tensor, R: Tensor) -> Tensor:
+        """Lambda, formed: the start of a transported section."""
+        return self.section_matrix(self.matrix(Y), R).mT.contiguous().mT
 
-    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """The canonical metric Re tr(U^H (I - Y Y^H/2) V), which is Re tr(Omega(U)^H Omega(V))/2."""
-        M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
-        return dot(UM, VM) - dot(M.mH @ UM, M.mH @ VM) / 2
-
-    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """G - Y Y^H G + Y skew(Y^H G), the gradient of the canonical metric; on Stiefel, G - Y G^H Y."""
-        M, GM = self.matrix(Y), self.matrix(G)
-        YG = M.mH @ GM
-        return self.unmatrix(GM + M @ (self.skew(YG) - YG), Y.shape)
+    def implicit_turn(self, Y: Tensor, R: Tensor, Lambda: Tensor, vectors: Sequence[Tensor]) -> None:
+        """Turn vectors of g^hor from the frame Lambda to that of the anchor R, in place."""
+        n = R.shape[-1]
+        turn = self.implicit_frame(Y, R)[..., n:].mH @ Lambda[..., n:]
+        for X in map(self.matrix, vectors):
+            X[..., n:, :] = turn @ X[..., n:, :]
 
 
-def require_geodesic(space: Space, Y: Tensor, Z: Tensor, Delta: Tensor) -> Tensor:
-    """Delta, checked: exp(Y, Delta) = Z. At the cut locus a logarithm is not unique, and iterations may not
-    arrive."""
-    with torch.no_grad():
-        off = float((space.exp(Y, Delta) - Z).abs().amax())
-    if not off <= torch.finfo(Y.dtype).eps ** 0.5:
-        raise ValueError(
-            f"{space}.log: the points are at or near the cut locus, or in different components (exp(log) misses by "
-            f"{off:.1e})"
-        )
-    return Delta
+# Branches of torch.cond: functions of the same tensors, whose results may not be their arguments.
 
 
 def _renewed(Y1: Tensor, R: Tensor, P: Tensor, worn: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,3 +269,18 @@ def _renewed(Y1: Tensor, R: Tensor, P: Tensor, worn: Tensor) -> tuple[Tensor, Te
 
 def _as_they_are(Y1: Tensor, R: Tensor, P: Tensor, worn: Tensor) -> tuple[Tensor, Tensor]:
     return R.clone(), P.clone()
+
+
+def require_geodesic(space: Space, Y: Tensor, Z: Tensor, Delta: Tensor) -> Tensor:
+    """Delta, if exp(Y, Delta) = Z; else ValueError.
+
+    At the cut locus a logarithm is not unique, and iterations may not arrive.
+    """
+    with torch.no_grad():
+        off = largest((space.exp(Y, Delta) - Z).abs())
+    if not off <= torch.finfo(Y.dtype).eps ** 0.5:
+        raise ValueError(
+            f"{space}.log: the points are at or near the cut locus, or in different components (exp(log) "
+            f"misses by {off:.1e})"
+        )
+    return Delta

@@ -1,15 +1,15 @@
 """Sections: how the frame Lambda above a point is kept from step to step.
 
-Transported: Lambda is stored (N^2 numbers on matrix spaces) and moves with the step, Lambda <- Lambda R(W),
-by the methods of the space. The coordinates of a transported vector do not change, so the optimizer's state
-is left alone.
+Transported: Lambda is stored (N^2 numbers on matrix spaces) and moves with the step, Lambda <- Lambda R(W).
+The coordinates of a transported vector do not change, so the optimizer's state stays as it is.
 
-Implicit: Lambda is a function of Y and of a small anchor, never formed (formulas: `spaces/anchored.py`), with
-the state of the plain optimizer and n^2 numbers. The frame at the new point differs from the transported one
-by a rotation of the complement, so state tensors that are vectors are carried over, exactly. Squares of
-coordinates cannot be rotated; they stay as they are, in a frame that turns slowly while the anchor is fixed.
+Implicit: Lambda is a function of Y and of a small anchor and is never formed (formulas:
+`spaces/orthogonal.py`); the state is that of the plain optimizer and n^2 numbers. The frame at the new point
+differs from the transported one by a rotation of the complement, so state tensors that are vectors are
+rotated, exactly. Squares of coordinates cannot be rotated; they stay, in a frame that turns slowly while the
+anchor is fixed.
 
-Both have one set of methods, and work on stacks: points (M, *point), M the only batch dimension.
+Both classes have the same methods, and work on stacks: points (M, *point), M the only batch dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ghor.linalg import parts, wide
+from ghor.linalg import as_real, wide
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
@@ -29,12 +29,13 @@ SECTION_KEYS = ("section", "frame_anchor", "master")  # in state[p]; a section h
 
 
 class Transported:
-    """Lambda, stored and moved by the space's own lines of Algorithm 3."""
+    """A stored Lambda, moved by the space's own lines of Algorithm 3."""
 
     holds_point = True
 
     def __init__(self, space: Space, E: Tensor, Lambda: Tensor, master: Tensor | None = None) -> None:
         self.space, self.E, self.Lambda = space, E, Lambda
+        # rounded up to a multiple: `polish` is called every POLISH_POINT steps
         self.period = -(-space.polish_period(E.shape) // POLISH_POINT) * POLISH_POINT
 
     @classmethod
@@ -44,7 +45,7 @@ class Transported:
         return cls(space, E, Lambda.clone() if Lambda.data_ptr() == Y.data_ptr() else Lambda)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What goes into the state, by key."""
+        """The tensors that go into the optimizer's state, by key."""
         return {"section": self.Lambda}
 
     def point(self, Y: Tensor | None) -> Tensor:
@@ -52,8 +53,7 @@ class Transported:
         return self.space.apply_section(self.Lambda, self.E)
 
     def reading(self, Y: Tensor) -> Tensor:
-        """What tells whether anybody has written to the weights: they are compared with the point that is
-        held."""
+        """A reading of the weights that changes if anybody writes to them; here the weights themselves."""
         return Y
 
     def global_grad(self, Y: Tensor | None, G: Tensor, out: Tensor) -> None:
@@ -76,8 +76,7 @@ class Transported:
     def update_far(
         self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
     ) -> None:
-        """The same for some of the stack and steps of any length: in float64, and back to the group at
-        once."""
+        """`update` for some of the stack and steps of any length: in float64, then back to the group."""
         Lambda = self.Lambda[rows]
         if not self.space.compact:
             W = self.space.bounded(Lambda, W)
@@ -85,16 +84,16 @@ class Transported:
         self.Lambda[rows] = self.space.within_digits(Lambda, L)
 
     def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
-        """Back to the group where rounding has left it; `share` (M) is 0 for those that may not change."""
+        """Repair rounding, of all of Lambda or of Y alone; `share` (M) is 0 where nothing may change."""
         whole = now or age % self.period == 0
         self.space.polish(self.Lambda, self.E, share, point_only=not whole)
 
     def rebuild(self, rows: Tensor, Y: Tensor) -> None:
-        """From the points Y, for some of the stack."""
+        """Start again from the points Y, for some members of the stack."""
         self.Lambda[rows] = self.space.section(Y)
 
     def to(self, other: type[Section], Y: Tensor, half: bool, vectors: Sequence[Tensor]) -> Section:
-        """As the other kind, with vectors of g^hor taken along."""
+        """Convert to the other kind of section, and turn vectors of g^hor to its frame, in place."""
         if other is Transported:
             return self
         implicit = Implicit.start(self.space, self.E, Y, half)
@@ -103,37 +102,42 @@ class Transported:
 
 
 class Implicit:
-    """Lambda from Y and the anchor R. Y itself is held by the weights, or in `master` where they are half
-    precision."""
+    """Lambda as a function of Y and the anchor R.
+
+    Y is held by the weights, or by `master` if these are in half precision.
+    """
 
     holds_point = False
 
     def __init__(self, space: Space, E: Tensor, R: Tensor, master: Tensor | None = None) -> None:
         self.space, self.E, self.R, self.master = space, E, R, master
-        self.P: Tensor | None = None  # what the last update has left of `implicit_inverse`
-        self.squares: Callable[[], Sequence[Tensor]] | None = None  # even state, where a space takes it along
+        self.P: Tensor | None = None  # `implicit_inverse`, as the last update returned it
+        self.squares: Callable[[], Sequence[Tensor]] | None = (
+            None  # second moments, for a space that `spreads`
+        )
 
     @classmethod
     def start(cls, space: Space, E: Tensor, Y: Tensor, half: bool) -> Implicit:
-        """Anchored at Y."""
+        """The section anchored at Y."""
         return cls(space, E, space.implicit_start(Y), Y.clone() if half else None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What goes into the state, by key."""
+        """The tensors that go into the optimizer's state, by key."""
         held = {"frame_anchor": self.R}
         return held if self.master is None else {**held, "master": self.master}
 
     def point(self, Y: Tensor | None) -> Tensor:
-        """Y, in the dtype of computation: what the weights are, or the copy in full precision."""
+        """Y, in the dtype of computation: the weights themselves, or their copy in full precision."""
         point = Y if self.master is None else self.master
         assert point is not None
         return point
 
     def reading(self, Y: Tensor) -> Tensor:
-        """What tells whether anybody has written to the weights."""
+        """A reading of the weights that changes if anybody writes to them: there is no second copy of Y."""
         return fingerprint(Y)
 
     def _inverse(self, Y: Tensor) -> Tensor:
+        # A compiled graph keeps no tensor between steps: it computes P anew.
         kept = None if torch.compiler.is_compiling() else self.P
         return self.space.implicit_inverse(Y, self.R) if kept is None else kept
 
@@ -155,7 +159,7 @@ class Implicit:
     def update(
         self, Y: Tensor | None, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor
     ) -> Tensor:
-        """Y <- Lambda R(W) E in place, and the `vectors` to the frame at the new Y; returns Y."""
+        """Y <- Lambda R(W) E in place, and `vectors` to the frame at the new Y; returns Y."""
         Y = self.point(Y)
         squares = () if self.squares is None else self.squares()
         P = self.space.implicit_update(Y, self.R, self._inverse(Y), W, retraction, vectors, moved, squares)
@@ -165,8 +169,7 @@ class Implicit:
     def update_far(
         self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
     ) -> None:
-        """The same for some of the stack and steps of any length: in float64, and back to the space at
-        once."""
+        """`update` for some of the stack and steps of any length: in float64, then back to the space."""
         part = Implicit(self.space, self.E, wide(self.R[rows]))
         y, turned = wide(Y[rows]), [wide(X[rows]) for X in vectors]
         part.update(y, W, R, turned, torch.ones((), dtype=y.dtype, device=y.device))
@@ -177,33 +180,31 @@ class Implicit:
         self.P = None
 
     def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
-        """Y back to the space, O(N n^2)."""
+        """Repair rounding of Y, O(N n^2)."""
         self.space.implicit_polish(Y, share)
         self.P = None
 
     def rebuild(self, rows: Tensor, Y: Tensor) -> None:
-        """Anchored again at the points Y, for some of the stack."""
+        """Anchor again at the points Y, for some members of the stack."""
         self.R[rows] = self.space.implicit_start(Y)
         if self.master is not None:
             self.master[rows] = Y
         self.P = None
 
     def to(self, other: type[Section], Y: Tensor, half: bool, vectors: Sequence[Tensor]) -> Section:
-        """As the other kind: the frame of this one, formed, is a transported one, and nothing turns."""
-        return (
-            self
-            if other is Implicit
-            else Transported(self.space, self.E, self.space.implicit_frame(Y, self.R))
-        )
+        """Convert to the other kind of section: Lambda is formed and stored, and no vector turns."""
+        if other is Implicit:
+            return self
+        return Transported(self.space, self.E, self.space.implicit_frame(Y, self.R))
 
 
 def fingerprint(X: Tensor) -> Tensor:
-    """(M, ...) -> (M, K/64 + 64): sums of the bits along rows and columns of 64, which tell a change, also of
-    order.
+    """(M, K) -> (M, K/64 + 64): sums of the bits, as integers, along rows and columns of 64.
 
-    Exact, so that it does not depend on the number of threads. Of small points it is the bits themselves.
+    These change with any entry and with their order. Integers, so that the sums are exact with any number of
+    threads. Small points are their own fingerprint.
     """
-    bits = parts(X).flatten(1)
+    bits = as_real(X).flatten(1)
     bits = bits.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[bits.element_size()])
     if bits.shape[1] <= 128:
         return bits.clone()
@@ -225,8 +226,7 @@ def from_state(
     half: bool,
     vectors: Sequence[Tensor],
 ) -> Section:
-    """The section that a state holds, checked, in the form asked for; from the points Y where it holds
-    none."""
+    """The section that a state holds, checked and as the kind asked for; without one, started from Y."""
     if "section" in held:
         section: Section = Transported(space, E, space.checked_section(held["section"], E))
         Y = section.point(Y)

@@ -1,16 +1,19 @@
-"""St(n, N) = SO(N)/SO(N-n), U(N)/U(N-n) of complex tensors: N x n matrices with orthonormal columns."""
+"""St(n, N) = SO(N)/SO(N-n), or U(N)/U(N-n) for complex tensors: N x n matrices with orthonormal columns."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ghor.linalg import det, log_rotation
+from ghor.linalg import det, largest, log_rotation
 from ghor.spaces.orthogonal import Orthogonal, require_geodesic
 
 
 class Stiefel(Orthogonal):
-    """The Stiefel manifold {Y: Y^H Y = I}, canonical metric. g^hor: A skew (n x n), B arbitrary ((N-n) x n).
+    """The Stiefel manifold {Y: Y^H Y = I} of (..., N, n) matrices with orthonormal columns, N >= n.
+
+    A wide matrix has orthonormal rows instead. Metric: the canonical one, Re tr(U^H (I - Y Y^H/2) V). g^hor:
+    A skew (n x n), B arbitrary ((N-n) x n).
 
     >>> Y = Stiefel().random(49, 7)
     >>> bool(Stiefel().residual(Y) < 1e-5)
@@ -25,21 +28,21 @@ class Stiefel(Orthogonal):
 def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
     """The logarithm of the canonical metric by Zimmermann's iteration (2017), in O(N^3).
 
-    Lambda^H Z is completed to a rotation V; V <- V diag(I, exp(-C)), C the complement's block of log V, until
-    C is zero: then log V lies in g^hor.
+    Lambda^H Z is completed to a rotation V; V <- V diag(I, exp(-C)), where C is the complement's block of log
+    V, until C is zero: then log V lies in g^hor.
     """
     M = space.matrix(Y)
     n = M.shape[-1]
     Lambda = space.section_matrix(M)
     V = space.section_matrix(Lambda.mH @ space.matrix(Z))
-    if M.shape[-2] > n and not V.is_complex():
+    if M.shape[-2] > n and not V.is_complex():  # a reflection has no real logarithm; Q may be turned freely
         flip = torch.sign(det(V.detach()))[..., None, None]
         V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
     tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]
     for _ in range(200):
         L = log_rotation(V)
         C = L[..., n:, n:]
-        if C.numel() == 0 or float(C.detach().abs().amax()) <= tol:
+        if largest(C.detach().abs()) <= tol:
             break
         V = torch.cat([V[..., :n], V[..., n:] @ torch.linalg.matrix_exp(-C)], -1)
     Delta = space.unmatrix(Lambda @ L[..., :n], Y.shape)

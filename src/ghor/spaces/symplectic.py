@@ -1,4 +1,4 @@
-"""What the symplectic spaces share: the adjoint of J, points and frames, and how large they may grow."""
+"""The spaces of Sp(2N): symplectic Stiefel and symplectic Grassmann."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from ghor.spaces.base import compute
 from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.matrix import MatrixSpace
 
-LOST = 1e-3  # eps ||Lambda||^2 that `bounded` allows: what rounding takes a point off its space by
+LOST = (
+    1e-3  # the largest eps ||Lambda||^2, how far rounding takes a point off its space, that `bounded` allows
+)
 
 
 class Symplectic(MatrixSpace):
     """Spaces of Sp(2N), X* = X+ = J^T X^T J, J = [[0, I], [-I, 0]].
 
-    E is the columns 1..n and N+1..N+n of I_2N. Lambda = [U, Q] keeps U's columns first, where the usual order
-    would have Lambda E = U: Lambda^T J Lambda is diag(J_2n, J_2(N-n)). The group is not compact: points can
-    grow without bound, there is no nearest point to a far one, and the canonical geodesics do not join every
-    two points. Rounding takes a point off by eps ||U||^2, so that a dtype has room for points of a certain
-    size: see `bounded`.
+    E is the columns 1..n and N+1..N+n of I_2N. The columns of U come first in Lambda = [U, Q], not where they
+    stand in E, so that Lambda^T J Lambda = diag(J_2n, J_2(N-n)). The group is not compact: points can grow
+    without bound, a far matrix has no nearest point, and the canonical geodesics do not join every two
+    points. Rounding takes a point off by eps ||U||^2, so that each dtype has room for points up to a certain
+    size only: see `bounded`.
     """
 
     compact: ClassVar[bool] = False
@@ -46,17 +48,18 @@ class Symplectic(MatrixSpace):
         return torch.cat([top, torch.cat([-X[..., a:, :b].mT, X[..., :a, :b].mT], -1)], -2)
 
     def tolerance(self, Y: Tensor) -> Tensor:
-        """Rounding of U+ U grows with the square of U; half precision has few digits to lose."""
+        """The rounding of U+ U, which grows with ||U||^2; half precision has few digits to spare."""
         eps = torch.finfo(Y.dtype).eps * (2 if Y.dtype in COMPUTE_DTYPE else 10)
         return self.room(Y) + eps * frobenius(compute(self.matrix(Y))) ** 2
 
     def bounded(self, Lambda: Tensor, W: Tensor) -> Tensor:
-        """s W, 0 <= s <= 1 the largest with log ||Lambda R(s W)|| <= log(limit) by its expansion to second
-        order:
+        """s W with the largest s in [0, 1] that keeps ||Lambda R(s W)|| <= limit, by its second-order bound:
 
-            log ||Lambda exp(s W)|| <= log ||Lambda|| + s g + s^2 w^2,   g = <Lambda, Lambda W>/||Lambda||^2, w = ||W||
+            log ||Lambda exp(s W)|| <= log ||Lambda|| + s g + s^2 ||W||^2,
+            g = <Lambda, Lambda W>/||Lambda||^2
 
-        with 2 w^2, which covers Cayley as well. Steps that make Lambda smaller are always possible.
+        with 2 ||W||^2 in place of ||W||^2, which covers Cayley as well. Steps that shrink Lambda are always
+        possible.
         """
         M, size = self.matrix(W), frobenius(Lambda).to(W.dtype)
         n = M.shape[-1]
@@ -75,7 +78,7 @@ class Symplectic(MatrixSpace):
         return frobenius(Lambda) > 0.9 * self.limit(Lambda)
 
     def limit(self, Lambda: Tensor) -> float:
-        """How large ||Lambda||_F may become; that of an orthogonal frame is sqrt(2N)."""
+        """The largest ||Lambda||_F allowed; that of an orthogonal frame is sqrt(2N)."""
         return math.sqrt(LOST / torch.finfo(Lambda.dtype).eps + Lambda.shape[-1])
 
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
@@ -94,10 +97,8 @@ class Symplectic(MatrixSpace):
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> Tensor:
-        """Uniform among the orthogonal points [[Re, -Im], [Im, Re]] of an orthonormal complex N x n
-        matrix."""
-        self.check_shape(shape)
-        self.check_dtype(dtype or torch.get_default_dtype())
+        """A uniform orthogonal point [[Re Q, -Im Q], [Im Q, Re Q]] of a complex N x n matrix, Q^H Q = I."""
+        self.check(shape, dtype or torch.get_default_dtype())
         N, n = (side // 2 for side in self.size(shape))
         batch = self.split(torch.empty(shape, device="meta")).shape[: -1 - self.flatten]
         X = torch.randn(*batch, N, 2 * n, generator=generator, dtype=dtype, device=device)
@@ -108,8 +109,7 @@ class Symplectic(MatrixSpace):
     @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """X (X+ X)^(-1/2), by Newton's iteration for the root; X must be near the space."""
-        self.check_shape(X.shape)
-        self.check_dtype(X.dtype)
+        self.check(X.shape, X.dtype)
         M = compute(self.matrix(X))
         I = eye_like(M)
         P = self.star(M) @ M
@@ -117,20 +117,19 @@ class Symplectic(MatrixSpace):
         for _ in range(40):  # Denman-Beavers: P -> the root of X+ X, Z -> its inverse
             P, Z = (P + inverse(Z)) / 2, (Z + inverse(P)) / 2
         U = M @ Z
-        for _ in range(2):
+        for _ in range(2):  # Newton-Schulz: the inverses above have lost digits
             U = U @ (3 * I - self.star(U) @ U) / 2
         off = frobenius(self.star(U) @ U - I)
         rounding = 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)
-        if not bool((off <= rounding.clamp_max(1)).all()):  # beyond 1 the digits do not tell
+        if not bool((off <= rounding.clamp_max(1)).all()):  # nor with a residual of 1, however large U is
             raise ValueError(
-                f"the matrix is {float(self.residual(X).max()):.1e} off {self}, too far to tell the point meant; "
-                f"initialise it first, for example with {self}.random{tuple(X.shape)}"
+                f"the matrix is {float(self.residual(X).max()):.1e} off {self}, too far to tell which point "
+                f"is meant; initialise it first, for example with {self}.random{tuple(X.shape)}"
             )
         return self.unmatrix(U, X.shape).to(X.dtype).contiguous()
 
     def section_matrix(self, Y: Tensor) -> Tensor:
-        """[U, Q]: an orthonormal basis Z of ker(U+), made symplectic by the eigenvectors of the Hermitian i
-        Z^T J Z."""
+        """[U, Q]: an orthonormal basis Z of ker(U+), made symplectic by the eigenvectors of i Z^T J Z."""
         U = Y
         N2, n2 = U.shape[-2:]
         m = (N2 - n2) // 2
@@ -147,14 +146,18 @@ class Symplectic(MatrixSpace):
 
 
 class SymplecticStiefel(Symplectic):
-    """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J. g^hor: A Hamiltonian (2n x 2n), B
-    arbitrary.
+    """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J, of real (..., 2N, 2n) matrices.
 
-    The metric is the right-invariant one of Bendokat and Zimmermann (2021).
+    Metric: the right-invariant one of Bendokat and Zimmermann (2021). g^hor: A Hamiltonian (2n x 2n), B
+    arbitrary (2(N-n) x 2n).
+
+    >>> U = SymplecticStiefel().random(8, 4)
+    >>> bool(SymplecticStiefel().residual(U) < 1e-5)
+    True
     """
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """tr(U^T (I - J^T Y (Y^T Y)^-1 Y^T J/2) V (Y^T Y)^-1), right-invariant (Bendokat and Zimmermann)."""
+        """tr(U^T (I - J^T Y (Y^T Y)^-1 Y^T J/2) V (Y^T Y)^-1)."""
         M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
         h = M.shape[-2] // 2
         P = M.mT @ M
@@ -166,8 +169,8 @@ class SymplecticStiefel(Symplectic):
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
         """G Y^T Y + J Y G^T J Y, the gradient of the right-invariant metric.
 
-        The optimizer uses `global_grad` instead: this metric has an Omega of its own, and signs of this
-        gradient pushed through the one above need not point downhill.
+        The optimizer uses `global_grad` instead: this metric has an Omega of its own, and the signs of this
+        gradient, taken to g^hor by the canonical Omega, need not point downhill.
         """
         M, GM = self.matrix(Y), self.matrix(G)
         h = M.shape[-2] // 2
@@ -176,20 +179,22 @@ class SymplecticStiefel(Symplectic):
 
 
 class SymplecticGrassmann(Subspaces, Symplectic):
-    """The symplectic Grassmann manifold of span(U), U+ U = I. g^hor: A = 0, B arbitrary (2(N-n) x 2n).
+    """The symplectic Grassmann manifold of subspaces span(U), U+ U = I, held by real (..., 2N, 2n) matrices.
 
-    U and U K, K symplectic, are the same point; the projection onto it is U U+. Tangent vectors have U+ V =
-    0.
+    U and U K, K symplectic, are the same point; the projection onto it is U U+. Tangent vectors have
+    U+ V = 0. g^hor: A = 0, B arbitrary (2(N-n) x 2n).
+
+    >>> SymplecticGrassmann().random(8, 4).shape
+    torch.Size([8, 4])
     """
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """tr(U^T V (Y^T Y)^-1), the same for every basis Y K: that of symplectic Stiefel where Y+ U = 0."""
+        """tr(U^T V (Y^T Y)^-1), that of symplectic Stiefel where Y+ U = 0; the same for every basis Y K."""
         M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
         return dot(UM, solve(M.mT @ M, VM, left=False))
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient of this metric; the optimizer uses
-        `global_grad`."""
+        """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient of this metric."""
         M, GM = self.matrix(Y), self.matrix(G)
         h = M.shape[-2] // 2
         P, JY = M.mT @ M, torch.cat([M[..., h:, :], -M[..., :h, :]], -2)
