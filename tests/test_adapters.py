@@ -275,7 +275,7 @@ def test_beside_an_adapter_of_peft(kind, net, x):
     torch.testing.assert_close(model.merge_and_unload()(x), out, rtol=0, atol=1e-5)
 
 
-# -- code that reads the weight ----------------------------------------------------------------------------------------
+# -- code that reads the weight ----------------------------------------------------------------------------
 
 
 @each_kind
@@ -345,7 +345,7 @@ def test_the_weight_as_it_acts(net, x):
     assert layer.weight is layer.base.weight
 
 
-# -- weights and layers that are shared --------------------------------------------------------------------------------
+# -- weights and layers that are shared --------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -409,7 +409,7 @@ def test_a_layer_in_two_places_has_one_adapter(kind, gen, tmp_path):
     assert state(model) == before
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- names -------------------------------------------------------------------------------------------------
 
 
 def test_a_string_is_one_name(x):
@@ -470,7 +470,7 @@ def test_low_rank_of_one_number(shape, gen, tmp_path):
     torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
 
 
-# -- state dicts -------------------------------------------------------------------------------------------------------
+# -- state dicts -------------------------------------------------------------------------------------------
 
 
 @each_kind

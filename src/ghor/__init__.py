@@ -9,7 +9,7 @@ import sys
 
 from ghor import adapters as adapters
 from ghor import interop, optim
-from ghor.constraints.declare import check, constrain, param_groups, project
+from ghor.constraints.declare import check, constrain, param_groups, project, release
 from ghor.lifting.lifted import lift
 from ghor.solve import check_gradient, check_hessian, minimize
 from ghor.spaces import (
@@ -74,4 +74,5 @@ __all__ = [
     "optim",
     "param_groups",
     "project",
+    "release",
 ]

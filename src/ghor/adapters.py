@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.constraints.declare import constrain, declared_spaces
-from ghor.constraints.selection import ending
+from ghor.constraints.selection import select_by_suffix
 from ghor.constraints.validation import check_on_space
 from ghor.spaces import SpecialOrthogonal, Stiefel
 
@@ -203,8 +203,8 @@ def adapt(
     if type(adapter) not in (Rotation, LowRank):
         raise TypeError(f"adapter is a Rotation(block) or LowRank(rank), got {adapter!r}")
     layers, parameters = _layers(model), dict(model.named_parameters(remove_duplicate=False))
-    found = {layers[n] for target in _list(targets) for n in ending(layers, target)}
-    trained = [parameters[n] for pattern in _list(train) for n in ending(parameters, pattern)]
+    found = {layers[n] for target in _list(targets) for n in select_by_suffix(layers, target)}
+    trained = [parameters[n] for pattern in _list(train) for n in select_by_suffix(parameters, pattern)]
     first = {m: n for n, m in reversed(layers.items()) if m in found}
     names = [n for n, m in layers.items() if first.get(m) == n]
     _attach(model, {n: _part(n, layers[n], adapter, name) for n in names}, name)

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _Orthogonal
 
 from ghor.constraints.declare import constrain, nearest
-from ghor.constraints.packed import meant
+from ghor.constraints.packed import space_for
 from ghor.spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
 
 # The same points, whatever the metric and the retraction that a class adds to them.
@@ -181,7 +181,7 @@ def from_parametrized(model: Model) -> Model:
 def _check(module: nn.Module, leaf: str, p: Tensor, space: Space, name: str) -> None:
     """Raise what `constrain` would raise, before anything is changed."""
     if not isinstance(space, Euclidean):
-        nearest(p, meant(module, leaf, p, space, name)[0], name)
+        nearest(p, space_for([(module, leaf)], p, space, name)[0], name)
 
 
 def _parametrized(f: nn.Module, name: str) -> Space | None:
