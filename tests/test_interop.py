@@ -154,7 +154,7 @@ def test_tied_weights_stay_tied(geoopt):
         (lambda g: (g.Sphere(complement=torch.eye(3)[:, :1]), torch.eye(3)[1]), "sphere of a subspace"),
         (
             lambda g: (g.ProductManifold((g.Stereographic(), 2)), torch.zeros(2)),
-            "part 0 of 1.w is on .* Stereographic",
+            "factor 0 of 1.w is on .* Stereographic",
         ),
     ],
 )

@@ -44,7 +44,7 @@ def distribute_like(X: Tensor, like: Any) -> Any:
     return replicated.redistribute(placements=like.placements)
 
 
-class Shards:
+class ShardLayout:
     """Reads and writes DTensors of one kind whose first `batch_dims` dimensions count independent points.
 
     `gathers` tells whether the points themselves are cut, so that full tensors have to be worked on.
@@ -137,5 +137,14 @@ def _shifted(placements: Sequence[Any], by: int) -> list[Any]:
     return [Shard(q.dim + by) if q.is_shard() else q for q in placements]
 
 
-# Names that other modules still import.
+# Names that lifting/ and optim/ still import.
 placing, gathered, spread = placement, full_tensor, distribute_like
+
+
+class Shards(ShardLayout):
+    """`ShardLayout` of weights on a space."""
+
+    def __init__(self, p: Any, space: Any) -> None:
+        super().__init__(p, p.dim() - space.dims - (getattr(space, "padding_idx", None) is not None))
+
+    pieces, whole, placed = ShardLayout.local_tensors, ShardLayout.to_dtensor, ShardLayout.place

@@ -1,32 +1,27 @@
 """Methods to compare with.
 
-`ScalarMomentAdam` is the paper's baseline, like `ghor.optim` on weights of any space. The other published
-methods are in `ghor_lab.baselines`; they have their names here as well.
+`ScalarMomentAdam` is the paper's baseline and, like `ghor.optim`, takes weights of any space. The other
+published methods are in `ghor_lab.baselines`; they can be imported from here as well.
 """
 
-from typing import Any
-
+from ghor._moved import moved_to_lab
 from ghor.baselines.scalar_moment_adam import ScalarMomentAdam
 
 __all__ = ["ScalarMomentAdam"]
 
-PUBLISHED = (
-    "AdamSO",
-    "AdamStiefel",
-    "CayleyAdam",
-    "CayleySGD",
-    "CheapOrthogonal",
-    "ManifoldMuon",
-    "QRAdam",
-    "SoftConstraintAdam",
-    "Trivialization",
-    "soft_constraint",
+__getattr__ = moved_to_lab(
+    __name__,
+    {
+        "AdamSO": "baselines.kong2022",
+        "AdamStiefel": "baselines.kong2022",
+        "CayleyAdam": "baselines.li2020",
+        "CayleySGD": "baselines.li2020",
+        "CheapOrthogonal": "baselines.lezcano2019",
+        "ManifoldMuon": "baselines.manifold_muon",
+        "QRAdam": "baselines.qr_adam",
+        "SoftConstraintAdam": "baselines.soft_constraint",
+        "Trivialization": "baselines.lezcano2019",
+        "soft_constraint": "baselines.soft_constraint",
+    },
+    ["kong2022", "lezcano2019", "li2020", "manifold_muon", "matrices", "qr_adam", "soft_constraint"],
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name not in PUBLISHED:
-        raise AttributeError(f"ghor.baselines has no {name}")
-    import ghor_lab.baselines
-
-    return getattr(ghor_lab.baselines, name)

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from ghor._torch.sharding import Shards, full_tensor, is_sharded
+from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
 from ghor.constraints.registry import ANCHORS, RECORD, Record, forget, no_longer_parameters, owners
@@ -207,7 +207,7 @@ def nearest(p: Tensor, space: Space, name: str) -> Tensor:
         raise ValueError(
             f"{name} is on the meta device and has no values yet; materialise the module, then constrain it"
         )
-    shards = Shards(p, batch_dims(p, space)) if is_sharded(p) else None
+    shards = ShardLayout(p, batch_dims(p, space)) if is_sharded(p) else None
     try:
         point = space.project(p.detach() if shards is None else shards.local_tensors([p])[0])
     except ValueError as error:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ghor._torch.precision import COMPUTE_DTYPE
-from ghor._torch.sharding import Shards, full_tensor, is_sharded, placement
+from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, placement
 from ghor.spaces import Euclidean, Space
 
 Warn = Callable[[str, str], None]
@@ -105,7 +105,7 @@ def kind_of(dtype: torch.dtype) -> str:
 def _stacked(params: Sequence[Tensor], space: Space) -> Tensor:
     """What this process has of the weights, (P, *shape)."""
     if is_sharded(params[0]):
-        params = Shards(params[0], batch_dims(params[0], space)).local_tensors(params)
+        params = ShardLayout(params[0], batch_dims(params[0], space)).local_tensors(params)
     return torch.stack([p.detach() for p in params])
 
 

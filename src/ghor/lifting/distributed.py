@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from ghor._torch.sharding import Shards, is_sharded
-from ghor.constraints.validation import batch_dims
 from ghor.lifting.stack import Stack
 
 
@@ -16,17 +15,17 @@ class ShardedStack(Stack):
 
     def pieces(self, tensors: list[Any]) -> list[Tensor]:
         if not hasattr(self, "shards"):
-            self.shards = Shards(tensors[0], batch_dims(tensors[0], self.space))
-        return self.shards.local_tensors(tensors)
+            self.shards = Shards(tensors[0], self.space)
+        return self.shards.pieces(tensors)
 
     def whole(self, X: Tensor, lead: int) -> Any:
-        return self.shards.to_dtensor(X, lead)
+        return self.shards.whole(X, lead)
 
     def local(self, X: Any) -> Tensor:
         return X.to_local() if is_sharded(X) else X
 
     def placed(self, value: Any) -> Any:
-        return self.shards.place(value)
+        return self.shards.placed(value)
 
     def row(self, X: Any, i: int) -> Any:
         return (
