@@ -85,7 +85,7 @@ def from_geoopt(model: Model) -> Model:
 
 
 class Factor:
-    """A factor of a product: its space, the shape of its points in geoopt, and whether these are in a ball."""
+    """A factor of a product: its space, the shape of its points in geoopt, whether these are in a ball."""
 
     def __init__(self, space: Space, shape: Sequence[int], ball: bool) -> None:
         self.space, self.shape, self.ball = space, tuple(shape), ball
