@@ -98,8 +98,8 @@ SMALL = 96  # side up to which LAPACK's LU of a batch can be trusted with any nu
 
 
 def polar(X: Tensor) -> Tensor:
-    """The unitary polar factor of square or tall X, any one where X is rank deficient."""
-    U, _, Vh = torch.linalg.svd(X, full_matrices=False)
+    """The unitary polar factor of square X, any one where X is singular."""
+    U, _, Vh = torch.linalg.svd(X)
     return U @ Vh
 
 

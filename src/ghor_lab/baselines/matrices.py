@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ghor import linalg
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor.lifting.param_groups import name_of
 from ghor.linalg import eye_like
@@ -111,5 +110,6 @@ def adam(state: dict[str, Any], g: Tensor, group: dict[str, Any]) -> Tensor:
 
 def polar(X: Tensor) -> Tensor:
     """X (X^T X)^(-1/2), the matrix with orthonormal columns nearest to tall X: Muon's "msign", by SVD."""
-    Y = linalg.polar(X)
+    U, _, Vh = torch.linalg.svd(X, full_matrices=False)
+    Y = U @ Vh
     return Y + Y @ (eye_like(Y) - Y.mT @ Y) / 2  # single precision SVD is orthogonal to 1e-5 only
