@@ -64,7 +64,7 @@ def minimise(opt, Y, loss, steps):
     return losses
 
 
-# -- what all have -----------------------------------------------------------------------------------------
+# -- what all have -----------------------------------------------------------------------------------------------------
 
 
 @every
@@ -200,7 +200,7 @@ def test_they_descend(method, gen):
     assert losses[-1] < 1e-2 * losses[0]
 
 
-# -- Li 2020 -----------------------------------------------------------------------------------------------
+# -- Li 2020 -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_iterated_cayley_transform_converges_to_the_solved_one(gen):
@@ -264,7 +264,7 @@ def test_li_adam_has_one_second_moment_a_matrix(gen):
     assert opt.state[Y]["exp_avg_sq"].shape == (5, 1, 1)
 
 
-# -- Kong 2022 ---------------------------------------------------------------------------------------------
+# -- Kong 2022 ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
@@ -358,7 +358,7 @@ def test_canonical_geodesics_turn_no_v(gen):
     torch.testing.assert_close(normal, V @ Y, rtol=0, atol=1e-4)  # h^2 and fourth derivatives of some 10
 
 
-# -- Lezcano-Casado 2019 -----------------------------------------------------------------------------------
+# -- Lezcano-Casado 2019 -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", [baselines.CheapOrthogonal, baselines.Trivialization], ids=of_class)
@@ -397,7 +397,7 @@ def test_with_the_base_moved_at_every_step_it_is_algorithm_3(space, shape, gen):
     assert distance[None] > 1e-3
 
 
-# -- the others --------------------------------------------------------------------------------------------
+# -- the others --------------------------------------------------------------------------------------------------------
 
 
 def test_the_soft_constraint_is_a_penalty_and_the_wrapper_adds_its_gradient(gen):

@@ -85,7 +85,7 @@ def test_initial_weights():
     assert not torch.equal(layer.weight[0], layer.weight[1])
 
 
-# -- symplecticity -----------------------------------------------------------------------------------------
+# -- symplecticity -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_jacobians_and_gradients_are_derivatives(gen):
     assert torch.autograd.gradgradcheck(call, (z[:1].requires_grad_(), *parts.values()), fast_mode=True)
 
 
-# -- copies ------------------------------------------------------------------------------------------------
+# -- copies ------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -196,7 +196,7 @@ def test_features_first_is_forward(copies, gen):
         assert torch.equal(y.mT.reshape(z.shape), model(z))
 
 
-# -- training ----------------------------------------------------------------------------------------------
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def test_phi_is_declared_and_nothing_else():
@@ -255,7 +255,7 @@ def test_copies_train_apart(gen):
             torch.testing.assert_close(p[i], q, rtol=0, atol=1e-9)  # rounding through 20 steps of Adam
 
 
-# -- refusals ----------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_does_not_fit_is_refused():
