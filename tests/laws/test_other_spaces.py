@@ -130,7 +130,7 @@ def test_points_carry_no_matrices(gen):
     Y.grad = torch.randn(Y.shape, generator=gen)
     opt.step()
     assert sum(v.numel() for v in opt.state[Y].values()) <= 2 * Y.numel() + 2
-    assert opt._stacking.stacks[0].seen.expected.numel() <= Y.numel()
+    assert opt._partition.stacks[0].seen.expected.numel() <= Y.numel()
 
 
 def test_it_says_when_digits_run_out(gen):

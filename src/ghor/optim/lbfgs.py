@@ -12,8 +12,7 @@ from ghor._torch.precision import full_precision
 from ghor._torch.sharding import is_sharded
 from ghor.constraints.validation import check_on_space
 from ghor.lifting.lifted import Lifted
-from ghor.lifting.param_groups import name_of, spaces_of
-from ghor.lifting.partition import refuse_late
+from ghor.lifting.param_groups import name_of, refuse_late_declarations, spaces_of
 from ghor.retraction import by_name
 from ghor.solve.directions import Limited
 from ghor.solve.line_search import Trial, strong_wolfe
@@ -70,7 +69,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     f"{name_of(group, 0, i)} is sharded, and LBFGS works on whole weights; gather it"
                 )
 
-    # -- where we are -----------------------------------------------------------------------------------------------
+    # -- where we are --------------------------------------------------------------------------------------
 
     def _memory(self) -> list[Tensor]:
         """The flat vectors in the state."""
@@ -81,7 +80,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     def _locate(self) -> Frames:
         """The frames, as they were left; from the weights, and without a memory, where others have moved
         them."""
-        refuse_late(self)
+        refuse_late_declarations(self.param_groups)
         group = self.param_groups[0]
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
         if self._frames is None:
@@ -110,7 +109,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             state.pop(key, None)
         state["n_iter"] = 0
 
-    # -- the step ---------------------------------------------------------------------------------------------------
+    # -- the step ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]

@@ -189,7 +189,7 @@ class Frames:
                 .reshape(-1, *block.E.shape)
             )
             held: dict[str, Tensor] = {}
-            for key in ("section", "anchor", "master"):
+            for key in ("section", "frame_anchor", "master"):
                 if states is not None and all(key in states[i] for i in index):
                     held[key] = torch.cat([states[i][key] for i in index])
                     self.age = int(states[index[0]]["moves"])

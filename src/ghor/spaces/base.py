@@ -236,6 +236,13 @@ class Space(ABC):
         point."""
         return Y0
 
+    def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
+        """The way from Y0 to Y = Lambda E in g^hor, which weight decay shortens: the gradient of |Y - Y0|^2/2.
+
+        Spaces whose points grow without bound override it, so that the rate does not depend on their size.
+        """
+        return self.global_grad(Lambda, Y - self.representative(Y, Y0))
+
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
         """<W, V> in g^hor, (..., *point) -> (...), a weighted sum over coordinates.
 
