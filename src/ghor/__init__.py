@@ -9,7 +9,8 @@ import sys
 
 from ghor import adapters as adapters
 from ghor import interop, optim
-from ghor.constraints.declare import check, constrain, param_groups, project, release
+from ghor.adapters import release
+from ghor.constraints.declare import check, constrain, param_groups, project
 from ghor.lifting import lift
 from ghor.solve import check_gradient, check_hessian, minimize
 from ghor.spaces import (

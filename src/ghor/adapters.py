@@ -28,6 +28,7 @@ from torch.nn.utils import parametrize
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.constraints.declare import constrain, declared_spaces
+from ghor.constraints.registry import ANCHORS, RECORD, forget
 from ghor.constraints.selection import select_by_suffix
 from ghor.constraints.validation import check_on_space
 from ghor.spaces import SpecialOrthogonal, Stiefel
@@ -404,6 +405,38 @@ def remove(model: nn.Module) -> None:
             "the model is an adapted layer itself: take its base, or remove from the model that holds it"
         )
     _exchange(model, {m: m.base for m in _adapted(model).values()})
+
+
+def release(model: nn.Module) -> nn.Module:
+    """Turn a model into a plain module, in place, and return it: the weights stay, no object of ghor does.
+
+    Declarations are removed; active adapters are merged into the weights, and the layers put back in place.
+    Once saved, the model loads where ghor is not installed. Where it has layers of ghor's own, such as those
+    of `ghor.nn`, this raises ValueError, and nothing is changed.
+
+    >>> torch.save(release(model), "model.pt")
+    """
+    adapted = [m for m in _adapted(model).values() if m is not model]
+    replaced = {m for layer in adapted for m in (layer, *layer.parts.modules())}
+    for name, module in model.named_modules():
+        if module not in replaced:
+            _refuse_objects_of_ghor(module, name)
+    merge(model)
+    remove(model)
+    for module in model.modules():
+        forget(module)
+    return model
+
+
+def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
+    held = {k: v for k, v in vars(module).items() if k not in (RECORD, ANCHORS)}
+    for what, value in {"": module, **held}.items():
+        kind = next((c for c in type(value).__mro__ if c.__module__.partition(".")[0] == "ghor"), None)
+        if kind is not None:
+            raise ValueError(
+                f"{f'{name}.{what}'.strip('.') or 'the model'} is a {kind.__module__}.{kind.__qualname__}, "
+                "which needs ghor: replace it with a plain one, then release the model"
+            )
 
 
 def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:

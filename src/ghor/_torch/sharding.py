@@ -137,14 +137,4 @@ def _shifted(placements: Sequence[Any], by: int) -> list[Any]:
     return [Shard(q.dim + by) if q.is_shard() else q for q in placements]
 
 
-# Names that lifting/ and optim/ still import.
-placing, gathered, spread = placement, full_tensor, distribute_like
-
-
-class Shards(ShardLayout):
-    """`ShardLayout` of weights on a space."""
-
-    def __init__(self, p: Any, space: Any) -> None:
-        super().__init__(p, p.dim() - space.dims - (getattr(space, "padding_idx", None) is not None))
-
-    pieces, whole, placed = ShardLayout.local_tensors, ShardLayout.to_dtensor, ShardLayout.place
+spread = distribute_like  # the name in ghor.optim.muon

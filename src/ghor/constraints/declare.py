@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
-from ghor.constraints.registry import ANCHORS, RECORD, Record, forget, no_longer_parameters, owners
+from ghor.constraints.registry import ANCHORS, RECORD, Record, no_longer_parameters, owners
 from ghor.constraints.selection import Predicate, select
 from ghor.constraints.validation import batch_dims, check_anchor, check_parameter, worst_residual
 from ghor.linalg import frobenius, wide
@@ -111,29 +111,6 @@ def project(model: nn.Module) -> dict[str, float]:
         for (_, p, _), point in zip(found, points, strict=True):
             p.copy_(point)
     return distances
-
-
-def release(model: nn.Module) -> nn.Module:
-    """Turn a model into a plain module, in place, and return it: the weights stay, no object of ghor does.
-
-    Declarations are removed; active adapters are merged into the weights, and the layers put back in place.
-    Once saved, the model loads where ghor is not installed. Where it has layers of ghor's own, such as those
-    of `ghor.nn`, this raises ValueError, and nothing is changed.
-
-    >>> torch.save(release(model), "model.pt")
-    """
-    from ghor import adapters  # not at the top: adapters are declared by this module
-
-    adapted = [m for m in model.modules() if isinstance(m, adapters.Adapted) and m is not model]
-    replaced = {m for layer in adapted for m in (layer, *layer.parts.modules())}
-    for name, module in model.named_modules():
-        if module not in replaced:
-            _refuse_objects_of_ghor(module, name)
-    adapters.merge(model)
-    adapters.remove(model)
-    for module in model.modules():
-        forget(module)
-    return model
 
 
 def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
@@ -249,17 +226,6 @@ def _warn_of_lost(lost: dict[str, Space]) -> None:
         "call ghor.release(model) to give the constraints up",
     )
     warn.flush()
-
-
-def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
-    held = {k: v for k, v in vars(module).items() if k not in (RECORD, ANCHORS)}
-    for what, value in {"": module, **held}.items():
-        kind = next((c for c in type(value).__mro__ if c.__module__.partition(".")[0] == "ghor"), None)
-        if kind is not None:
-            raise ValueError(
-                f"{f'{name}.{what}'.strip('.') or 'the model'} is a {kind.__module__}.{kind.__qualname__}, "
-                "which needs ghor: replace it with a plain one, then release the model"
-            )
 
 
 spaces = declared_spaces  # its name in version 0.1.0
