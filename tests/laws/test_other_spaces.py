@@ -88,7 +88,7 @@ def test_a_motion_of_the_world_moves_the_whole_way(space, act, options, gen):
     close(act(g, way), other, 1e-10)
 
 
-# -- hyperbolic space -------------------------------------------------------------------------------------------------
+# -- hyperbolic space --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
@@ -155,7 +155,7 @@ def test_it_says_when_digits_run_out(gen):
         HYPERBOLIC.project(1e9 * torch.ones(4))
 
 
-# -- SPD --------------------------------------------------------------------------------------------------------------
+# -- SPD ---------------------------------------------------------------------------------------------------
 
 
 def test_the_affine_invariant_mean(gen):

@@ -174,7 +174,7 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
         ones = torch.ones_like(parts(W[0])).flatten().cumsum(0).view(parts(W[0]).shape)
         ones = torch.view_as_complex(ones) if W.is_complex() else ones
         parts(W).masked_fill_(parts(s.space.one.hor(ones)) == 0, 0)
-        length.copy_(torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim()))))
+        length.copy_(s.space.one.step_length(W))
     finite = torch.isfinite(W).flatten(1).all(1)
     if not bool(finite.all()):
         length[~finite] = 0
@@ -190,7 +190,7 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
     V = wide(W[rows])
     # Scaled by the largest entry: the square of 1e200 overflows even in float64.
     largest = s.each(V.abs().flatten(1).amax(1))
-    norm = largest * s.each(torch.linalg.vector_norm((V / largest).flatten(1), dim=1))
+    norm = largest * s.each(s.space.one.step_length(V / largest))
     if bool((norm > longest).any()):
         warn(
             "long",

@@ -83,6 +83,7 @@ class Stack:
         # Above `large` rounding is repaired at once; above `limit` a step is taken in float64.
         reach = space.reach(self.shape)
         self.large, self.limit = 0.5 * reach, min(4 * reach, space.max_velocity)
+        self.plain_length = type(space).step_length is Space.step_length  # then the norm, without a call
         self.retraction = by_name(group["retraction"])
         self.state = self._gather(states)
         self.moves = torch.zeros((), dtype=torch.int64)
@@ -383,7 +384,10 @@ class Stack:
         `guards.after`. Elsewhere they are clipped, or set to 0.
         """
         W = self.W
-        length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
+        if self.plain_length:
+            length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
+        else:
+            length = self.space.one.step_length(W)
         moved = length > 0
         if torch.compiler.is_compiling() or (
             self.free and len(length) and not float(length.max()) <= self.limit

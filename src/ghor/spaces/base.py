@@ -116,6 +116,13 @@ class Space(ABC):
         """||W||_F of a step that turns everything by about one radian: what counts as a long step."""
         return 1.0
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """The length of W that `reach` and `max_velocity` limit, (..., *point) -> (...): by default ||W||_F.
+
+        It is 0 for W = 0 alone, and not finite where W is not.
+        """
+        return torch.linalg.vector_norm(W, dim=tuple(range(-self.dims, 0)))
+
     def polish_period(self, shape: Sequence[int]) -> int:
         """Steps between two polishings of a whole section; in between the point alone is polished."""
         return 100
