@@ -237,7 +237,7 @@ def test_weights_that_share_memory(gen):
             module.w = copies
             raises(ValueError, words, lambda m=module, s=space: ghor.constrain(m, "w", s), copies)
             a, b = nn.Parameter(X), nn.Parameter(X.view(shape))
-            words = ["b and a are two parameters with one memory", "use one parameter for both"]
+            words = ["b and a are two parameters that share memory", "use one parameter for both"]
             raises(
                 ValueError, words, lambda a=a, b=b, s=space: ghor.optim.SGD([("a", a), ("b", b)], space=s), a
             )
