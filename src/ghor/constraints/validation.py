@@ -116,12 +116,12 @@ def _check_kind(p: Tensor, space: Space, name: str) -> None:
         space.check_dtype(p.dtype)
     except TypeError as error:
         raise TypeError(f"{name} of shape {tuple(p.shape)}: {error}") from None
-    if 0 in p.shape:  # a batch of points may be empty, a weight may not
-        raise ValueError(f"{name}: a weight on {space} cannot have the empty shape {tuple(p.shape)}")
     try:
         space.check_shape(p.shape)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    if 0 in p.shape:  # a batch of points may be empty, a weight may not
+        raise ValueError(f"{name}: a weight on {space} cannot have the empty shape {tuple(p.shape)}")
     if p.layout != torch.strided:
         raise TypeError(
             f"{name} of shape {tuple(p.shape)} is {p.layout}; weights on {space} are dense: to_dense()"
