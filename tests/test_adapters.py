@@ -3,11 +3,14 @@ refused."""
 
 import copy
 import io
+import pickle
+import re
 
 import pytest
 import torch
 from table import randn
 from torch import nn
+from torch.nn.utils import parametrize
 
 import ghor
 from ghor.adapters import Adapted, LowRank, Rotation, activate, adapt, load, merge, remove, save, unmerge
@@ -275,7 +278,7 @@ def test_beside_an_adapter_of_peft(kind, net, x):
     torch.testing.assert_close(model.merge_and_unload()(x), out, rtol=0, atol=1e-5)
 
 
-# -- code that reads the weight ----------------------------------------------------------------------------------------
+# -- code that reads the weight ----------------------------------------------------------------------------
 
 
 @each_kind
@@ -345,7 +348,7 @@ def test_the_weight_as_it_acts(net, x):
     assert layer.weight is layer.base.weight
 
 
-# -- weights and layers that are shared --------------------------------------------------------------------------------
+# -- weights and layers that are shared --------------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -409,7 +412,78 @@ def test_a_layer_in_two_places_has_one_adapter(kind, gen, tmp_path):
     assert state(model) == before
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- weights that are computed ----------------------------------------------------------------------
+
+
+def parametrized(how, model):
+    getattr(nn.utils.parametrizations, how)(model[0])
+    return model
+
+
+def tensors_of(model):
+    """All parameters and buffers, also those that are not in the state dict."""
+    return {n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())}
+
+
+@each_kind
+@pytest.mark.parametrize("how", ["weight_norm", "spectral_norm", "orthogonal"])
+@pytest.mark.parametrize("training", [False, True])
+def test_merging_into_a_parametrized_weight(kind, how, training, gen):
+    """Written through the parametrization if it can represent the merged weight, otherwise refused."""
+    x, plain = randn((5, 8), gen, torch.float32), nn.Linear(8, 8)
+    model = parametrized(how, nn.Sequential(nn.Linear(8, 8), nn.Sequential(plain))).train(training)
+    adapt(model, ["1.0"], kind)
+    adapt(model, ["0"], kind, "more")
+    turned(model, gen)
+    if how == "spectral_norm":  # converged, so that training mode does not change it
+        for _ in range(100):
+            model.train()(x)
+        model.train(training)
+    y, before = model(x).detach(), tensors_of(model)
+    fits = how == "weight_norm" or (how == "orthogonal" and kind == KINDS[0])
+    if fits:
+        merge(model)
+        torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+        twin = copy.deepcopy(model)
+        for merged in (model, twin):
+            unmerge(merged)
+            torch.testing.assert_close(merged(x), y, rtol=0, atol=0)
+            torch.testing.assert_close(tensors_of(merged), before, rtol=0, atol=0)
+        merge(model)
+        remove(model)
+        torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+    else:
+        with pytest.raises(ValueError, match=r"^0 cannot be merged: its parametrization .* remove it first"):
+            merge(model)
+        after = tensors_of(model)
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+        assert model[1][0].before_merge is None  # nor is any other layer
+        parametrize.remove_parametrizations(model[0].base, "weight")
+        merge(model)
+        torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated in favor of:FutureWarning")
+def test_weights_that_cannot_be_written_are_refused(gen):
+    """Computed by a hook at each call, or from tensors that another layer has as well."""
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(8, 8)))
+    adapt(model, ["0"], Rotation(4))
+    y = turned(model, gen)(torch.ones(1, 8))
+    with pytest.raises(
+        ValueError, match="0 cannot be merged: its weight is not a parameter: a hook computes"
+    ):
+        merge(model)
+    assert torch.equal(model(torch.ones(1, 8)), y)
+    model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)) for _ in range(2)))
+    model[1].parametrizations.weight.original1 = model[0].parametrizations.weight.original1
+    adapt(model, ["0"], Rotation(4))
+    before = tensors_of(model)
+    with pytest.raises(ValueError, match=r"0 cannot be merged: .* shares a tensor with another module"):
+        merge(model)
+    torch.testing.assert_close(tensors_of(model), before, rtol=0, atol=0)
+
+
+# -- names -------------------------------------------------------------------------------------------------
 
 
 def test_a_string_is_one_name(x):
@@ -418,6 +492,21 @@ def test_a_string_is_one_name(x):
     assert {n for n, p in model.named_parameters() if p.requires_grad} == {"3.bias", "10.parts.ab.R"}
     activate(model, "ab")
     assert model[10].active == ["ab"]
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["a.b", "keys", "", "training"])
+def test_names_that_modules_cannot_have(name, kind, net, tmp_path):
+    before = state(net)
+    with pytest.raises(ValueError, match=f"an adapter cannot be called '{name}'"):
+        adapt(net, ["q_proj"], kind, name)
+    assert state(net) == before
+    adapt(net, ["q_proj"], kind)
+    save(net, tmp_path / "a.pt")
+    before = state(net)
+    with pytest.raises(ValueError, match=f"an adapter cannot be called '{name}'"):
+        load(net, tmp_path / "a.pt", name)
+    assert state(net) == before
 
 
 @each_kind
@@ -470,7 +559,7 @@ def test_low_rank_of_one_number(shape, gen, tmp_path):
     torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
 
 
-# -- state dicts -------------------------------------------------------------------------------------------------------
+# -- state dicts -------------------------------------------------------------------------------------------
 
 
 @each_kind
@@ -491,3 +580,13 @@ def test_the_state_of_a_merged_model_is_for_merged_models(kind, net, x, gen):
     for model in (other, net.double().float()):
         unmerge(model)
         torch.testing.assert_close(model.state_dict(), weights, rtol=0, atol=0)
+
+
+@each_kind
+def test_pickles_of_version_0_1_0(kind, net, x, gen):
+    """They name the parts of adapted layers as `ghor.parts` did; protocol 2 has names as plain text."""
+    adapt(net, ["q_proj"], kind)
+    y, saved = turned(net, gen)(x), pickle.dumps(net, protocol=2)
+    old = re.sub(rb"cghor\.adapters\n(Rotation|LowRank)Layer\n", rb"cghor.parts\n\1Part\n", saved)
+    assert old != saved
+    assert torch.equal(pickle.loads(old)(x), y)

@@ -39,7 +39,7 @@ def train(model, values, steps=10):
         assert (space.residual(p.detach()) <= space.tolerance(p.detach())).all()
 
 
-# -- geoopt -----------------------------------------------------------------------------------------------------------
+# -- geoopt ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_tied_weights_stay_tied(geoopt):
         (lambda g: (g.Sphere(complement=torch.eye(3)[:, :1]), torch.eye(3)[1]), "sphere of a subspace"),
         (
             lambda g: (g.ProductManifold((g.Stereographic(), 2)), torch.zeros(2)),
-            "part 0 of 1.w is on .* Stereographic",
+            "factor 0 of 1.w is on .* Stereographic",
         ),
     ],
 )
@@ -169,7 +169,7 @@ def test_what_has_no_equivalent_is_named_and_nothing_changes(geoopt, make, said)
     assert model[1].w is bad
 
 
-# -- parametrizations -------------------------------------------------------------------------------------------------
+# -- parametrizations --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["matrix_exp", "cayley", "householder"])
@@ -242,7 +242,7 @@ def test_from_geotorch():
             from_parametrized(bad)
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,6 +9,7 @@ import sys
 
 from ghor import adapters as adapters
 from ghor import interop, optim
+from ghor.adapters import release
 from ghor.constraints.declare import check, constrain, param_groups, project
 from ghor.lifting import lift
 from ghor.solve import check_gradient, check_hessian, minimize
@@ -75,4 +76,5 @@ __all__ = [
     "optim",
     "param_groups",
     "project",
+    "release",
 ]

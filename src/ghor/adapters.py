@@ -1,17 +1,18 @@
-"""Adapters: fine-tuning by a small part that stays on its space, exactly, beside frozen weights.
+"""Adapters: fine-tuning with a few parameters that stay exactly on their space, beside frozen weights.
 
-    Rotation(block)    y = W R x + c            R = diag(R_1, R_2, ...), rotations of SO(block); orthogonal fine-tuning
-    LowRank(rank)      y = W x + U diag(s) V^T x + c      U, V on the Stiefel manifold, s their singular values
+    Rotation(block)    y = W R x + c                    R = diag(R_1, R_2, ...), R_i in SO(block)
+    LowRank(rank)      y = W x + U diag(s) V^T x + c    U, V on Stiefel, s the singular values
 
-Both start as what was there: R = I, s = 0. The layers are ordinary modules around the ones they adapt, and
-the factors are declared with `ghor.constrain`, so that any ghor optimizer trains them:
+Rotation is orthogonal fine-tuning. Both start as the layer they adapt: R = I, s = 0. Adapted layers are
+ordinary modules around the original ones, and the factors are declared with `ghor.constrain`, so that any
+ghor optimizer trains them:
 
     adapt(model, ["q_proj", "v_proj"], Rotation(block=16))
     optimizer = ghor.optim.AdamW(ghor.param_groups(model), lr=1e-3)
 
-`merge` writes the sum into the frozen weights and `unmerge` takes it out again, to the bit; `save` and `load`
-keep the adapters alone. A layer can have several, by name: rotations act one after the other, low-rank parts
-add up.
+`merge` writes the adapters into the frozen weights and `unmerge` takes them out again, to the bit; `save` and
+`load` keep the adapters alone. A layer can have several, by name: rotations act one after the other, low-rank
+terms add up.
 """
 
 from __future__ import annotations
@@ -23,79 +24,84 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.constraints.declare import constrain, declared_spaces
-from ghor.constraints.selection import ending
+from ghor.constraints.registry import ANCHORS, RECORD, forget
+from ghor.constraints.selection import select_by_suffix
 from ghor.constraints.validation import check_on_space
 from ghor.spaces import SpecialOrthogonal, Stiefel
 
 
-class Part(nn.Module):
-    """What an adapter adds to one layer of size (out, in)."""
+class AdapterLayer(nn.Module):
+    """The parameters of an adapter for one layer of size (out, in), and how they change what it computes."""
 
     adapter: Rotation | LowRank
 
-    def before(self, x: Tensor) -> Tensor:
-        """What the layer sees in place of its input."""
+    def transform_input(self, x: Tensor) -> Tensor:
+        """The input that the layer gets."""
         return x
 
-    def beside(self, x: Tensor) -> Tensor | None:
-        """What is added to the output; x is the input itself."""
+    def output_term(self, x: Tensor) -> Tensor | None:
+        """What is added to the output; x is the input before any transformation."""
         return None
 
-    def merged(self, weight: Tensor) -> Tensor:
-        """The weight that does `before`."""
+    def transform_weight(self, weight: Tensor) -> Tensor:
+        """The weight that makes `transform_input` unnecessary."""
         return weight
 
-    def added(self) -> Tensor | None:
-        """The weight that does `beside`."""
+    def weight_term(self) -> Tensor | None:
+        """The addition to the weight that makes `output_term` unnecessary."""
         return None
 
 
-class RotationPart(Part):
+class RotationLayer(AdapterLayer):
     """R x, blocks R (in/b, b, b) on SO(b)."""
 
-    def __init__(self, block: int, out: int, into: int, like: dict[str, Any]) -> None:
+    def __init__(self, block: int, out_features: int, in_features: int, factory: dict[str, Any]) -> None:
         super().__init__()
-        if into % block or block < 2:
-            fits = [b for b in range(2, into + 1) if into % b == 0]
-            near = sorted(sorted(fits, key=lambda b: abs(b - block))[:3])
-            raise ValueError(f"{into} inputs do not come in blocks of {block}; try one of {near}")
-        self.R = nn.Parameter(torch.eye(block, **like).repeat(into // block, 1, 1))
+        if in_features % block or block < 2:
+            divisors = [b for b in range(2, in_features + 1) if in_features % b == 0]
+            near = sorted(sorted(divisors, key=lambda b: abs(b - block))[:3])
+            raise ValueError(f"{in_features} inputs do not come in blocks of {block}; try one of {near}")
+        self.R = nn.Parameter(torch.eye(block, **factory).repeat(in_features // block, 1, 1))
         constrain(self, "R", SpecialOrthogonal())
 
-    def before(self, x: Tensor) -> Tensor:
+    def transform_input(self, x: Tensor) -> Tensor:
         blocks = x.to(self.R.dtype).unflatten(-1, self.R.shape[:2])
         return torch.einsum("...kb,kcb->...kc", blocks, self.R).flatten(-2).to(x.dtype)
 
-    def merged(self, weight: Tensor) -> Tensor:
+    def transform_weight(self, weight: Tensor) -> Tensor:
         return torch.einsum("okc,kcb->okb", weight.unflatten(-1, self.R.shape[:2]), self.R).flatten(-2)
 
 
-class LowRankPart(Part):
+class LowRankLayer(AdapterLayer):
     """U diag(s) V^T x, U (out, r) and V (in, r) on Stiefel."""
 
     U: Tensor
     V: Tensor
 
-    def __init__(self, rank: int, out: int, into: int, like: dict[str, Any]) -> None:
+    def __init__(self, rank: int, out_features: int, in_features: int, factory: dict[str, Any]) -> None:
         super().__init__()
-        if not 0 < rank <= min(out, into):
-            raise ValueError(f"a layer {out} x {into} has no part of rank {rank}")
-        for leaf, size in (("U", out), ("V", into)):
-            if size == 1:  # +-1 does not move
-                self.register_buffer(leaf, torch.ones(1, 1, **like))
+        if not 0 < rank <= min(out_features, in_features):
+            raise ValueError(f"a layer {out_features} x {in_features} has no part of rank {rank}")
+        for leaf, size in (("U", out_features), ("V", in_features)):
+            if size == 1:  # +-1 cannot move
+                self.register_buffer(leaf, torch.ones(1, 1, **factory))
             else:
-                self.register_parameter(leaf, nn.Parameter(Stiefel().random(size, rank, **like)))
+                self.register_parameter(leaf, nn.Parameter(Stiefel().random(size, rank, **factory)))
                 constrain(self, leaf, Stiefel())
-        self.s = nn.Parameter(torch.zeros(rank, **like))
+        self.s = nn.Parameter(torch.zeros(rank, **factory))
 
-    def beside(self, x: Tensor) -> Tensor:
+    def output_term(self, x: Tensor) -> Tensor:
         return ((x.to(self.s.dtype) @ self.V) * self.s @ self.U.mT).to(x.dtype)
 
-    def added(self) -> Tensor:
+    def weight_term(self) -> Tensor:
         return (self.U * self.s) @ self.V.mT
+
+
+RotationPart, LowRankPart = RotationLayer, LowRankLayer  # their names in pickles of version 0.1.0
 
 
 @dataclass(frozen=True)
@@ -104,85 +110,156 @@ class Rotation:
 
     block: int = 32
 
-    def part(self, out: int, into: int, like: dict[str, Any]) -> Part:
-        return RotationPart(self.block, out, into, like)
+    def layer(self, out_features: int, in_features: int, factory: dict[str, Any]) -> AdapterLayer:
+        """The parameters for a layer of this size."""
+        return RotationLayer(self.block, out_features, in_features, factory)
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """y = W x + U diag(s) V^T x + c with orthonormal U and V: s are the singular values of what is added."""
+    """y = W x + U diag(s) V^T x + c with orthonormal U and V: s are the singular values of the added term."""
 
     rank: int = 8
 
-    def part(self, out: int, into: int, like: dict[str, Any]) -> Part:
-        return LowRankPart(self.rank, out, into, like)
+    def layer(self, out_features: int, in_features: int, factory: dict[str, Any]) -> AdapterLayer:
+        """The parameters for a layer of this size."""
+        return LowRankLayer(self.rank, out_features, in_features, factory)
 
 
 KINDS: dict[str, type[Rotation | LowRank]] = {"Rotation": Rotation, "LowRank": LowRank}
 
 
 class Adapted(nn.Module):
-    """A linear layer, `base`, with adapters by name. `active` names those that count; when merged, none is
-    computed."""
+    """A linear layer, `base`, with adapters by name; `active` lists those in use.
 
-    before_merge: Tensor | None  # the weight, as it was: in the state dict, which fits merged layers alone
+    `before_merge` holds the weight while adapters are merged into it. It is in the state dict, which
+    therefore fits merged layers alone: in others the adapters would be applied twice.
+    """
+
+    before_merge: Tensor | None
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base, self.parts = base, nn.ModuleDict()
         self.active: list[str] = []
-        self.tied: tuple[Tensor, ...] = ()  # the weight that others hold too, while the layer has its own
+        self.tied: tuple[Tensor, ...] = ()  # a tied weight, while a merged layer has one of its own
         self.register_buffer("before_merge", None)
 
     bias = property(lambda self: self.base.bias)
     in_features = property(lambda self: self.base.in_features)
     out_features = property(lambda self: self.base.out_features)
 
-    def current(self) -> list[Part]:
-        """The parts to compute, in order."""
+    def active_layers(self) -> list[AdapterLayer]:
+        """The adapters to compute, in order: none while they are merged."""
         return [] if self.before_merge is not None else [self.parts[name] for name in self.active]  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
-        turned, parts = x, self.current()
-        for part in parts:
-            turned = part.before(turned)
+        turned, layers = x, self.active_layers()
+        for layer in layers:
+            turned = layer.transform_input(turned)
         y: Tensor = self.base(turned)
-        for part in parts:
-            beside = part.beside(x)
-            y = y if beside is None else y + beside
+        for layer in layers:
+            term = layer.output_term(x)
+            y = y if term is None else y + term
         return y
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it acts: W R_k ... R_1 + sum of U diag(s) V^T, computed in the precision of the
-        adapters."""
-        parts, W = self.current(), self.base.weight
-        M = W.to(next(parts[0].parameters()).dtype) if parts else W
-        for part in reversed(parts):
-            M = part.merged(M)
-        for added in (part.added() for part in parts):
-            M = M if added is None else M + added
+        """The weight as it acts: W R_k ... R_1 + sum of U diag(s) V^T."""
+        return self.effective(self.base.weight)
+
+    def effective(self, W: Tensor) -> Tensor:
+        """W with the active adapters, computed in their precision."""
+        layers = self.active_layers()
+        M = W.to(next(layers[0].parameters()).dtype) if layers else W
+        for layer in reversed(layers):
+            M = layer.transform_weight(M)
+        for term in (layer.weight_term() for layer in layers):
+            M = M if term is None else M + term
         return M.to(W.dtype)
 
     @torch.no_grad()
     def merge(self, tied: bool = False) -> None:
-        """The active adapters into the weight; of one that is tied, into a copy, and the others keep it."""
-        if self.before_merge is None:
-            W, merged = self.base.weight, self.weight
-            self.before_merge = W.detach().clone()
+        """Write the active adapters into the weight; if it is tied, into a copy, so that others keep theirs.
+
+        A parametrized weight is written through its `right_inverse`. Raises ValueError, and changes nothing,
+        if the parametrization cannot represent the merged weight.
+        """
+        if self.before_merge is not None:
+            return
+        stored = {key: t.detach().clone() for key, t in stored_tensors(self.base).items()}
+        W = self.base.weight  # evaluated once: in training mode spectral_norm changes with every evaluation
+        merged = self.effective(W)
+        if not parametrize.is_parametrized(self.base, "weight"):
             if tied:
                 self.tied, self.base.weight = (W,), nn.Parameter(merged.clone(), W.requires_grad)
             else:
                 W.copy_(merged)
+        elif tied:
+            raise ValueError(
+                "the parametrization of its weight shares a tensor with another module; untie them"
+            )
+        else:
+            try:
+                _write_parametrized(self.base, merged)
+            except ValueError:
+                _restore(self.base, stored)
+                raise
+            for key, value in stored.items():
+                self.register_buffer(f"before_merge_{key}", value)
+        self.before_merge = W.detach().clone() if "weight" not in stored else stored["weight"]
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """The weight as it was, to the bit, and tied as it was."""
+        """Restore the weight to the bit, and its tie."""
+        prefix = "before_merge_"
+        stored = {
+            k.removeprefix(prefix): v for k, v in self.named_buffers(recurse=False) if k.startswith(prefix)
+        }
         if self.tied:
             (self.base.weight,), self.tied = self.tied, ()
         elif self.before_merge is not None:
-            self.base.weight.copy_(self.before_merge)
+            _restore(self.base, stored or {"weight": self.before_merge})
+        for key in stored:
+            delattr(self, prefix + key)
         self.before_merge = None
+
+
+def stored_tensors(layer: nn.Linear) -> dict[str, Tensor]:
+    """The weight of a layer or, if it is parametrized, all tensors that it is computed from."""
+    if parametrize.is_parametrized(layer, "weight"):
+        chain: Any = layer.parametrizations["weight"]  # type: ignore[index]
+        return {n.replace(".", "_"): t for n, t in (*chain.named_parameters(), *chain.named_buffers())}
+    p = layer._parameters.get("weight")
+    if p is None:
+        raise ValueError(
+            "its weight is not a parameter: a hook computes it at each call; remove that hook first"
+        )
+    return {"weight": p}
+
+
+def _restore(layer: nn.Linear, stored: Mapping[str, Tensor | None]) -> None:
+    for key, t in stored_tensors(layer).items():
+        value = stored[key]
+        assert value is not None
+        t.copy_(value)
+
+
+def _write_parametrized(layer: nn.Linear, value: Tensor) -> None:
+    """Assign to a parametrized weight; ValueError unless the weight then has this value, up to rounding."""
+    chain: Any = layer.parametrizations["weight"]  # type: ignore[index]
+    kind = " and ".join(type(f).__name__ for f in chain)
+    way_out = "remove it first: torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')"
+    try:
+        layer.weight = value.clone()  # by right_inverse
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise ValueError(f"its parametrization {kind} cannot be assigned to ({error}); {way_out}") from None
+    off, size = (layer.weight - value).norm(), value.norm()
+    if not bool(off <= 10 * max(value.shape) ** 0.5 * torch.finfo(value.dtype).eps * size):
+        raise ValueError(
+            f"its parametrization {kind} has no parameters for the merged weight, and would change it by "
+            f"{float(off / size):.1e}; {way_out}"
+        )
 
 
 def adapt(
@@ -193,21 +270,22 @@ def adapt(
     freeze: bool = True,
     train: str | Sequence[str] = (),
 ) -> list[str]:
-    """Put an adapter on the linear layers of a model that `targets` name; returns the names of the layers.
+    """Put an adapter on the linear layers of a model that `targets` select; returns the names of the layers.
 
-    A target is the end of a layer's name ("q_proj") or a pattern ("model.layers.[0-7].*.q_proj"). A layer
-    that the model has in several places is adapted in all, as one. All other parameters are frozen, except
-    adapters that are there and those that the patterns `train` name, such as a new head's; with
+    A target is the end of a layer's name ("q_proj") or a glob ("model.layers.[0-7].*.q_proj"). A layer that
+    the model has in several places is adapted in all, as one. All other parameters are frozen, except
+    adapters that are there already and the parameters that `train` selects, such as those of a new head; with
     `freeze=False` they stay as they are.
     """
+    _check_name(name)
     if type(adapter) not in (Rotation, LowRank):
         raise TypeError(f"adapter is a Rotation(block) or LowRank(rank), got {adapter!r}")
     layers, parameters = _layers(model), dict(model.named_parameters(remove_duplicate=False))
-    found = {layers[n] for target in _list(targets) for n in ending(layers, target)}
-    trained = [parameters[n] for pattern in _list(train) for n in ending(parameters, pattern)]
+    found = {layers[n] for target in _list(targets) for n in select_by_suffix(layers, target)}
+    trained = [parameters[n] for pattern in _list(train) for n in select_by_suffix(parameters, pattern)]
     first = {m: n for n, m in reversed(layers.items()) if m in found}
     names = [n for n, m in layers.items() if first.get(m) == n]
-    _attach(model, {n: _part(n, layers[n], adapter, name) for n in names}, name)
+    _attach(model, {n: _new_layer(n, layers[n], adapter, name) for n in names}, name)
     if freeze:
         _freeze(model)
     for p in trained:
@@ -215,29 +293,37 @@ def adapt(
     return names
 
 
+def _check_name(name: str) -> None:
+    if not name or "." in name or hasattr(nn.ModuleDict(), name):
+        raise ValueError(
+            f"an adapter cannot be called {name!r}: it names a module, so it has no dots and is not an "
+            "attribute of nn.ModuleDict"
+        )
+
+
 def _list(names: str | Sequence[str]) -> Sequence[str]:
     return [names] if isinstance(names, str) else names
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Linear | Adapted]:
-    """What can be adapted, by each of its names."""
+    """The layers that can be adapted, by each of their names."""
     every = dict(model.named_modules(remove_duplicate=False))
     inside = {f"{n}.base".lstrip(".") for n, m in every.items() if isinstance(m, Adapted)}
     return {n: m for n, m in every.items() if isinstance(m, (nn.Linear, Adapted)) and n not in inside}
 
 
-def _attach(model: nn.Module, parts: Mapping[str, Part], name: str) -> None:
+def _attach(model: nn.Module, adapter_layers: Mapping[str, AdapterLayer], name: str) -> None:
     layers, new = _layers(model), {}
-    for n, part in parts.items():
+    for n, adapter_layer in adapter_layers.items():
         layer = layers[n]
         adapted = new[layer] = layer if isinstance(layer, Adapted) else Adapted(layer)
-        adapted.parts[name] = part
+        adapted.parts[name] = adapter_layer
         adapted.active.append(name)
     _exchange(model, new)
 
 
 def _exchange(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
-    """Put others in place of some layers, wherever the model has these."""
+    """Replace some layers by others wherever they occur in the model."""
     for parent in list(model.modules()):
         for leaf, child in list(parent._modules.items()):
             if child in new and not isinstance(parent, Adapted):
@@ -245,14 +331,14 @@ def _exchange(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
 
 
 def _freeze(model: nn.Module) -> None:
-    """All but the adapters."""
+    """Freeze everything but the adapters."""
     ours = {id(p) for m in _adapted(model).values() for p in m.parts.parameters()}
     for p in model.parameters():
         p.requires_grad_(id(p) in ours)
 
 
-def _part(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, name: str) -> Part:
-    """In full precision also where the weight is not."""
+def _new_layer(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, name: str) -> AdapterLayer:
+    """An adapter for the layer called n, in full precision even if the weight is in half precision."""
     if not n and not isinstance(layer, Adapted):
         raise ValueError(
             "the model is a Linear itself: adapt the model that holds it, or nn.Sequential(layer)"
@@ -262,11 +348,11 @@ def _part(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, name:
     W: Tensor = layer.base.weight if isinstance(layer, Adapted) else layer.weight
     out, into = W.shape
     try:
-        part = adapter.part(out, into, {"device": W.device, "dtype": COMPUTE_DTYPE.get(W.dtype, W.dtype)})
+        new = adapter.layer(out, into, {"device": W.device, "dtype": COMPUTE_DTYPE.get(W.dtype, W.dtype)})
     except ValueError as error:
         raise ValueError(f"{n}: {error}") from None
-    part.adapter = adapter
-    return part
+    new.adapter = adapter
+    return new
 
 
 def _adapted(model: nn.Module) -> dict[str, Adapted]:
@@ -274,7 +360,7 @@ def _adapted(model: nn.Module) -> dict[str, Adapted]:
 
 
 def activate(model: nn.Module, names: str | Sequence[str]) -> None:
-    """Let these adapters count and no others, in this order; none of them: the model as it was."""
+    """Activate exactly these adapters, in this order; [] disables all."""
     layers, names = _adapted(model), _list(names)
     known = {name for m in layers.values() for name in m.parts}
     if set(names) - known:
@@ -288,26 +374,69 @@ def activate(model: nn.Module, names: str | Sequence[str]) -> None:
 def merge(model: nn.Module) -> None:
     """Write the active adapters into the weights: the same outputs at the cost of the bare model.
 
-    A layer whose weight is tied, to an embedding for example, has one of its own until `unmerge`.
+    A layer whose weight is tied, to an embedding for example, has one of its own until `unmerge`. A
+    parametrized weight (`weight_norm`, `orthogonal`, ...) is written through its parametrization; if this
+    cannot represent the merged weight, ValueError is raised, and no layer is merged.
     """
     held = Counter(id(p) for m in model.modules() for p in m._parameters.values())
-    for m, tied in [(m, held[id(m.base.weight)] > 1) for m in _adapted(model).values()]:
-        m.merge(tied)
+    merged: list[Adapted] = []
+    for n, m in _adapted(model).items():
+        if m.before_merge is not None:
+            continue
+        try:
+            m.merge(tied=any(held[id(t)] > 1 for t in stored_tensors(m.base).values()))
+        except ValueError as error:
+            for other in merged:
+                other.unmerge()
+            raise ValueError(f"{n} cannot be merged: {error}") from None
+        merged.append(m)
 
 
 def unmerge(model: nn.Module) -> None:
-    """Take them out again: the weights are, to the bit, what they were."""
+    """Take the adapters out of the weights again, which are then to the bit what they were."""
     for m in _adapted(model).values():
         m.unmerge()
 
 
 def remove(model: nn.Module) -> None:
-    """Put the layers themselves back in place: with `merge` before it, a plain model that has learned."""
+    """Put the original layers back in place; after `merge` they keep what was learned."""
     if isinstance(model, Adapted):
         raise ValueError(
             "the model is an adapted layer itself: take its base, or remove from the model that holds it"
         )
     _exchange(model, {m: m.base for m in _adapted(model).values()})
+
+
+def release(model: nn.Module) -> nn.Module:
+    """Turn a model into a plain module, in place, and return it: the weights stay, no object of ghor does.
+
+    Declarations are removed; active adapters are merged into the weights, and the layers put back in place.
+    Once saved, the model loads where ghor is not installed. Where it has layers of ghor's own, such as those
+    of `ghor.nn`, this raises ValueError, and nothing is changed.
+
+    >>> torch.save(release(model), "model.pt")
+    """
+    adapted = [m for m in _adapted(model).values() if m is not model]
+    replaced = {m for layer in adapted for m in (layer, *layer.parts.modules())}
+    for name, module in model.named_modules():
+        if module not in replaced:
+            _refuse_objects_of_ghor(module, name)
+    merge(model)
+    remove(model)
+    for module in model.modules():
+        forget(module)
+    return model
+
+
+def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
+    held = {k: v for k, v in vars(module).items() if k not in (RECORD, ANCHORS)}
+    for what, value in {"": module, **held}.items():
+        kind = next((c for c in type(value).__mro__ if c.__module__.partition(".")[0] == "ghor"), None)
+        if kind is not None:
+            raise ValueError(
+                f"{f'{name}.{what}'.strip('.') or 'the model'} is a {kind.__module__}.{kind.__qualname__}, "
+                "which needs ghor: replace it with a plain one, then release the model"
+            )
 
 
 def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
@@ -318,8 +447,7 @@ def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def save(model: nn.Module, path: Any, name: str = "default") -> None:
-    """Write one adapter, and nothing else of the model, to a file that `torch.load(weights_only=True)`
-    reads."""
+    """Write one adapter, and nothing else of the model, to a file for `torch.load(weights_only=True)`."""
     tensors = {n: p.detach().clone() for n, p in _tensors(model, name)}
     if not tensors:
         raise ValueError(f"the model has no adapter {name!r}")
@@ -333,6 +461,7 @@ def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = Tr
     """Put a saved adapter on a model of the same layers, under its own name or another; returns the name."""
     saved = torch.load(path, weights_only=True, map_location="cpu")
     name, layers, tensors = saved["name"] if name is None else name, _layers(model), saved["tensors"]
+    _check_name(name)
     names = list(dict.fromkeys(n.rpartition(".")[0] for n in tensors))
     missing = set(names) - set(layers)
     if missing:
@@ -342,24 +471,19 @@ def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = Tr
             f"some of {', '.join(names)} are one layer in this model; the file has an adapter for each"
         )
     adapter = KINDS[saved["kind"]](**saved["options"])
-    parts = {n: _part(n, layers[n], adapter, name) for n in names}
-    _fill(parts, tensors)
-    _attach(model, parts, name)
+    new = {n: _new_layer(n, layers[n], adapter, name) for n in names}
+    _fill(new, tensors)
+    _attach(model, new, name)
     if freeze:
         _freeze(model)
     return name
 
 
-def _fill(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -> None:
-    """Saved tensors into the parts of the layers; other names or shapes, and points off their spaces, are
-    refused."""
-    wanted = {
-        f"{n}.{leaf}": (p, space) for n, part in parts.items() for leaf, p, space in declared_spaces(part)
-    }
-    has, needs = (
-        {n: tuple(t.shape) for n, t in tensors.items()},
-        {n: tuple(p.shape) for n, (p, _) in wanted.items()},
-    )
+def _fill(layers: Mapping[str, AdapterLayer], tensors: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors into new adapters; ValueError for other names or shapes and points off a space."""
+    wanted = {f"{n}.{leaf}": (p, space) for n, m in layers.items() for leaf, p, space in declared_spaces(m)}
+    has = {n: tuple(t.shape) for n, t in tensors.items()}
+    needs = {n: tuple(p.shape) for n, (p, _) in wanted.items()}
     wrong = [n for n in has | needs if has.get(n) != needs.get(n)]
     if wrong:
         got, need = has.get(wrong[0], "nothing"), needs.get(wrong[0], "nothing")
@@ -368,5 +492,5 @@ def _fill(parts: Mapping[str, Part], tensors: Mapping[str, Tensor]) -> None:
         )
     for n, (p, space) in wanted.items():
         check_on_space([tensors[n]], space, [f"{n} of the file"])
-        with torch.no_grad():  # in another precision it is on its space to the digits of the file alone
+        with torch.no_grad():  # converted to more digits, a point is on its space to those of the file only
             p.copy_(tensors[n] if tensors[n].dtype == p.dtype else space.project(tensors[n].to(p.dtype)))

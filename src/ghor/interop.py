@@ -1,6 +1,6 @@
-"""From other libraries: their weights as declared ones, at their present values.
+"""Convert weights of other libraries to declared ones, at their present values.
 
-Nothing is imported here: whose weights are in the model, that library is there.
+Those libraries are not imported: a model that has their weights has loaded them already.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _Orthogonal
 
 from ghor.constraints.declare import constrain, nearest
-from ghor.constraints.packed import meant
+from ghor.constraints.packed import space_for
 from ghor.spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
 
-# The same points, whatever the metric and the retraction that a class adds to them.
+# Manifolds with the same points; metrics and retractions may differ.
 GEOOPT: dict[str, Space] = {
     "CanonicalStiefel": Stiefel(),
     "Euclidean": Euclidean(),
@@ -44,96 +44,96 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def from_geoopt(model: Model) -> Model:
-    """Every `geoopt.ManifoldParameter` of a model, in place, as a plain parameter that is declared on its
+    """Replace every `geoopt.ManifoldParameter` of a model, in place, by a plain parameter declared on its
     space.
 
-    A PoincareBall weight u becomes the point Y of `Hyperbolic()` with u = to_ball(Y), a ProductManifold one a
-    point of each part: these are parameters of their own (`parametrizations.<name>.original0`, ...), of which
-    `module.<name>` is computed as before, by a parametrization. Curvatures other than 1 and manifolds without
-    an equivalent raise ValueError, and nothing is changed. Make the optimizer afterwards: the parameters are
-    new.
+    A weight u of PoincareBall becomes the point Y of `Hyperbolic()` with u = to_ball(Y), a weight of
+    ProductManifold a point of each factor: these are parameters of their own
+    (`parametrizations.<name>.original0`, ...), from which a parametrization computes `module.<name>` as
+    before. Curvatures other than -1 and manifolds without an equivalent raise ValueError, and nothing is
+    changed. Build the optimizer afterwards: the parameters are new.
 
     >>> opt = ghor.optim.Adam(from_geoopt(model), lr=1e-3)
     """
     found = [
-        (module, leaf, p, _parts(p, name := f"{path}.{leaf}".lstrip(".")), name)
+        (module, leaf, p, _factors(p, name := f"{path}.{leaf}".lstrip(".")), name)
         for path, module in model.named_modules()
         for leaf, p in module._parameters.items()
         if hasattr(p, "manifold")
     ]
-    for module, leaf, p, parts, name in found:
+    for module, leaf, p, factors, name in found:
         X = p.detach().as_subclass(Tensor)
-        values = Joined(parts).right_inverse(X) if len(parts) > 1 or parts[0].ball else (X,)
-        for part, value in zip(parts, values, strict=True):
-            _check(module, leaf, value, part.space, name)
-    new: dict[int, list[nn.Parameter]] = {}  # of a tied weight there is one
-    for module, leaf, p, parts, _ in found:
+        values = Product(factors).right_inverse(X) if len(factors) > 1 or factors[0].ball else (X,)
+        for factor, value in zip(factors, values, strict=True):
+            _check(module, leaf, value, factor.space, name)
+    new: dict[int, list[nn.Parameter]] = {}  # by the id of the old one, so that tied weights stay tied
+    for module, leaf, p, factors, _ in found:
         setattr(module, leaf, nn.Parameter(p.detach().as_subclass(Tensor), p.requires_grad))
         owner, leaves = module, [leaf]
-        if len(parts) > 1 or parts[0].ball:
-            parametrize.register_parametrization(module, leaf, Joined(parts))
+        if len(factors) > 1 or factors[0].ball:
+            parametrize.register_parametrization(module, leaf, Product(factors))
             owner = module.parametrizations[leaf]
-            leaves = [f"original{i}" for i in range(len(parts))]
+            leaves = [f"original{i}" for i in range(len(factors))]
         for own, twin in zip(
             leaves, new.setdefault(id(p), [getattr(owner, own) for own in leaves]), strict=True
         ):
             setattr(owner, own, twin)
-        for own, part in zip(leaves, parts, strict=True):
-            if not isinstance(part.space, Euclidean):
-                constrain(owner, own, part.space)
+        for own, factor in zip(leaves, factors, strict=True):
+            if not isinstance(factor.space, Euclidean):
+                constrain(owner, own, factor.space)
     return model
 
 
-class Part:
-    """A factor of a product: its space, the shape that its points had, and whether they were points of the
-    ball."""
+class Factor:
+    """A factor of a product: its space, the shape of its points in geoopt, whether these are in a ball."""
 
     def __init__(self, space: Space, shape: Sequence[int], ball: bool) -> None:
         self.space, self.shape, self.ball = space, tuple(shape), ball
 
 
-class Joined(nn.Module):
-    """The tensor that geoopt had, as a function of the points of its parts."""
+class Product(nn.Module):
+    """Parametrization: the tensor that geoopt had, as a function of a point of each factor."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, factors: Sequence[Factor]) -> None:
         super().__init__()
-        self.parts = list(parts)
+        self.factors = list(factors)
 
     def forward(self, *points: Tensor) -> Tensor:
-        """Points, those of balls as such, side by side along the last dimension."""
+        """Join points along the last dimension, hyperbolic ones as points of the ball."""
         old = (
-            Hyperbolic().to_ball(Y) if part.ball else Y for part, Y in zip(self.parts, points, strict=True)
+            Hyperbolic().to_ball(Y) if factor.ball else Y
+            for factor, Y in zip(self.factors, points, strict=True)
         )
         return torch.cat(
             [
-                u.reshape(*u.shape[: u.dim() - len(part.shape)], -1)
-                for part, u in zip(self.parts, old, strict=True)
+                u.reshape(*u.shape[: u.dim() - len(factor.shape)], -1)
+                for factor, u in zip(self.factors, old, strict=True)
             ],
             -1,
         )
 
     def right_inverse(self, X: Tensor) -> tuple[Tensor, ...]:
-        """The parts of X."""
-        pieces = X.split([math.prod(part.shape) for part in self.parts], -1)
-        shaped = [u.unflatten(-1, part.shape) for part, u in zip(self.parts, pieces, strict=True)]
+        """Split X into points of the factors."""
+        pieces = X.split([math.prod(factor.shape) for factor in self.factors], -1)
+        shaped = [u.unflatten(-1, factor.shape) for factor, u in zip(self.factors, pieces, strict=True)]
         return tuple(
-            Hyperbolic().from_ball(u) if part.ball else u.clone()
-            for part, u in zip(self.parts, shaped, strict=True)
+            Hyperbolic().from_ball(u) if factor.ball else u.clone()
+            for factor, u in zip(self.factors, shaped, strict=True)
         )
 
 
-def _parts(p: Any, name: str) -> list[Part]:
-    """The factors of a ManifoldParameter, one where its manifold is no product."""
+def _factors(p: Any, name: str) -> list[Factor]:
+    """The factors of the manifold of a ManifoldParameter; one unless it is a product."""
     if type(p.manifold).__name__ == "ProductManifold":
         return [
-            Part(_space(m, f"part {i} of {name}"), shape, hasattr(m, "c"))
+            Factor(_space(m, f"factor {i} of {name}"), shape, hasattr(m, "c"))
             for i, (m, shape) in enumerate(zip(p.manifold.manifolds, p.manifold.shapes, strict=True))
         ]
-    return [Part(_space(p.manifold, name), p.shape[-1:], hasattr(p.manifold, "c"))]
+    return [Factor(_space(p.manifold, name), p.shape[-1:], hasattr(p.manifold, "c"))]
 
 
 def _space(manifold: Any, name: str) -> Space:
-    """The space of the points of a geoopt manifold."""
+    """The space with the points of a geoopt manifold."""
     kind = type(manifold).__name__
     if kind not in GEOOPT:
         raise ValueError(f"{name} is on geoopt's {kind}, which has no equivalent here")
@@ -142,18 +142,19 @@ def _space(manifold: Any, name: str) -> Space:
     k = getattr(manifold, "k", None)
     if k is not None and (k.requires_grad or not bool((k.abs() - 1).abs().max() <= 1e-5)):
         raise ValueError(
-            f"{name} is on geoopt's {kind} of curvature {-abs(float(k)):.4g}{', learnable' * k.requires_grad}; "
-            "Hyperbolic() has curvature -1: rescale the weight and the distances first"
+            f"{name} is on geoopt's {kind} of curvature {-abs(float(k)):.4g}"
+            f"{', learnable' * k.requires_grad}; Hyperbolic() has curvature -1: rescale the weight and the "
+            "distances first"
         )
     return GEOOPT[kind]
 
 
 def from_parametrized(model: Model) -> Model:
-    """Weights under `torch.nn.utils.parametrizations.orthogonal` or geotorch's, in place, as plain declared
-    ones.
+    """Replace parametrizations of geotorch and `torch.nn.utils.parametrizations.orthogonal`, in place, by
+    declarations.
 
-    They keep their present values. geotorch's manifolds without an equivalent raise ValueError, and nothing
-    is changed; other parametrizations stay. Make the optimizer afterwards.
+    The weights keep their present values. geotorch's manifolds without an equivalent raise ValueError, and
+    nothing is changed; other parametrizations stay. Build the optimizer afterwards.
 
     >>> layer = torch.nn.utils.parametrizations.orthogonal(nn.Linear(49, 7))
     >>> opt = ghor.optim.Adam(from_parametrized(layer), lr=1e-3)
@@ -173,19 +174,19 @@ def from_parametrized(model: Model) -> Model:
     for module, leaf, space in found:
         parametrize.remove_parametrizations(module, leaf)
         p = getattr(module, leaf)
-        p.data = p.data.contiguous()  # wide ones are transposed
+        p.data = p.data.contiguous()  # parametrizations compute wide matrices as transposes
         constrain(module, leaf, space)
     return model
 
 
 def _check(module: nn.Module, leaf: str, p: Tensor, space: Space, name: str) -> None:
-    """Raise what `constrain` would raise, before anything is changed."""
+    """Raise the errors of `constrain` before anything is changed."""
     if not isinstance(space, Euclidean):
-        nearest(p, meant(module, leaf, p, space, name)[0], name)
+        nearest(p, space_for([(module, leaf)], p, space, name)[0], name)
 
 
 def _parametrized(f: nn.Module, name: str) -> Space | None:
-    """The space of the values of a parametrization, None of one that is left alone."""
+    """The space of a parametrization's values, or None if it is left alone."""
     if isinstance(f, _Orthogonal):
         return Stiefel()
     if not type(f).__module__.startswith("geotorch."):

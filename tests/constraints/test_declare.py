@@ -4,6 +4,9 @@ it."""
 import copy
 import gc
 import pickle
+import re
+import subprocess
+import sys
 import warnings
 import weakref
 
@@ -12,8 +15,10 @@ import torch
 from steps import through_a_file
 from table import MANIFOLD_CASES, name, point, randn
 from torch import nn
+from torch.nn.utils import prune
 
 import ghor
+import ghor.nn
 from ghor.constraints.declare import declared_spaces
 from ghor.constraints.registry import declared_space
 
@@ -67,7 +72,7 @@ def spaces_in(opt):
     return out
 
 
-# -- constrain ---------------------------------------------------------------------------------------------------------
+# -- constrain ---------------------------------------------------------------------------------------------
 
 
 @manifolds
@@ -199,7 +204,7 @@ def test_constrain_does_not_depend_on_the_size(size, gen):
     assert (modules[0].weight - modules[1].weight).detach().abs().max() <= 20 * torch.finfo(torch.float32).eps
 
 
-# -- what a declaration survives ---------------------------------------------------------------------------------------
+# -- what a declaration survives ---------------------------------------------------------------------------
 
 
 def by_state_dict(assign):
@@ -278,7 +283,7 @@ def test_declarations_keep_no_weight_alive():
     assert gone() is None
 
 
-# -- param_groups ------------------------------------------------------------------------------------------------------
+# -- param_groups ------------------------------------------------------------------------------------------
 
 
 def test_param_groups_are_euclidean_first_then_one_a_space(net):
@@ -317,7 +322,7 @@ def test_param_groups_of_a_model_without_declarations():
     assert [n for n, _ in group["params"]] == ["weight", "bias"]
 
 
-# -- how optimizers find the spaces ------------------------------------------------------------------------------------
+# -- how optimizers find the spaces ------------------------------------------------------------------------
 
 SOURCES = {
     "module": lambda net: net,
@@ -437,7 +442,95 @@ def test_weight_decay_reaches_euclidean_weights_only(cls, net, gen):
     assert torch.equal(net.block["wide"].bias, bias)
 
 
-# -- check -------------------------------------------------------------------------------------------------------------
+# -- weights that are not parameters any more --------------------------------------------------------------
+
+COMPUTED = {
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+    "hook": torch.nn.utils.spectral_norm,
+    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 1),
+}
+
+
+@pytest.mark.parametrize("how", COMPUTED)
+@pytest.mark.filterwarnings("ignore:.*is deprecated in favor of:FutureWarning")
+def test_a_declared_weight_that_something_computes_is_not_lost_in_silence(how, net):
+    COMPUTED[how](net.block["tall"])
+    message = r"^block\.tall\.weight was constrained to Stiefel\(\) and is not a parameter any more"
+    for use in (ghor.optim.Adam, ghor.param_groups, ghor.project, lambda m: list(declared_spaces(m))):
+        with pytest.warns(UserWarning, match=message) as caught:
+            use(net)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=message):
+        table = ghor.check(net)
+    assert re.search(r"block\.tall\.weight +Stiefel\(\) +not a parameter any more", table)
+    COMPUTED[how](net.block["wide"])
+    with pytest.warns(UserWarning, match=r"any more \(1 others likewise\)"):
+        ghor.check(net)
+    ghor.release(net)
+    ghor.check(net)  # warnings are errors here
+
+
+# -- release -----------------------------------------------------------------------------------------------
+
+
+def test_a_released_model_does_without_ghor(tmp_path, gen):
+    """It computes the same in a process in which ghor cannot be imported."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 2))
+        ghor.constrain(model, "0.weight", ghor.Stiefel(), anchor="start")
+        ghor.adapters.adapt(model, ["2"], ghor.adapters.Rotation(3))
+        ghor.adapters.adapt(model, ["3"], ghor.adapters.LowRank(2))
+        model[2].parts["default"].R.data.copy_(ghor.SpecialOrthogonal().random(2, 3, 3))
+        model[3].parts["default"].s.data.fill_(2.0)
+    x = randn((5, 8), gen, torch.float32)
+    y = model(x).detach()
+    assert ghor.release(model) is model
+    assert found(model) == {n: ghor.Euclidean() for n, _ in model.named_parameters()}
+    assert declared_space(model[0].weight) is None
+    torch.save([model, x, y], tmp_path / "model.pt")
+    script = (
+        "import sys, torch\n"
+        "sys.modules['ghor'] = None\n"
+        f"model, x, y = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
+        "print(float((model(x) - y).abs().max()), [type(m).__name__ for m in model])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    off, kinds = done.stdout.split(" ", 1)
+    assert float(off) <= 2e-6  # merging rounds in float32
+    assert kinds.strip() == "['Linear', 'Tanh', 'Linear', 'Linear']"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ghor.nn.StiefelAttention(4, 2), r"the model is a ghor\.nn\.attention\.StiefelAttention"),
+        (lambda: nn.Sequential(ghor.nn.GradientQ(4, 2)), r"0 is a ghor\.nn\.phase_space\.GradientQ"),
+        (
+            lambda: setattr(m := nn.Linear(3, 2), "space", ghor.Stiefel()) or m,
+            r"space is a ghor\.spaces\.stiefel",
+        ),
+    ],
+)
+def test_what_needs_ghor_is_not_released(make, message):
+    model = (
+        nn.ModuleDict({"first": nn.Linear(3, 2), "rest": make()}) if "the model" not in message else make()
+    )
+    if isinstance(model, nn.ModuleDict):
+        ghor.constrain(model, "first.weight", ghor.Stiefel())
+    before = found(model)
+    with pytest.raises(ValueError, match=message):
+        ghor.release(model)
+    assert found(model) == before
+    assert ghor.Stiefel() in before.values()
+
+
+# -- check -------------------------------------------------------------------------------------------------
 
 
 def test_check_prints_and_returns_the_table(net, capsys):

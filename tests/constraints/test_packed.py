@@ -47,7 +47,7 @@ def mha():
         return nn.MultiheadAttention(12, 3)
 
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
+# -- blocks ------------------------------------------------------------------------------------------------
 
 SPACES = [ST, ghor.Grassmann(), ghor.Flag((2, 1)), ghor.SymplecticStiefel(), ghor.Sphere()]
 
@@ -186,7 +186,7 @@ class Sign(torch.optim.Optimizer):
         return loss
 
 
-# -- modules that pack -------------------------------------------------------------------------------------------------
+# -- modules that pack -------------------------------------------------------------------------------------
 
 
 def test_packed_attention_is_refused_with_what_to_write(mha, gen):
@@ -236,11 +236,93 @@ def test_padding_of_embeddings(gen):
     norms = e.weight.detach().norm(dim=1)
     assert torch.equal(e.weight[2], torch.zeros(4))
     assert (norms[[0, 1, 3, 4, 5]] - 1).abs().max() <= FLOAT32
-    with pytest.warns(UserWarning, match="padding row 2 of weight is a row of the matrix"):
+    with pytest.warns(UserWarning, match="weight has the padding row 2, which is a row of the matrix"):
         ghor.constrain(e, "weight", ST)
 
 
-# -- choosing ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("space", [s for s in (ghor.Sphere, ghor.Hyperbolic) if hasattr(s, "padding_idx")])
+@pytest.mark.parametrize("name", ["embed.weight", "head.weight"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_padding_of_bags_and_of_tied_weights(kind, name, space, gen):
+    """Whichever module of the model knows of the row, and by whichever name the weight is declared."""
+    model = nn.ModuleDict({"head": nn.Linear(4, 6, bias=False), "embed": kind(6, 4, padding_idx=2)})
+    model.embed.weight = model.head.weight
+    with torch.no_grad():
+        model.embed.weight[2] = 0
+    ghor.constrain(model, name, space())
+    assert declared_space(model.embed.weight) == space(padding_idx=2)
+    opt = ghor.optim.Adam(model, lr=0.1)
+    for _ in range(3):
+        model.embed.weight.grad = randn((6, 4), gen, torch.float32)
+        opt.step()
+    assert not model.embed.weight[2].any()
+    assert space(padding_idx=2).residual(model.embed.weight.detach().double()).max() <= FLOAT32
+    with torch.no_grad():
+        model.embed.weight[2] = 1
+    ghor.constrain(model, name, space(padding_idx=1))  # what is said counts
+    assert declared_space(model.embed.weight) == space(padding_idx=1)
+
+
+class Conv1D(nn.Module):
+    """Hugging Face's, which GPT-2 is made of: x @ weight + bias."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "words"),
+    [
+        (
+            "qkv",
+            lambda: nn.Linear(8, 24),
+            [r"ghor\.Stiefel\(blocks=3\)", r"blocks=\(3, heads\)", r"blocks=1\)"],
+        ),
+        ("Wqkv", lambda: nn.Linear(8, 24), [r"ghor\.Stiefel\(blocks=3\)"]),
+        ("in_proj", lambda: nn.Linear(8, 24), [r"ghor\.Stiefel\(blocks=3\)"]),
+        ("c_attn", lambda: nn.Linear(8, 24), [r"ghor\.Stiefel\(blocks=3\)"]),
+        ("kv_proj", lambda: nn.Linear(8, 16), [r"ghor\.Stiefel\(blocks=2\)"]),
+        ("qkv_proj", lambda: nn.Linear(8, 12), ["sizes differ: split the weight into a layer for each"]),
+        (
+            "c_attn",
+            lambda: Conv1D(24, 8),
+            ["along the columns", r"torch\.nn\.Linear", r"ghor\.Stiefel\(blocks=3\)"],
+        ),
+        ("proj", lambda: Conv1D(24, 8), ["along the columns"]),
+    ],
+)
+def test_fused_projections_are_pointed_out(name, layer, words):
+    """Once for all layers of a kind, and constrained as asked; `blocks` says that it is meant."""
+    model = nn.Sequential(*(nn.ModuleDict({name: layer()}) for _ in range(3)))
+    with pytest.warns(UserWarning, match=rf"^0\.{name}\.weight of shape .* seems to hold several") as caught:
+        ghor.constrain(model, f"*.{name}.weight", ST)
+    assert len(caught) == 1
+    assert all(re.search(word, str(caught[0].message)) for word in words), caught[0].message
+    assert off(model[1][name].weight, 1) <= FLOAT32
+    ghor.constrain(model, f"*.{name}.weight", ghor.Stiefel(blocks=1))  # warnings are errors here
+    ghor.constrain(model, f"*.{name}.weight", ghor.Sphere())
+
+
+def test_projections_that_are_not_fused_are_not_pointed_out():
+    """Warnings are errors here."""
+    layers = {
+        "in_proj": nn.Linear(8, 20),
+        "qkv": nn.Linear(8, 8),
+        "up": nn.Linear(8, 24),
+        "c_fc": Conv1D(32, 8),
+    }
+    model = nn.ModuleDict({"attn": nn.ModuleDict(layers), "qkv": nn.ModuleDict({"lora_A": nn.Linear(8, 2)})})
+    ghor.constrain(model, "*.weight", ST)
+    with pytest.warns(UserWarning, match=r"Conv1D is transposed \(in x out\): .* splits its inputs"):
+        ghor.constrain(model.attn, "c_fc.weight", ghor.Stiefel(blocks=2))
+
+
+# -- choosing ----------------------------------------------------------------------------------------------
 
 
 def encoder():
@@ -289,11 +371,11 @@ def test_typos_get_the_nearest_names():
     assert str(error.value).count("weight") < 6
     with pytest.raises(ValueError, match=r"no parameter like 'layer\.\*'"):
         ghor.constrain(encoder(), "layer.*", ST)
-    with pytest.raises(ValueError, match="the function chooses none of the 24 parameters"):
+    with pytest.raises(ValueError, match="the function selects none of the 24 parameters"):
         ghor.constrain(encoder(), lambda n, p: False, ST)
 
 
-# -- other optimizers, other libraries, the wrong order ----------------------------------------------------------------
+# -- other optimizers, other libraries, the wrong order ----------------------------------------------------
 
 
 def test_a_plain_optimizer_is_noticed(gen):

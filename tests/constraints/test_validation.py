@@ -3,6 +3,7 @@ changed."""
 
 import re
 import warnings
+from collections import Counter
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from table import (
 from torch import nn
 
 import ghor
+from ghor.constraints.validation import check_on_space, check_parameter, check_parameters, kind
 
 
 @each_shape
@@ -149,12 +151,78 @@ def test_reflection_is_not_in_so(dtype, gen):
         "2.0e+00 off",
         "ghor.constrain(",
     )
-    ghor.constrain(module, "weight", ghor.SpecialOrthogonal())
-    assert torch.linalg.det(module.weight.detach().double()) > 0.9
-    ghor.optim.SGD(module)
+    for size in (1.0, 1e-3):  # also a multiple, as nn.init.orthogonal_ with a gain draws it
+        module = Holder(Y.to(dtype) * size)
+        with pytest.warns(
+            UserWarning, match=r"weight was orthogonal with determinant -1.*reflected.*Stiefel\(\)"
+        ):
+            ghor.constrain(module, "weight", ghor.SpecialOrthogonal())
+        assert torch.linalg.det(module.weight.detach().double()) > 0.9
+        ghor.optim.SGD(module)
+    X = torch.randn(
+        5, 5, generator=gen, dtype=torch.float64
+    )  # has a nearest rotation, whatever its determinant
+    X[0] *= -torch.linalg.det(X).sign()
+    ghor.constrain(Holder(X.to(dtype)), "weight", ghor.SpecialOrthogonal())
 
 
-# -- memory, layout, device --------------------------------------------------------------------------------------------
+class Hinting(ghor.SpecialOrthogonal):
+    def hint(self, Y):
+        return f"determinant {float(torch.linalg.det(Y)):.0f}: use Stiefel()"
+
+
+def test_a_space_can_say_why_a_point_is_off():
+    flip = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
+    with pytest.raises(
+        ValueError, match=r"2\.0e\+00 off Hinting\(\) \(determinant -1: use Stiefel\(\)\); call"
+    ):
+        ghor.optim.SGD([nn.Parameter(torch.eye(3)), nn.Parameter(flip)], space=Hinting())
+
+
+# -- many weights at once ----------------------------------------------------------------------------------
+
+
+@each_shape
+def test_a_stack_is_checked_as_its_members_are(space, shape, gen):
+    """The error is the one that the first bad weight alone would give, whatever is wrong with it."""
+    good = [nn.Parameter(point(space, shape, gen)) for _ in range(4)]
+    names = [f"w{i}" for i in range(6)]
+    check_parameters(good, space, names[:4])
+    off, nan = spoiled(space, point(space, shape, gen), 1.0), point(space, shape, gen)
+    nan.view(-1)[0] = float("nan")
+    expanded = nn.Parameter(good[0].detach().select(0, 0).expand(shape)) if shape[0] > 1 else None
+    for bad in filter(lambda p: p is not None, (off, nan, expanded)):
+        params = [*good[:2], bad, good[3]]
+        with pytest.raises(ValueError, match=r"^w2 of shape") as stacked:
+            check_parameters(params, space, names[:4])
+        with pytest.raises(ValueError, match=r"^w2 of shape") as alone:
+            (check_on_space if bad is off else lambda p, s, n: check_parameter(p[0], s, n[0]))(
+                [bad], space, ["w2"]
+            )
+        assert str(stacked.value) == str(alone.value)
+
+
+def test_the_cost_of_checking_does_not_grow_with_the_number_of_weights(gen, monkeypatch):
+    """dtype, shape, finiteness and residual: one call each for all weights of a kind."""
+    counts = Counter()
+    for method in ("check_shape", "check_dtype", "residual"):
+        plain = getattr(ghor.Stiefel, method)
+
+        def counted(self, *args, plain=plain, method=method):
+            counts[method] += 1
+            return plain(self, *args)
+
+        monkeypatch.setattr(ghor.Stiefel, method, counted)
+    params = [nn.Parameter(ghor.Stiefel().random(6, 3, generator=gen)) for _ in range(50)]
+    counts.clear()
+    check_parameters(params, ghor.Stiefel(), [f"w{i}" for i in range(50)])
+    assert counts == {"check_shape": 1, "check_dtype": 1, "residual": 1}
+    assert len({kind(p) for p in params}) == 1
+    others = [params[0].double(), params[0].mT.contiguous(), params[0].to("meta"), params[0].to_sparse()]
+    assert len({kind(p) for p in others} | {kind(params[0])}) == 5
+
+
+# -- memory, layout, device --------------------------------------------------------------------------------
 
 
 def test_weights_that_share_memory(gen):
@@ -169,7 +237,7 @@ def test_weights_that_share_memory(gen):
             module.w = copies
             raises(ValueError, words, lambda m=module, s=space: ghor.constrain(m, "w", s), copies)
             a, b = nn.Parameter(X), nn.Parameter(X.view(shape))
-            words = ["b and a are two parameters with one memory", "use one parameter for both"]
+            words = ["b and a are two parameters that share memory", "use one parameter for both"]
             raises(
                 ValueError, words, lambda a=a, b=b, s=space: ghor.optim.SGD([("a", a), ("b", b)], space=s), a
             )
@@ -224,7 +292,7 @@ def test_meta_device(space, section, gen):
     assert not opt.state
 
 
-# -- constrain ---------------------------------------------------------------------------------------------------------
+# -- constrain ---------------------------------------------------------------------------------------------
 
 
 def test_constrain_a_parameter_that_is_not_there():
@@ -253,7 +321,7 @@ def test_constrain_what_has_no_point_near(space, shape):
     ghor.constrain(module, "weight", space)
 
 
-# -- weights that are given twice, or do not move ----------------------------------------------------------------------
+# -- weights that are given twice, or do not move ----------------------------------------------------------
 
 
 @each_shape

@@ -1,11 +1,10 @@
 """Weights sharded over processes: DTensors, as `fully_shard` (FSDP2) and tensor parallelism make them.
 
-    split along batch dimensions    each process has whole matrices and moves its own; nothing is sent
-    split within a matrix           gradient and weight are gathered, each process makes the same step of the whole
-                                    matrix and keeps its own piece of the weight
+    sharded along batch dimensions    each process has complete matrices and moves its own: no communication
+    sharded within a matrix           gradient and weight are gathered, every process makes the same step of
+                                      the full matrix and keeps its own shard of the weight
 
-Shadow and state are DTensors too: placed as the weight in the first case, a copy on every process in the
-second.
+Shadows and state are DTensors too: placed like the weight in the first case, replicated in the second.
 """
 
 from __future__ import annotations
@@ -20,98 +19,115 @@ from torch import Tensor
 
 def is_sharded(p: Any) -> bool:
     """Whether p is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, there is none
+    module = sys.modules.get("torch.distributed.tensor")  # unless somebody has imported it, there are none
     return module is not None and isinstance(p, module.DTensor)
 
 
-def placing(p: Any) -> Any:
-    """How p is placed, as a value to compare."""
+def placement(p: Any) -> Any:
+    """Mesh and placements of a DTensor, as a value to compare; None for an ordinary tensor."""
     return (p.device_mesh, p.placements) if is_sharded(p) else None
 
 
-def gathered(p: Any) -> Tensor:
-    """The values of a whole parameter; of a DTensor a copy, and to be called by all processes."""
+def full_tensor(p: Any) -> Tensor:
+    """The values of the full tensor; for a DTensor a copy, and a collective call."""
     values: Tensor = p.detach().full_tensor() if is_sharded(p) else p.detach()
     return values
 
 
-def local_pieces(params: Sequence[Tensor], space: Any) -> list[Tensor]:
-    """What this process works on of weights of one kind."""
-    return Shards(params[0], space).pieces(params) if is_sharded(params[0]) else list(params)
+def distribute_like(X: Tensor, like: Any) -> Any:
+    """A tensor that every process has, sharded like a DTensor."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    replicated = DTensor.from_local(
+        X, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
+    )
+    return replicated.redistribute(placements=like.placements)
 
 
-class Shards:
-    """How one kind of DTensors on a space is worked on: in its own pieces, or `gathered`."""
+class ShardLayout:
+    """Reads and writes DTensors of one kind whose first `batch_dims` dimensions count independent points.
 
-    def __init__(self, p: Any, space: Any) -> None:
+    `gathers` tells whether the points themselves are cut, so that full tensors have to be worked on.
+    """
+
+    def __init__(self, p: Any, batch_dims: int) -> None:
         from torch.distributed.tensor import Replicate, Shard
 
         self.mesh, self.placements, self.shape = p.device_mesh, p.placements, p.shape
         for q in self.placements:
             if type(q) not in (Replicate, Shard):
                 raise ValueError(
-                    f"a weight of shape {tuple(p.shape)} on {space} is placed as {self.placements}; the processes can "
-                    "work on Shard and Replicate, so shard one dimension over one dimension of the mesh"
+                    f"a weight of shape {tuple(p.shape)} is placed as {self.placements}; only Shard and "
+                    "Replicate are supported, so shard one dimension over one dimension of the mesh"
                 )
-        batch = p.dim() - space.dims - (getattr(space, "padding_idx", None) is not None)
-        self.gathers = any(q.is_shard() and q.dim >= batch for q in self.placements)
+        self.gathers = any(q.is_shard() and q.dim >= batch_dims for q in self.placements)
         self.working = (Replicate(),) * self.mesh.ndim if self.gathers else self.placements
 
-    # -- weights and gradients ----------------------------------------------------------------------------------------
+    # -- weights and gradients -------------------------------------------------------------------------------
 
-    def pieces(self, tensors: Sequence[Any]) -> list[Tensor]:
-        """What this process works on: its own pieces themselves, or the whole tensors, in one message."""
-        here = [self._piece(t) for t in tensors]
-        return (
-            list(self._as_dtensor(torch.stack(here), self.placements, 1).full_tensor().unbind(0))
-            if self.gathers
-            else here
-        )
+    def local_tensors(self, tensors: Sequence[Any]) -> list[Tensor]:
+        """What this process works on: its own shards, not copies, or the full tensors, gathered in one
+        message."""
+        shards = [self._shard(t) for t in tensors]
+        if not self.gathers:
+            return shards
+        return list(self._as_dtensor(torch.stack(shards), self.placements, 1).full_tensor().unbind(0))
 
     def write(self, weights: Sequence[Any], values: Sequence[Tensor]) -> None:
-        """Into the weights what became of their `pieces`; nothing is sent."""
-        if self.gathers:
-            parts = self.whole(torch.stack(list(values)), 1).redistribute(
-                placements=_shifted(self.placements, 1)
-            )
-            torch._foreach_copy_([self._piece(p) for p in weights], list(parts.to_local().unbind(0)))
-        torch.autograd.graph.increment_version(weights)  # pieces have counters of their own
+        """Write back the new values of `local_tensors(weights)`; no communication.
 
-    def _piece(self, t: Any) -> Tensor:
+        Shards that were worked on in place have their values already.
+        """
+        if self.gathers:
+            stacked = self.to_dtensor(torch.stack(list(values)), 1)
+            shards = stacked.redistribute(placements=_shifted(self.placements, 1)).to_local()
+            torch._foreach_copy_([self._shard(p) for p in weights], list(shards.unbind(0)))
+        # A local shard has a version counter of its own: autograd must see that the DTensor has changed.
+        torch.autograd.graph.increment_version(weights)
+
+    def _shard(self, t: Any) -> Tensor:
         t = t.detach()
-        piece: Tensor = (
+        shard: Tensor = (
             t if t.placements == self.placements else t.redistribute(self.mesh, self.placements)
         ).to_local()
-        return piece
+        return shard
 
-    # -- state --------------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
-    def whole(self, X: Tensor, lead: int) -> Any:
-        """What this process works on, as one DTensor that shares its memory."""
-        return self._as_dtensor(X, self.working, lead)
+    def to_dtensor(self, X: Tensor, extra_dims: int) -> Any:
+        """A local tensor as the DTensor it is a part of, sharing its memory.
 
-    def placed(self, value: Any) -> Any:
-        """A state tensor where it belongs; one that is no DTensor is taken for a copy of the whole."""
+        Its first `extra_dims` dimensions are ones that the weight does not have.
+        """
+        return self._as_dtensor(X, self.working, extra_dims)
+
+    def place(self, value: Any) -> Any:
+        """Place a state tensor as this process works on it; an ordinary tensor is taken for the full one."""
         if not is_sharded(value):
             from torch.distributed.tensor import DTensor, Replicate
 
             value = DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+        # State of another shape than the weight's, such as one number for each matrix, may not be divisible.
         alike = all(value.shape[q.dim] == self.shape[q.dim] for q in self.working if q.is_shard())
         return value.redistribute(self.mesh, self.working) if alike else value
 
-    def _as_dtensor(self, X: Tensor, placements: Sequence[Any], lead: int) -> Any:
-        """A DTensor from this process' part, whose first `lead` dimensions the weight does not have."""
+    def _as_dtensor(self, X: Tensor, placements: Sequence[Any], extra_dims: int) -> Any:
         from torch.distributed.tensor import DTensor
 
         shape = list(X.shape)
         for q in placements:
             if q.is_shard():
-                shape[q.dim + lead] = self.shape[q.dim]
+                shape[q.dim + extra_dims] = self.shape[q.dim]
         order = sorted(range(X.dim()), key=X.stride, reverse=True)
         stride = torch.empty_permuted(shape, order, device="meta").stride()
-        shifted = _shifted(placements, lead)
+        # Shape and stride are given: from_local would compute them as if all shards had the same size.
         return DTensor.from_local(
-            X, self.mesh, shifted, run_check=False, shape=torch.Size(shape), stride=stride
+            X,
+            self.mesh,
+            _shifted(placements, extra_dims),
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=stride,
         )
 
 
@@ -121,11 +137,4 @@ def _shifted(placements: Sequence[Any], by: int) -> list[Any]:
     return [Shard(q.dim + by) if q.is_shard() else q for q in placements]
 
 
-def spread(X: Tensor, like: Any) -> Any:
-    """A tensor that all processes have, sharded as another."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    everywhere = DTensor.from_local(
-        X, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
-    )
-    return everywhere.redistribute(placements=like.placements)
+spread = distribute_like  # the name in ghor.optim.muon

@@ -1,5 +1,4 @@
-"""Adam with one second moment a matrix: Li et al. 2020, in g^hor as the paper takes it (equation
-"scalar_adam")."""
+"""Adam with one second moment for each matrix: Li et al. 2020 in g^hor (equation "scalar_adam")."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from ghor.lifting.param_groups import GROUP_KEYS
 from ghor.lifting.stack import Stack
 from ghor.spaces import Space
 
-# What ||[A; B]||_F^2 counts of the block A.
+# The factor of ||A||_F^2 in ||[A; B]||^2.
 SHARE_OF_A = {"canonical": 0.5, "frobenius": 1.0}
 
 
@@ -28,22 +27,23 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
 
     `norm`, also a group key, says which norm of g:
 
-        canonical    ||A||_F^2/2 + ||B||_F^2: the inner product of g^hor in which g is the gradient of the loss; on
-                     orthogonal spaces the norm of rgrad in the canonical metric, half of the full N x N matrix's
-        frobenius    ||A||_F^2 + ||B||_F^2: on orthogonal spaces the norm of the N x n matrix rgrad
+        canonical    ||A||_F^2/2 + ||B||_F^2, of the inner product of g^hor in which g is the gradient of the
+                     loss; on orthogonal spaces that of rgrad in the canonical metric, half that of the full
+                     N x N matrix
+        frobenius    ||A||_F^2 + ||B||_F^2; on orthogonal spaces that of the N x n matrix rgrad
 
-    They differ where A counts: not on the sphere and on Grassmann, and by the factor 2 on SO(N). Euclidean
-    weights have ordinary Adam, bit for bit torch's.
+    They are equal on the sphere and on Grassmann, where A = 0, and differ by the factor 2 on SO(N). Euclidean
+    weights get torch's Adam, to the bit.
 
     In "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform" (ICLR 2020,
     Algorithm 2) the norm is that of the Euclidean gradient, eps is inside the root and the first moment is
-    projected to the tangent space at each step; what the paper compares with, and what this is, differs from
-    its Adam in v alone.
+    projected to the tangent space at each step. The paper's baseline, which this is, differs from the paper's
+    Adam in v alone.
 
     >>> opt = ScalarMomentAdam(model, lr=1e-3)
     """
 
-    Base = torch.optim.Adam  # of the Euclidean weights
+    Base = torch.optim.Adam  # for the Euclidean weights
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, from the same class only: a second moment a coordinate says nothing of one a matrix."""
+        """As torch's, from the same class only: elementwise second moments cannot be converted."""
         for gi, group in enumerate(state_dict["param_groups"]):
             if "norm" not in group:
                 raise ValueError(
-                    f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start from scratch instead"
+                    f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start without it"
                 )
             _check(group["norm"], gi)
         super().load_state_dict(state_dict)
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """By Base those of Euclidean weights: without gradients it passes the shadows by."""
+        """Base moves the Euclidean weights, and skips shadows, which have no gradient then."""
         grads = [s.H.grad for s in stacks]
         for s in stacks:
             s.H.grad = None
@@ -93,7 +93,7 @@ def _check(norm: object, gi: int) -> None:
 
 
 def _update(H: Tensor, g: Tensor, state: dict[str, Any], space: Space, group: dict[str, Any]) -> None:
-    """The rule, into H: order of operations and names of the state as in torch's Adam."""
+    """Write the velocity into H; order of operations and names of the state are those of torch's Adam."""
     square = square_norm(space, g, SHARE_OF_A[group["norm"]])
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32)
@@ -108,14 +108,13 @@ def _update(H: Tensor, g: Tensor, state: dict[str, Any], space: Space, group: di
 
 
 def square_norm(space: Space, g: Tensor, share: float) -> Tensor:
-    """share ||A||_F^2 + ||B||_F^2 of g = [A; B] in the layout of weights: one a matrix, (..., 1, 1), g.dim()
-    kept."""
+    """share ||A||_F^2 + ||B||_F^2 for each matrix g = [A; B], in the layout of weights: (..., 1, 1)."""
     if space.one != space:
-        raise ValueError(f"ScalarMomentAdam takes one matrix of each weight, and {space} has several")
+        raise ValueError(f"ScalarMomentAdam takes weights that are one matrix each, and {space} has several")
     if space.has("matrix"):
         M = space.matrix(g)
         n, squares = M.shape[-1], (M.conj() * M).real
         total = squares[..., n:, :].sum((-2, -1)) + share * squares[..., :n, :].sum((-2, -1))
-    else:  # a point that is no matrix has one norm
+    else:  # points that are not matrices have one norm
         total = space.ghor_inner(g, g)
     return total.reshape(*total.shape, *[1] * (g.dim() - total.dim()))

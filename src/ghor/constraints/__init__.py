@@ -1,4 +1,4 @@
-"""Declaring which weights of a module live on which space."""
+"""Declare which weights of a module live on which space."""
 
 from ghor.constraints.declare import check, constrain, declared_spaces, param_groups, project
 

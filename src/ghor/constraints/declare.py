@@ -1,21 +1,22 @@
-"""Declaring which weights of a module live on which space."""
+"""Declare which weights of a module live on which space."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from ghor._torch.sharding import Shards, gathered, is_sharded
+from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded
 from ghor._torch.warn import Warnings
-from ghor.constraints.packed import meant
-from ghor.constraints.registry import ANCHORS, RECORD, Record, owners
-from ghor.constraints.selection import Predicate, chosen
-from ghor.constraints.validation import _worst, check_anchor, check_parameter
-from ghor.linalg import wide
-from ghor.spaces import Euclidean, Space
+from ghor.constraints.packed import Holder, space_for
+from ghor.constraints.registry import ANCHORS, RECORD, Record, no_longer_parameters, owners
+from ghor.constraints.selection import Predicate, select
+from ghor.constraints.validation import batch_dims, check_anchor, check_parameter, worst_residual
+from ghor.linalg import frobenius, wide
+from ghor.spaces import Euclidean, Space, SpecialOrthogonal, Stiefel
 
 SpaceOf = Callable[[str, nn.Parameter], Space]
 
@@ -39,14 +40,13 @@ def constrain(
 ) -> Any:
     """Move parameters of `module` onto `space`, in place, and declare them: optimizers will keep them there.
 
-    A weight goes to the point `space.project` finds for it (the nearest on orthogonal spaces). `name` is the
-    name of one parameter, and the module is returned; or it says which: a pattern in which * stands for
-    anything, a list of names and patterns, a function of name and parameter. Then what was constrained is
-    returned, with ||Y - X||_F, how far each has moved (`check` has that, too). Where one cannot be moved,
-    none is. `space` may be a function of name and parameter, too.
+    A weight goes to the point that `space.project` finds for it (the nearest on orthogonal spaces). `name` is
+    the name of one parameter, and the module is returned; or it selects several: a glob, a list of names and
+    globs, a function of name and parameter. Then {name: ||Y - X||_F} is returned, how far each has moved
+    (`check` shows that, too). If one of them cannot be moved, none is. `space` may be a function of name and
+    parameter, too.
 
-    `anchor` is where weight decay draws a weight: a point, "start" (where the first step finds it), or
-    nowhere.
+    `anchor` is where weight decay draws a weight: a point, "start" (where the first step finds it), or None.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
@@ -56,33 +56,37 @@ def constrain(
         raise TypeError(
             f"constrain takes a module and the name of its parameter, got {type(module).__name__}"
         )
-    warn, plan = Warnings(), []
-    for n, (owner, leaf) in chosen(module, name).items():
+    warn, plan, holders = Warnings(), [], _holders(module)
+    for n, (owner, leaf) in select(module, name).items():
         p = owner._parameters[leaf]
         assert p is not None
         given = space if isinstance(space, (Space, type)) or not callable(space) else space(n, p)
         if not isinstance(given, Space):
             raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}")
-        on, said = meant(owner, leaf, p, given, n)
+        on, advice = space_for(holders[id(p)], p, given, n)
         plan.append((n, owner, leaf, p, on, nearest(p, on, n)))
         if anchor is not None:
             check_anchor(anchor, p, on, n)
-        if said is not None:
-            warn(n, said)
-    anchor = (
-        anchor.detach().clone() if isinstance(anchor, Tensor) else anchor
-    )  # it could be the weight itself
+        if _is_reflection(p, on):
+            advice = (
+                f"was orthogonal with determinant -1, which {on} does not have: it was reflected; "
+                "ghor.Stiefel() keeps the determinant"
+            )
+        if advice is not None:
+            warn(advice, f"{n} {advice}")  # once for all layers of one kind
+    if isinstance(anchor, Tensor):
+        anchor = anchor.detach().clone()  # it could be the weight itself, which moves
     moved = {}
     for n, owner, leaf, p, on, point in plan:
         with torch.no_grad():
-            moved[n] = float(torch.linalg.vector_norm(wide(gathered(p) - gathered(point))))
+            moved[n] = float(torch.linalg.vector_norm(wide(full_tensor(p) - full_tensor(point))))
             p.copy_(point)
-        for owner_of, twin in owners(p):
-            owner_of.__dict__[RECORD][twin] = on  # of a tied weight that was declared before
+        for other, twin in owners(p):  # a tied weight may have been declared by another name before
+            other.__dict__[RECORD][twin] = on
         record = owner.__dict__.setdefault(RECORD, Record(owner))
         record[leaf], record.moved[leaf] = on, moved[n]
-        for owner_of, twin in owners(p):
-            owner_of.__dict__.setdefault(ANCHORS, {})[twin] = anchor
+        for other, twin in owners(p):
+            other.__dict__.setdefault(ANCHORS, {})[twin] = anchor
     Record.changes += 1
     warn.flush()
     return module if isinstance(name, str) and name in moved else moved
@@ -93,7 +97,7 @@ def project(model: nn.Module) -> dict[str, float]:
     each was.
 
     For weights that were written without regard to their spaces: the averages of an AveragedModel, a loaded
-    or rounded state dict. Where one has no point near it this raises, and none is moved.
+    or rounded state dict. If one has no point near it this raises, and none is moved.
 
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
@@ -102,43 +106,31 @@ def project(model: nn.Module) -> dict[str, float]:
         (name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)
     ]
     points = [nearest(p, space, name) for name, p, space in found]
-    distances = {name: float(space.residual(wide(gathered(p))).max()) for name, p, space in found}
+    distances = {name: float(space.residual(wide(full_tensor(p))).max()) for name, p, space in found}
     with torch.no_grad():
         for (_, p, _), point in zip(found, points, strict=True):
             p.copy_(point)
     return distances
 
 
-def nearest(p: Tensor, space: Space, name: str) -> Tensor:
-    """The point that `space.project` finds for a weight."""
-    check_parameter(p, space, name)
-    if p.is_meta:
-        raise ValueError(
-            f"{name} is on the meta device and has no values yet; materialise the module, then constrain it"
-        )
-    shards = Shards(p, space) if is_sharded(p) else None
-    try:
-        point = space.project(p.detach() if shards is None else shards.pieces([p])[0])
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    return point if shards is None else shards.whole(point, 0)
-
-
 def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
-    """(name, parameter, space) for every parameter of the model, in the order of named_parameters."""
-    records: dict[int, Space] = {}
-    for module in model.modules():
-        for leaf, space in module.__dict__.get(RECORD, {}).items():
-            p = getattr(module, leaf, None)
-            if isinstance(p, Tensor):
-                records[id(p)] = space
+    """(name, parameter, space) for every parameter of the model, in the order of named_parameters.
+
+    Warns of declared weights that are not parameters any more.
+    """
+    _warn_of_lost(no_longer_parameters(model))
+    records = {
+        id(module._parameters[leaf]): space
+        for module in model.modules()
+        for leaf, space in module.__dict__.get(RECORD, {}).items()
+        if module._parameters.get(leaf) is not None
+    }
     for name, p in model.named_parameters():
         yield name, p, records.get(id(p), Euclidean())
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """The trainable parameters of a model as optimizer groups, the Euclidean ones first, then one group a
-    space.
+    """The trainable parameters of a model as optimizer groups, Euclidean ones first, then one group a space.
 
     `options` go into every group; change a group's entries for options of its own. Frozen parameters are left
     out.
@@ -151,9 +143,10 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
 
 
 def check(model: nn.Module) -> str:
-    """Print and return a table of the model's parameters: name, shape, space, distance from it.
+    """Print and return a table of the model's parameters: name, shape, space, distance from it, and how far
+    `constrain` has moved each.
 
-    With how far `constrain` has moved each; one that is off its space is marked.
+    Weights off their spaces are marked, and so are declared weights that are not parameters any more.
     """
     moved = {
         id(p): module.__dict__[RECORD].moved.get(leaf)
@@ -165,12 +158,16 @@ def check(model: nn.Module) -> str:
     for name, p, space in declared_spaces(model):
         shape, way, distance, off = "x".join(map(str, p.shape)) or "scalar", moved.get(id(p)), "", ""
         if not isinstance(space, Euclidean) and not p.is_meta:
-            Y = gathered(p).detach()
+            Y = full_tensor(p)
             distance = f"{float(space.residual(wide(Y)).max()):.1e}"
-            far, allowed = _worst(space, Y[None])
-            off = "" if bool(far <= allowed) else "  off: moved by another optimizer? ghor.project(model)"
+            residual, allowed = worst_residual(space, Y[None])
+            off = (
+                "" if bool(residual <= allowed) else "  off: moved by another optimizer? ghor.project(model)"
+            )
         on = "-" if isinstance(space, Euclidean) else repr(space)
         rows.append((name, shape, on, distance, ("" if way is None else f"{way:.1e}") + off))
+    for name, space in no_longer_parameters(model).items():
+        rows.append((name, "", repr(space), "", "not a parameter any more: nothing keeps it there"))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -178,6 +175,57 @@ def check(model: nn.Module) -> str:
     table = "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
     print(table)
     return table
+
+
+def nearest(p: Tensor, space: Space, name: str) -> Tensor:
+    """The point that `space.project` finds for a weight."""
+    check_parameter(p, space, name)
+    if p.is_meta:
+        raise ValueError(
+            f"{name} is on the meta device and has no values yet; materialise the module, then constrain it"
+        )
+    shards = ShardLayout(p, batch_dims(p, space)) if is_sharded(p) else None
+    try:
+        point = space.project(p.detach() if shards is None else shards.local_tensors([p])[0])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return point if shards is None else shards.to_dtensor(point, 0)
+
+
+def _holders(model: nn.Module) -> dict[int, list[Holder]]:
+    """The modules that hold each parameter, with its name there: several where it is tied."""
+    found = defaultdict(list)
+    for module in model.modules():
+        for leaf, p in module._parameters.items():
+            found[id(p)].append((module, leaf))
+    return found
+
+
+def _is_reflection(p: Tensor, space: Space) -> bool:
+    """Whether p holds a multiple of an orthogonal matrix with determinant -1, which is not in SO(N).
+
+    Other matrices have their nearest rotation, whatever their determinant.
+    """
+    if not isinstance(space, SpecialOrthogonal):
+        return False
+    M = space.matrix(wide(full_tensor(p)))
+    M = M * (M.shape[-1] ** 0.5 / frobenius(M)[..., None, None])
+    orthogonal = Stiefel().residual(M) <= Stiefel().tolerance(M.to(p.dtype)).to(M.dtype)
+    return bool((orthogonal & (SpecialOrthogonal().residual(M) > 1)).any())
+
+
+def _warn_of_lost(lost: dict[str, Space]) -> None:
+    if not lost:
+        return
+    warn, (name, space) = Warnings(), next(iter(lost.items()))
+    others = f" ({len(lost) - 1} others likewise)" if len(lost) > 1 else ""
+    warn(
+        "lost",
+        f"{name} was constrained to {space} and is not a parameter any more{others}: a parametrization, "
+        "pruning or a wrapper computes it, and nothing keeps it there. Undo that and constrain it again, or "
+        "call ghor.release(model) to give the constraints up",
+    )
+    warn.flush()
 
 
 spaces = declared_spaces  # its name in version 0.1.0

@@ -1,27 +1,34 @@
-"""Weights that hold more than one matrix, or a matrix in other dimensions than meant: what a space comes to
-on them.
+"""Which space a weight gets whose module packs several matrices, kernels or a padding row into it.
 
-A constraint that is not the one meant is worse than none: the stacked weight of queries, keys and values can
-have orthonormal columns while none of the three has.
+Queries, keys and values stacked in one weight can have orthonormal columns together while none of the three
+has: a constraint other than the one that was meant is worse than none.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 from ghor.spaces import Space, Sphere
 from ghor.spaces.matrix import MatrixSpace
 
+Holder = tuple[nn.Module, str]  # a module and its name for a parameter
+
 GATES = {"LSTM": 4, "GRU": 3, "LSTMCell": 4, "GRUCell": 3}
 
+# Names of layers that hold queries, keys and values (timm, Hugging Face, FlashAttention, xFormers, ...).
+FUSED = re.compile(r"qkv|c_attn|query_key_value|kv_proj", re.IGNORECASE)
+MAYBE_FUSED = re.compile(r"in_proj", re.IGNORECASE)  # also the name of ordinary projections
 
-def parts(module: nn.Module, leaf: str) -> tuple[int, str] | None:
-    """How many matrices a parameter of a module of torch's holds, stacked along its rows, and what they
-    are."""
+
+def packed_matrices(module: nn.Module, leaf: str) -> tuple[int, str] | None:
+    """How many matrices a parameter of one of torch's modules stacks along its rows, and what they are."""
     if isinstance(module, nn.MultiheadAttention) and leaf == "in_proj_weight":
         return 3, "queries, keys and values"
     for kind, count in GATES.items():
@@ -30,38 +37,94 @@ def parts(module: nn.Module, leaf: str) -> tuple[int, str] | None:
     return None
 
 
-def meant(module: nn.Module, leaf: str, p: Tensor, space: Space, name: str) -> tuple[Space, str | None]:
-    """The space for a weight of this module, and what there is to warn of; ValueError for what nobody
-    means."""
+def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> tuple[Space, str | None]:
+    """The space for a parameter that these modules hold, and a warning, to follow its name, or None.
+
+    Raises ValueError where torch's modules are known to stack matrices and the space lacks `blocks`.
+    """
+    if is_lazy(p):  # has no shape to look at; `check_parameter` refuses it
+        return space, None
+    for module, _ in holders:
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
+            return _with_padding(p, space, module.padding_idx)
     if not isinstance(space, MatrixSpace):
         return space, None
-    packed, kind = parts(module, leaf), type(module).__name__
-    if packed is not None and space.blocks is None and p.dim() == space.dims:
-        count, what = packed
-        heads = getattr(module, "num_heads", None)
-        each = f", {_said(space, (count, heads))} for those of every head" if heads else ""
-        raise ValueError(
-            f"{name} of shape {tuple(p.shape)} of {kind} holds {what}, stacked: {space} would constrain them as one "
-            f"matrix, and none of them. Write {_said(space, count)} for each{each}, or {_said(space, 1)} if the stack "
-            "itself is meant"
-        )
-    if isinstance(module, _ConvNd) and space.flatten == 1 and p.dim() > 2:
-        size = " x ".join(map(str, p.shape[-space.dims :]))
-        points = "vectors" if isinstance(space, Sphere) else "matrices"
-        return space, (
-            f"{name} of shape {tuple(p.shape)} of {kind} on {space} is a batch of {size} {points}, one for each pair "
-            f"of channels; {_said(space, flatten=p.dim() - 1)} takes the kernels of an output channel as one row"
-        )
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-        if isinstance(space, Sphere) and space.padding_idx is None and p.dim() > space.dims:
-            return replace(space, padding_idx=module.padding_idx), None
-        if p.dim() == space.dims:
+    for module, leaf in holders:
+        _refuse_packed(module, leaf, p, space, name)
+        if isinstance(module, _ConvNd) and space.flatten == 1 and p.dim() > 2:
+            size = " x ".join(map(str, p.shape[-space.dims :]))
+            points = "vectors" if isinstance(space, Sphere) else "matrices"
             return space, (
-                f"the padding row {module.padding_idx} of {name} is a row of the matrix on {space}, and moves with it; "
-                "ghor.Sphere() leaves it alone"
+                f"of shape {tuple(p.shape)} of {type(module).__name__} on {space} is a batch of {size} "
+                f"{points}, one for each pair of channels; {_written(space, flatten=p.dim() - 1)} takes the "
+                "kernels of an output channel as one row"
             )
-    return space, None
+    return space, next(filter(None, (_fused(m, p, space, name) for m, _ in holders)), None)
 
 
-def _said(space: MatrixSpace, blocks: int | tuple[int, ...] | None = None, flatten: int = 1) -> str:
+def _with_padding(p: Tensor, space: Space, row: int) -> tuple[Space, str | None]:
+    """A space of rows leaves the padding row alone; on a space of matrices the row moves with the matrix."""
+    if "padding_idx" in {f.name for f in fields(space)} and p.dim() > space.dims:
+        given: Any = space
+        return (replace(given, padding_idx=row) if given.padding_idx is None else space), None
+    if p.dim() != space.dims:
+        return space, None
+    return space, (
+        f"has the padding row {row}, which is a row of the matrix on {space} and moves with it; "
+        "ghor.Sphere() leaves it alone"
+    )
+
+
+def _refuse_packed(module: nn.Module, leaf: str, p: Tensor, space: MatrixSpace, name: str) -> None:
+    packed = packed_matrices(module, leaf)
+    if packed is None or space.blocks is not None or p.dim() != space.dims:
+        return
+    count, what = packed
+    heads = getattr(module, "num_heads", None)
+    each = f", {_written(space, (count, heads))} for those of every head" if heads else ""
+    raise ValueError(
+        f"{name} of shape {tuple(p.shape)} of {type(module).__name__} holds {what}, stacked: {space} would "
+        f"constrain them as one matrix, and none of them. Write {_written(space, count)} for each{each}, or "
+        f"{_written(space, 1)} if the stack itself is meant"
+    )
+
+
+def _fused(module: nn.Module, p: Tensor, space: MatrixSpace, name: str) -> str | None:
+    """Warn of a layer that probably holds queries, keys and values, judging by names and shapes.
+
+    Nothing but a guess: the weight is constrained as asked, and `blocks` silences it.
+    """
+    if p.dim() != 2 or space.dims != 2:
+        return None
+    transposed = type(module).__name__ == "Conv1D"  # Hugging Face's: the weight is in x out
+    if transposed and space.blocks is not None and space.count > 1:
+        return (
+            f"of shape {tuple(p.shape)} of Conv1D is transposed (in x out): {space} splits its inputs, not "
+            "its outputs. Put the transposed weight into a torch.nn.Linear"
+        )
+    out, into = reversed(p.shape) if transposed else p.shape
+    layer = ".".join(name.split(".")[-2:])
+    fused = FUSED.search(layer) or (out == 3 * into and (transposed or MAYBE_FUSED.search(layer)))
+    if space.blocks is not None or out == into or not fused:
+        return None
+    said = (
+        f"of shape {tuple(p.shape)} of {type(module).__name__} seems to hold several projections (queries, "
+        f"keys and values?): {space} constrains them as one matrix, and none of them. "
+    )
+    count = out // into
+    if out != count * into:
+        said += "Their sizes differ: split the weight into a layer for each"
+    elif transposed:
+        said += (
+            "They lie side by side along the columns: put the transposed weight into a torch.nn.Linear with "
+            f"{_written(space, count)}"
+        )
+    else:
+        said += (
+            f"Probably {_written(space, count)} was meant, or blocks=({count}, heads) for those of every head"
+        )
+    return f"{said}; {_written(space, 1)} if the stack itself is meant"
+
+
+def _written(space: MatrixSpace, blocks: int | tuple[int, ...] | None = None, flatten: int = 1) -> str:
     return f"ghor.{replace(space, blocks=blocks, flatten=flatten)}"

@@ -1,5 +1,4 @@
-"""What modules remember of their weights: the spaces they were constrained to, and the anchors of their
-decay."""
+"""What modules record about their weights: the space of each, and the anchor of its weight decay."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ghor.spaces import Space
+from ghor.spaces import Euclidean, Space
 
-# The record that counts: on the module, by parameter name. It survives deepcopy, pickle, .to and
-# load_state_dict, and is no part of the state_dict. An attribute on the Parameter survives hardly any of
-# these, and a weak reference to it would forbid torch.utils.swap_tensors.
+# The record is kept on the module, by parameter name, so that it survives deepcopy, pickle, .to and
+# load_state_dict, and stays out of the state dict. An attribute of the Parameter survives hardly any of
+# these, and a weak reference to the Parameter would forbid torch.utils.swap_tensors.
 RECORD = "_ghor_spaces"
-ANCHORS = "_ghor_anchors"  # likewise, where weight decay draws them: "start" or a point
+ANCHORS = "_ghor_anchors"  # {parameter name: "start" or a point}
 
 # Modules that have a record, to find the space of a bare parameter.
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -24,7 +23,7 @@ _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 class Record(dict[str, Space]):
     """The spaces of a module's own parameters, by name. A copy belongs to the copy of the module."""
 
-    changes: ClassVar[int] = 0  # how often anything was declared
+    changes: ClassVar[int] = 0  # how many declarations were made: optimizers look whether there are new ones
 
     def __init__(
         self,
@@ -33,11 +32,11 @@ class Record(dict[str, Space]):
         moved: dict[str, float] | None = None,
     ) -> None:
         super().__init__(spaces or {})
-        self.moved = dict(moved or {})  # by `constrain`
+        self.moved = dict(moved or {})  # how far `constrain` moved each
         self.belongs_to(module)
 
     def belongs_to(self, module: nn.Module | None) -> None:
-        """Make the module known."""
+        """Register the module."""
         self.module = None if module is None else weakref.ref(module)
         if module is not None:
             _modules.add(module)
@@ -48,14 +47,24 @@ class Record(dict[str, Space]):
         )
 
     def __reduce__(self) -> Any:
+        # The module is the state: it is set once the module, which holds this record, has been unpickled.
         return Record, (None, dict(self), self.moved), None if self.module is None else self.module()
 
     def __setstate__(self, module: nn.Module) -> None:
         self.belongs_to(module)
 
 
+def forget(module: nn.Module) -> None:
+    """Remove what this module records; a module without a record is left alone."""
+    if RECORD in module.__dict__:
+        del module.__dict__[RECORD]
+        module.__dict__.pop(ANCHORS, None)
+        _modules.discard(module)
+        Record.changes += 1
+
+
 def owners(p: Tensor) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that have declared this very tensor, and its name there."""
+    """The modules that have declared this very tensor, with its name there."""
     for module in list(_modules):
         for leaf in module.__dict__.get(RECORD, ()):
             if module._parameters.get(leaf) is p:
@@ -63,12 +72,12 @@ def owners(p: Tensor) -> Iterator[tuple[nn.Module, str]]:
 
 
 def declared_space(p: Tensor) -> Space | None:
-    """What `constrain` declared for this very tensor, or for the one it stands in for, if anything."""
+    """The space that `constrain` declared for this very tensor, or None."""
     return next((module.__dict__[RECORD][leaf] for module, leaf in owners(p)), None)
 
 
 def spaces_by_id() -> dict[int, Space]:
-    """The space of every declared parameter that there is, by its id."""
+    """The space of every declared parameter, by its id."""
     return {
         id(module._parameters[leaf]): space
         for module in list(_modules)
@@ -83,3 +92,16 @@ def anchors_by_id() -> dict[int, Any]:
         (m._parameters.get(k), a) for m in list(_modules) for k, a in m.__dict__.get(ANCHORS, {}).items()
     )
     return {id(p): anchor for p, anchor in declared if p is not None and anchor is not None}
+
+
+def no_longer_parameters(model: nn.Module) -> dict[str, Space]:
+    """{name: space} of the model's declared weights that are not parameters of their modules any more.
+
+    A parametrization or pruning computes them from other parameters, FSDP's first version from flat ones.
+    """
+    return {
+        f"{name}.{leaf}".lstrip("."): space
+        for name, module in model.named_modules()
+        for leaf, space in module.__dict__.get(RECORD, {}).items()
+        if module._parameters.get(leaf) is None and not isinstance(space, Euclidean)
+    }

@@ -1,4 +1,4 @@
-"""Which parameters of a module are meant, by name, pattern or function."""
+"""Select parameters and modules by name, glob or predicate."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import nn
 Predicate = Callable[[str, nn.Parameter], bool]
 
 
-def chosen(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, tuple[nn.Module, str]]:
-    """The parameters meant, by name: their owners and names there. ValueError where a name or pattern has
-    none."""
+def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, tuple[nn.Module, str]]:
+    """{name: (owner, name there)} of the selected parameters; ValueError if a name or glob matches none."""
     owners = dict(module.named_modules(remove_duplicate=False))
     every = {
         f"{n}.{leaf}" if n else leaf: (m, leaf)
@@ -26,25 +25,27 @@ def chosen(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
         found = [n for n, p in module.named_parameters() if which(n, p)]
         if not found:
             raise ValueError(
-                f"the function chooses none of the {len(known)} parameters of {type(module).__name__}"
+                f"the function selects none of the {len(known)} parameters of {type(module).__name__}"
             )
         return {n: every[n] for n in found}
     out: dict[str, tuple[nn.Module, str]] = {}
     for name in [which] if isinstance(which, str) else which:
+        # A tied weight has several names, of which `known` has one: globs select it once, any name finds it.
         found = [name] if name in every else fnmatch.filter(known, name)
         if not found:
             near = known if len(known) <= 3 else difflib.get_close_matches(name, known, 3, 0) or known[:3]
             rest = f" and {len(known) - len(near)} others" if len(known) > len(near) else ""
             like = " like" if set("*?[") & set(name) else ""
+            there = ", ".join(near) or "none"
             raise ValueError(
-                f"{type(module).__name__} has no parameter{like} {name!r}; it has: {', '.join(near) or 'none'}{rest}"
+                f"{type(module).__name__} has no parameter{like} {name!r}; it has: {there}{rest}"
             )
         out |= {n: every[n] for n in found}
     return out
 
 
-def ending(names: Iterable[str], target: str) -> list[str]:
-    """The names that end with the words of `target`, or match it as a pattern."""
+def select_by_suffix(names: Iterable[str], target: str) -> list[str]:
+    """The names that are `target`, end in ".target" or match it as a glob; ValueError if there are none."""
     names = list(names)
     found = [n for n in names if n == target or n.endswith(f".{target}") or fnmatch.fnmatchcase(n, target)]
     if not found:

@@ -1,46 +1,69 @@
-"""Whether a tensor can be a weight on a space, and whether it lies on it; errors name the weight."""
+"""Checks that weights fit their space and lie on it, a whole stack at a time; errors name the weight."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ghor._torch.precision import COMPUTE_DTYPE
-from ghor._torch.sharding import gathered, local_pieces
+from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, placement
 from ghor.spaces import Euclidean, Space
 
 Warn = Callable[[str, str], None]
 
 
-def check_parameter(p: Tensor, space: Space, name: str) -> None:
-    """Raise unless p can be a weight on the space: dtype, shape, memory, finite values."""
+def kind(p: Tensor) -> Hashable:
+    """What weights on one space must have in common to be checked, stacked and moved together."""
+    if is_lazy(p):
+        return id(p)  # a lazy parameter has no shape to compare
+    return p.shape, p.dtype, p.device, p.layout, placement(p)
+
+
+def check_parameters(
+    params: Sequence[Tensor], space: Space, names: Sequence[str], warn: Warn | None = None
+) -> None:
+    """Raise for the first of some weights of one `kind` that does not fit the space or does not lie on it.
+
+    dtype and shape are checked once, values in two reductions over the stack of all weights. For `warn` see
+    `check_on_space`.
+    """
     if isinstance(space, Euclidean):
         return
-    if is_lazy(p):
-        raise ValueError(f"{name} has no shape yet: call the lazy module once, then put it on {space}")
-    try:
-        space.check_dtype(p.dtype)
-    except TypeError as error:
-        raise TypeError(f"{name} of shape {tuple(p.shape)}: {error}") from None
-    try:
-        space.check(p.shape, p.dtype)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    if p.layout != torch.strided:
-        raise TypeError(
-            f"{name} of shape {tuple(p.shape)} is {p.layout}; weights on {space} are dense: to_dense()"
-        )
-    if any(step == 0 and size > 1 for step, size in zip(p.stride(), p.shape, strict=True)):
-        raise ValueError(
-            f"{name} of shape {tuple(p.shape)} is expanded: entries that share memory cannot move apart; clone() it"
-        )
-    if not p.is_meta and (count := int(gathered(torch.isfinite(p).logical_not_().sum()))):
-        raise ValueError(
-            f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; initialise it"
-        )
+    _check_kind(params[0], space, names[0])
+    _check_strides(params, names)
+    if params[0].is_meta:
+        return
+    Y = _stacked(params, space)
+    # Every process must raise where one does, so shards are counted over all processes, weight by weight.
+    if is_sharded(params[0]) or not bool(torch.isfinite(Y).all()):
+        for p, name in zip(params, names, strict=True):
+            _check_finite(p, name)
+    _check_residuals(Y, params, space, names, warn)
+
+
+def check_parameter(p: Tensor, space: Space, name: str) -> None:
+    """Raise unless p, wherever it lies, can be moved to the space: dtype, shape, memory, finite values."""
+    if isinstance(space, Euclidean):
+        return
+    _check_kind(p, space, name)
+    _check_strides([p], [name])
+    if not p.is_meta:
+        _check_finite(p, name)
+
+
+def check_on_space(
+    params: Sequence[Tensor], space: Space, names: Sequence[str], warn: Warn | None = None
+) -> None:
+    """Raise for the first of some weights of one `kind` that is not on the space.
+
+    A float64 weight that is on the space to the digits of float32 was declared in float32 and converted: if
+    `warn` is given, it is projected, with a warning.
+    """
+    if not params[0].is_meta:
+        _check_residuals(_stacked(params, space), params, space, names, warn)
 
 
 def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
@@ -57,44 +80,21 @@ def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
     check_on_space([anchor], space, [f"the anchor of {name}"])
 
 
-def check_on_space(
-    params: Sequence[Tensor],
-    space: Space,
-    names: Sequence[str],
-    warn: Callable[[str, str], None] | None = None,
-) -> None:
-    """Raise for the first of some weights of one kind that is not on its space.
+def batch_dims(p: Tensor, space: Space) -> int:
+    """How many leading dimensions of a weight count independent points.
 
-    A float64 weight that is on it to the digits of float32 was declared in that: it is projected, with a
-    word.
+    A padding row is addressed by its index among all rows, so their dimension cannot be cut.
     """
-    if params[0].is_meta:
-        return
-    pieces = local_pieces(params, space)
-    Y = torch.stack([p.detach() for p in pieces])
-    if Y.numel() == 0:
-        return
-    distance, allowed = _worst(space, Y)
-    bad = ~(distance <= allowed)
-    if not bool(bad.any()):
-        return
-    i = int(bad.nonzero()[0])
-    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(Y.dtype)
-    if warn is not None and narrow is not None and bool((distance <= _worst(space, Y.to(narrow))[1]).all()):
-        with torch.no_grad():
-            for p in (params[int(j)] for j in bad.nonzero()):
-                p.copy_(space.project(p))
-        warn(
-            "dtype",
-            f"{names[i]} is {kind_of(Y.dtype)} and was {float(distance[i]):.1e} off {space}, as a {kind_of(narrow)} "
-            "weight would be: it was projected",
-        )
-        return
-    raise ValueError(
-        f"{names[i]} of shape {tuple(params[i].shape)} is {float(distance[i]):.1e} off {space}; call "
-        f"ghor.constrain(module, name, ghor.{space}), or ghor.project(model) where it was moved since, or take "
-        f"ghor.{space}.project(...) of it. (An optimizer that is not ghor's moves weights off their spaces)"
-    )
+    return p.dim() - space.dims - (getattr(space, "padding_idx", None) is not None)
+
+
+def worst_residual(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Residual and tolerance of the worst point of each of P stacked weights: (P, *shape) -> (P), (P)."""
+    exact = Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))
+    residual = space.residual(exact).reshape(len(Y), -1)
+    allowed = space.tolerance(Y).to(residual).reshape(len(Y), -1)
+    worst = (residual / allowed).argmax(1, keepdim=True)  # argmax takes a NaN for the largest
+    return residual.gather(1, worst).flatten(), allowed.gather(1, worst).flatten()
 
 
 def kind_of(dtype: torch.dtype) -> str:
@@ -102,11 +102,79 @@ def kind_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _worst(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
-    """Of P stacked weights, for each the distance of its worst point and what is allowed there: (P, *shape)
-    -> (P)."""
-    exact = Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))
-    distance = space.residual(exact).reshape(len(Y), -1)
-    allowed = space.tolerance(Y).to(distance).reshape(len(Y), -1)
-    worst = (distance / allowed).argmax(1, keepdim=True)  # a NaN is the largest
-    return distance.gather(1, worst).flatten(), allowed.gather(1, worst).flatten()
+def _stacked(params: Sequence[Tensor], space: Space) -> Tensor:
+    """What this process has of the weights, (P, *shape)."""
+    if is_sharded(params[0]):
+        params = ShardLayout(params[0], batch_dims(params[0], space)).local_tensors(params)
+    return torch.stack([p.detach() for p in params])
+
+
+def _check_kind(p: Tensor, space: Space, name: str) -> None:
+    if is_lazy(p):
+        raise ValueError(f"{name} has no shape yet: call the lazy module once, then put it on {space}")
+    try:
+        space.check_dtype(p.dtype)
+    except TypeError as error:
+        raise TypeError(f"{name} of shape {tuple(p.shape)}: {error}") from None
+    try:
+        space.check(p.shape, p.dtype)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if 0 in p.shape:  # a batch of points may be empty, a weight may not
+        raise ValueError(f"{name}: a weight on {space} cannot have the empty shape {tuple(p.shape)}")
+    if p.layout != torch.strided:
+        raise TypeError(
+            f"{name} of shape {tuple(p.shape)} is {p.layout}; weights on {space} are dense: to_dense()"
+        )
+
+
+def _check_strides(params: Sequence[Tensor], names: Sequence[str]) -> None:
+    shape = tuple(params[0].shape)
+    for p, name in zip(params, names, strict=True):
+        strides = p.stride()
+        if 0 in strides and any(step == 0 and size > 1 for step, size in zip(strides, shape, strict=True)):
+            raise ValueError(
+                f"{name} of shape {shape} is expanded: entries that share memory cannot move apart; "
+                "clone() it"
+            )
+
+
+def _check_finite(p: Tensor, name: str) -> None:
+    if count := int(full_tensor(torch.isfinite(p).logical_not_().sum())):
+        raise ValueError(
+            f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; initialise it"
+        )
+
+
+def _check_residuals(
+    Y: Tensor, params: Sequence[Tensor], space: Space, names: Sequence[str], warn: Warn | None
+) -> None:
+    if Y.numel() == 0:  # a process may have no shard
+        return
+    residual, allowed = worst_residual(space, Y)
+    bad = ~(residual <= allowed)  # also where a residual is NaN
+    if not bool(bad.any()):
+        return
+    i = int(bad.nonzero()[0])
+    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(Y.dtype)
+    if warn is not None and narrow is not None:
+        rounded = worst_residual(space, Y.to(narrow))[1]
+        if bool((residual <= rounded).all()):
+            with torch.no_grad():
+                for j in bad.nonzero():
+                    p = params[int(j)]
+                    p.copy_(space.project(p))
+            warn(
+                "dtype",
+                f"{names[i]} is {kind_of(Y.dtype)} and was {float(residual[i]):.1e} off {space}, as a "
+                f"{kind_of(narrow)} weight would be: it was projected",
+            )
+            return
+    hint = getattr(space, "hint", None)  # why a point is off, where the space can tell
+    why = "" if hint is None else hint(Y[i].to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype)))
+    raise ValueError(
+        f"{names[i]} of shape {tuple(params[i].shape)} is {float(residual[i]):.1e} off {space}"
+        f"{why and f' ({why})'}; call ghor.constrain(module, name, ghor.{space}), or ghor.project(model) "
+        f"where it was moved since, or take ghor.{space}.project(...) of it. (An optimizer that is not "
+        "ghor's moves weights off their spaces)"
+    )

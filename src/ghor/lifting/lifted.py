@@ -37,7 +37,7 @@ from torch.optim import Optimizer
 
 from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
-from ghor._torch.sharding import gathered
+from ghor._torch.sharding import full_tensor
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import declared_spaces
 from ghor.lifting import guards
@@ -300,7 +300,7 @@ class Lifted(Optimizer):
                 if p.grad is None:
                     continue
                 grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
-                if int(gathered(torch.isfinite(grad).logical_not_().sum())):
+                if int(full_tensor(torch.isfinite(grad).logical_not_().sum())):
                     raise RuntimeError(
                         f"the gradient of {name_of(group, gi, i)} is not finite; nothing was moved "
                         "(error_if_nonfinite=True)"

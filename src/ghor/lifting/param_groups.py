@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghor._torch.sharding import placing
+from ghor._torch.sharding import placement
 from ghor.constraints.registry import anchors_by_id, spaces_by_id
-from ghor.constraints.validation import Warn, check_anchor, check_on_space, check_parameter
+from ghor.constraints.validation import Warn, check_anchor, check_parameters, kind
 from ghor.retraction import RETRACTIONS
 from ghor.spaces import Euclidean, Space
 from ghor.spaces.sections import SECTIONS
@@ -113,7 +113,12 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
                 "or the like",
             )
         space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
-        check_parameter(p, space, name)
+        if not isinstance(space, Euclidean):
+            alike[space, kind(p)].append(i)
+    for (space, _), index in alike.items():
+        check_parameters([params[i] for i in index], space, [name_of(group, gi, i) for i in index], warn)
+    for i, p in enumerate(params):
+        name, space = name_of(group, gi, i), spaces[i]
         declared_anchor = declared_anchors.get(id(p))
         if declared_anchor is not None and not decays:
             warn(
@@ -127,16 +132,13 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
         if id(p) in seen:
             raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; pass it once")
         seen.add(id(p))
-        place = 0 if p.is_meta or placing(p) is not None else p.data_ptr()
+        place = 0 if p.is_meta or placement(p) is not None else p.data_ptr()
         if place in places:
             raise ValueError(
                 f"{name} and {places[place]} are two parameters that share memory; use one parameter for "
                 "both, as torch ties weights"
             )
         places |= {place: name} if place else {}
-        alike[space, p.shape, p.dtype, p.device, placing(p)].append(i)
-    for (space, *_), index in alike.items():
-        check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index], warn)
     kinds = {a if a is None or isinstance(a, str) else "given" for a in anchors}
     group["anchor"] = tuple(anchors) if len(kinds) > 1 or "given" in kinds else kinds.pop() if kinds else None
     if params:  # the groups of ZeroRedundancyOptimizer may be empty

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ghor._torch.sharding import is_sharded, placing
+from ghor._torch.sharding import is_sharded, placement
 from ghor.constraints.registry import Record
 from ghor.constraints.validation import Warn, check_on_space
 from ghor.lifting import guards
@@ -95,7 +95,7 @@ class Partition:
                 else:
                     own = state.get(p)
                     shared = id(p) if not optimizer.stack else shared_values(p, own) if own else ()
-                    kind = gi, space, p.shape, p.dtype, p.device, placing(p), anchor is None, shared
+                    kind = gi, space, p.shape, p.dtype, p.device, placement(p), anchor is None, shared
                     kinds[kind].append((p, name, anchor))
             self.euclidean.append(euclidean)
         self.stacks = [self._stack(optimizer, gi, space, alike) for (gi, space, *_), alike in kinds.items()]

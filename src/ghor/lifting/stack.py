@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
-from ghor._torch.sharding import Shards, is_sharded
+from ghor._torch.sharding import ShardLayout, is_sharded
 from ghor._torch.values import SELDOM, may_read
+from ghor.constraints.validation import batch_dims
 from ghor.retraction import by_name
 from ghor.spaces import Space
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
@@ -429,17 +430,17 @@ class ShardedStack(Stack):
 
     def pieces(self, tensors: list[Any]) -> list[Tensor]:
         if not hasattr(self, "shards"):
-            self.shards = Shards(tensors[0], self.space)
-        return self.shards.pieces(tensors)
+            self.shards = ShardLayout(tensors[0], batch_dims(tensors[0], self.space))
+        return self.shards.local_tensors(tensors)
 
     def whole(self, X: Tensor, lead: int) -> Any:
-        return self.shards.whole(X, lead)
+        return self.shards.to_dtensor(X, lead)
 
     def local(self, X: Any) -> Tensor:
         return X.to_local() if is_sharded(X) else X
 
     def placed(self, value: Any) -> Any:
-        return self.shards.placed(value)
+        return self.shards.place(value)
 
     def rows(self, X: Any) -> Sequence[Any]:
         if not is_sharded(X):

@@ -1,9 +1,11 @@
-"""Layers whose weights arrive on their spaces, declared: hand the model to `ghor.optim.Adam`.
+"""Layers whose weights start on their spaces, declared: hand the model to `ghor.optim.Adam`.
 
-The paper's networks, `VisionTransformer` and `SymplecticAutoencoder`, are in `ghor_lab.networks`; they have
-their names here as well.
+The paper's networks, `VisionTransformer` and `SymplecticAutoencoder`, are in `ghor_lab.networks`; they can be
+imported from here as well.
 """
 
+import importlib
+import sys
 from typing import Any
 
 from ghor.nn.attention import StiefelAttention
@@ -11,12 +13,27 @@ from ghor.nn.phase_space import PSD, GradientP, GradientQ, symplecticity
 
 __all__ = ["PSD", "GradientP", "GradientQ", "StiefelAttention", "symplecticity"]
 
-NETWORKS = ("SymplecticAutoencoder", "VisionTransformer")
+_MOVED = {
+    "Block": "networks.vision_transformer",
+    "SymplecticAutoencoder": "networks.symplectic_autoencoder",
+    "VisionTransformer": "networks.vision_transformer",
+}
+
+# Pickles of version 0.1.0 look for these in modules of their own: `__getattr__` finds them here.
+for _module in ["symplectic_autoencoder", "vision_transformer"]:
+    sys.modules[f"{__name__}.{_module}"] = sys.modules[__name__]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in NETWORKS:
+    if name not in _MOVED:
         raise AttributeError(f"ghor.nn has no {name}")
-    import ghor_lab.networks
-
-    return getattr(ghor_lab.networks, name)
+    try:
+        return getattr(importlib.import_module(f"ghor_lab.{_MOVED[name]}"), name)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("ghor_lab"):  # something that the lab itself needs
+            raise
+        raise ModuleNotFoundError(
+            f"ghor.nn.{name} has moved to ghor_lab, which is not installed: install it from the "
+            "source of ghor",
+            name=error.name,
+        ) from None

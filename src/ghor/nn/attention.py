@@ -17,8 +17,10 @@ Scale = float | Literal["dim"] | None
 
 
 def glorot_(p: Tensor, generator: Generator | None = None) -> Tensor:
-    """Matrices (..., fan_out, fan_in) uniform in +-sqrt(6 / (fan_in + fan_out)); drawn on the generator's
-    device."""
+    """Fill matrices (..., fan_out, fan_in) uniformly in +-sqrt(6 / (fan_in + fan_out)), in place.
+
+    Numbers are drawn on the generator's device, and so do not depend on the device of p.
+    """
     device = generator.device if generator is not None else p.device
     drawn = torch.rand(p.shape, generator=generator, dtype=p.dtype, device=device)
     with torch.no_grad():
@@ -33,10 +35,10 @@ def feed_forward(z: Tensor, A: Tensor, b: Tensor) -> Tensor:
 
 
 def formula(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
-    """z = concat_h softmax(Q_h^T K_h) V_h with [Q; K; V] = M x for (batch, dim, tokens), and its
-    feed_forward.
+    """z = concat_h softmax(Q_h^T K_h) V_h with [Q; K; V] = M x for (batch, dim, tokens); with A and b,
+    feed_forward(z).
 
-    In memory the features are first: the projections of all heads are then one product, and splitting heads
+    Features come first in memory: the projections of all heads are then one product, and splitting heads
     moves whole rows of tokens.
     """
     (B, D, T), H = x.shape, heads
@@ -48,16 +50,15 @@ def formula(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor
 
 
 class StiefelAttention(nn.Module):
-    """Attention of (..., tokens, dim) to itself, projections on a space, heads concatenated, no output
-    projection:
+    """Self-attention with projections on a space, heads concatenated, and no output projection:
 
         x <- concat_h softmax(scale (x Q_h)(x K_h)^T) x V_h
 
     `weight` is (3, heads, dim, dim / heads): Q, K and V of every head, each a point of `space` (Stiefel(),
     Grassmann(), or None: Glorot-uniform and unconstrained). `scale` is a number, "dim" for 1 / sqrt(dim), as
-    the paper's experiments were run, or None for the formula of the paper, which has no scale.
+    in the paper's experiments, or None for the paper's formula, which has no scale.
 
-    `formula` computes it, and can be set to another function of the same arguments.
+    `formula` computes the output; it can be replaced by another function of the same arguments.
 
     >>> StiefelAttention(49, 7)(torch.randn(2, 16, 49)).shape
     torch.Size([2, 16, 49])
@@ -86,8 +87,7 @@ class StiefelAttention(nn.Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Uniform on the space (from the QR decomposition of a normal matrix), declared; Glorot-uniform
-        without one."""
+        """Draw weights uniformly on the space and declare them; Glorot-uniform if there is no space."""
         p = self.weight
         if self.space is None:
             glorot_(p, generator)
@@ -104,9 +104,8 @@ class StiefelAttention(nn.Module):
         return self.tokens_last(x.reshape(-1, *x.shape[-2:]).mT).mT.reshape(x.shape)
 
     def tokens_last(self, x: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
-        """The same for (batch, dim, tokens) -> (batch, dim, tokens); with A and b then x <- x + tanh(A x +
-        b)."""
-        # the scale goes into Q: a pass over the weights and not over the scores
+        """`forward` in the layout (batch, dim, tokens); with A and b then x <- x + tanh(A x + b)."""
+        # scaling Q is a pass over the weights instead of one over the scores
         M = torch.cat([self.weight[:1] * self.scale, self.weight[1:]]).mT.reshape(3 * self.dim, self.dim)
         return self.formula(self.heads, x, M, A, b)
 

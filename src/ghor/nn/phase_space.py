@@ -17,9 +17,8 @@ Generators = Generator | Sequence[Generator] | None
 
 
 class PhaseSpaceMap(nn.Module, ABC):
-    """A map of z = (q, p) in R^in_dim to R^out_dim. `copies` are the leading dimensions of every parameter.
-
-    Copies are independent networks that are computed, and trained, at once.
+    """A map of z = (q, p) from R^in_dim to R^out_dim. `copies` are the leading dimensions of every parameter:
+    independent networks that are computed, and trained, together.
     """
 
     def __init__(self, in_dim: int, out_dim: int, copies: Iterable[int] = ()) -> None:
@@ -35,18 +34,17 @@ class PhaseSpaceMap(nn.Module, ABC):
 
     @abstractmethod
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """(copies, in_dim / 2, points), two of them, to (copies, out_dim / 2, points); copies as one
+        """Map q and p, each (copies, in_dim / 2, points), to (copies, out_dim / 2, points); copies are one
         dimension.
 
-        In this layout every layer is two batched products on halves as they lie in memory: the form to train
-        in.
+        In this layout every layer is two batched products on contiguous halves: use it for training.
         """
 
     @abstractmethod
     def reset_parameters(self, generator: Generators = None) -> None:
-        """Everything drawn again. `generator` is one, or a sequence with one for each copy.
+        """Draw all parameters again, from one generator or from a sequence with one for each copy.
 
-        In the latter case copy i gets the weights, bit for bit, that a network without copies gets from
+        In the latter case copy i gets, to the bit, the weights that a network without copies gets from
         generator i.
         """
 
@@ -55,14 +53,14 @@ class PhaseSpaceMap(nn.Module, ABC):
         if z.dim() < 2 or z.shape[-1] != self.in_dim:
             raise ValueError(f"expected (..., points, {self.in_dim}), got {tuple(z.shape)}")
         lead, points, C = self.broadcast(z), z.shape[-2], math.prod(self.copies)
-        more = math.prod(lead) // C  # dimensions before the copies are more points
+        more = math.prod(lead) // C  # dimensions before the copies count as more points
         x = z.expand(*lead, *z.shape[-2:]).reshape(more, C, points, self.in_dim)
         q, p = x.permute(1, 3, 0, 2).reshape(C, self.in_dim, more * points).chunk(2, 1)
         y = torch.cat(self.features_first(q, p), 1)
         return y.view(C, self.out_dim, more, points).permute(2, 0, 3, 1).reshape(*lead, points, self.out_dim)
 
     def broadcast(self, z: Tensor) -> tuple[int, ...]:
-        """The leading dimensions of the result for z (..., points, in_dim)."""
+        """The leading dimensions of the output for z (..., points, in_dim)."""
         try:
             return tuple(torch.broadcast_shapes(z.shape[:-2], self.copies))
         except RuntimeError:
@@ -72,7 +70,7 @@ class PhaseSpaceMap(nn.Module, ABC):
             ) from None
 
     def generators(self, generator: Generators) -> list[Generator | None]:
-        """One for each copy; the copies draw one after another from a single one."""
+        """One generator for each copy; from a single one the copies draw one after another."""
         C = math.prod(self.copies)
         if generator is None or isinstance(generator, Generator):
             return [generator] * C
@@ -85,8 +83,7 @@ class PhaseSpaceMap(nn.Module, ABC):
 
 
 class Gradient(PhaseSpaceMap):
-    """What GradientQ and GradientP share: `weight` K is (*copies, m, d), `scale` a and `bias` b are (*copies,
-    m).
+    """Base class of GradientQ and GradientP: `weight` K (*copies, m, d), `scale` a and `bias` b (*copies, m).
 
     d = dim / 2, m = width. K is Glorot-uniform, a uniform in +-sqrt(6 / m), b zero.
     """
@@ -125,11 +122,10 @@ class Gradient(PhaseSpaceMap):
 
 
 def kick(x: Tensor, y: Tensor, K: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """x + K^T (a * tanh(K y + b)) for x and y (copies, d, points), K (*copies, m, d), a and b (*copies,
-    m)."""
+    """x + K^T (a * tanh(K y + b)); x and y (copies, d, points), K (*copies, m, d), a and b (*copies, m)."""
     m, d = K.shape[-2:]
     K, a, b = K.reshape(-1, m, d), a.reshape(-1, m, 1), b.reshape(-1, m, 1)
-    # a goes into K: a pass over m x d weights and not over m x points activations
+    # scaling K is a pass over m x d weights instead of one over m x points activations
     return torch.baddbmm(x, (a * K).mT, torch.tanh(torch.baddbmm(b, K, y)))
 
 
@@ -152,11 +148,10 @@ class GradientP(Gradient):
 
 
 class PSD(PhaseSpaceMap):
-    """Proper symplectic decomposition, (q, p) <- (Phi^T q, Phi^T p) down or (Phi q, Phi p) up, Phi on St(n,
-    N).
+    """Proper symplectic decomposition: (q, p) <- (Phi^T q, Phi^T p) if out_dim < in_dim, else (Phi q, Phi p).
 
-    Down if out_dim < in_dim, up otherwise; 2N is the larger and 2n the smaller of the two. `weight` is Phi,
-    (*copies, N, n), from the QR decomposition of a normal matrix, declared.
+    Phi is on St(n, N); 2N is the larger and 2n the smaller of the two dimensions. `weight` is Phi, (*copies,
+    N, n), from the QR decomposition of a normal matrix, declared.
 
     >>> PSD(2, 4)(torch.randn(5, 2)).shape
     torch.Size([5, 4])
@@ -188,7 +183,7 @@ class PSD(PhaseSpaceMap):
         with torch.no_grad():
             p.copy_(drawn)
             constrain(self, "weight", STIEFEL)
-            p.copy_(drawn)  # the very points: what `constrain` rounds depends on the number of copies
+            p.copy_(drawn)  # the very points: the rounding of `constrain` depends on the number of copies
 
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         Phi = self.weight.view(-1, *self.weight.shape[-2:])
@@ -198,16 +193,16 @@ class PSD(PhaseSpaceMap):
 
 
 def chained(layers: Iterable[PhaseSpaceMap], q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Maps one after another."""
+    """Apply maps one after another."""
     for layer in layers:
         q, p = layer.features_first(q, p)
     return q, p
 
 
 class Chain(PhaseSpaceMap):
-    """Maps one after another; the halves stay apart from the first to the last.
+    """Maps one after another; q and p stay separate tensors from the first to the last.
 
-    `formula` computes them, and can be set to another function of the same arguments.
+    `formula` computes them; it can be replaced by another function of the same arguments.
     """
 
     formula: Callable[..., tuple[Tensor, Tensor]] = staticmethod(chained)
@@ -226,25 +221,23 @@ class Chain(PhaseSpaceMap):
 
 
 def jacobian(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
-    """The derivative at every point of z (..., points, in_dim), of every copy: (..., points, out_dim,
-    in_dim)."""
+    """Derivative of every copy at every point: (..., points, in_dim) -> (..., points, out_dim, in_dim)."""
     x = z.detach().expand(*layer.broadcast(z), *z.shape[-2:]).clone().requires_grad_()
     with torch.enable_grad():
         y = layer(x)
-        # points and copies do not mix: a row for all of them is the gradient of a sum over all of them
+        # points and copies do not interact: one row, for all of them, is the gradient of a sum over all
         rows = [torch.autograd.grad(row.sum(), x, retain_graph=True)[0] for row in y.unbind(-1)]
     return torch.stack(rows, -2)
 
 
 def symplecticity(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
-    """How far the map is from symplectic: its largest defect over the points of z (..., points, in_dim), a
-    copy each.
+    """How far a map is from symplectic: for each copy the largest defect over the points of z,
 
-        max |M^T J M - J| if out_dim >= in_dim (decoder),  max |M J M^T - J| otherwise (encoder),  J = [0, I; -I, 0]
+        max |M^T J M - J| if out_dim >= in_dim (decoder),    max |M J M^T - J| otherwise (encoder)
 
-    with M the Jacobian, out_dim x in_dim, and J of the size that fits. Zero up to rounding for every layer
-    here, for the encoder and for the decoder; not for the autoencoder, whose Jacobian has the rank of
-    reduced_dim.
+    with M the Jacobian, out_dim x in_dim, and J = [0, I; -I, 0] of the size that fits. z is (..., points,
+    in_dim). Zero up to rounding for every layer here, for the encoder and for the decoder; not for the
+    autoencoder, whose Jacobian has rank reduced_dim.
     """
     M = jacobian(layer, z)
     if layer.out_dim < layer.in_dim:
@@ -253,7 +246,7 @@ def symplecticity(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
 
 
 def canonical(dim: int, like: Tensor) -> Tensor:
-    """J = [0, I; -I, 0] of order dim, in dtype and on the device of `like`."""
+    """J = [0, I; -I, 0] of order dim, with the dtype and device of `like`."""
     I = torch.eye(dim // 2, dtype=like.dtype, device=like.device)
     zero = torch.zeros_like(I)
     return torch.cat([torch.cat([zero, I], 1), torch.cat([-I, zero], 1)])

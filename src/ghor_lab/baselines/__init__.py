@@ -1,5 +1,4 @@
-"""Published methods, one file each, on matrices of Stiefel or SO(N): what each gives up is in its
-docstring."""
+"""Published methods on Stiefel or SO(N), one file each; the docstring says what each gives up."""
 
 from ghor_lab.baselines.kong2022 import AdamSO, AdamStiefel
 from ghor_lab.baselines.lezcano2019 import CheapOrthogonal, Trivialization

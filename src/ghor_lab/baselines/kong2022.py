@@ -27,8 +27,7 @@ EXPONENTIALS = ("cayley", "euler", "geodesic")
 
 
 def moved(X: Tensor, xi: Tensor, expm: str) -> Tensor:
-    """X expm(xi), or what stands for it; "euler" is X + X xi, off the manifold until the polar factor is
-    taken."""
+    """X expm(xi) or an approximation; "euler" is X + X xi, off the manifold until polar() is taken."""
     return X + X @ (xi if expm == "euler" else RETRACTIONS[expm].dense(xi))
 
 
@@ -60,16 +59,16 @@ class _Kong(OnMatrices):
 class AdamSO(_Kong):
     """Algorithm 5, Adam on SO(N): Adam of f in so(N), then X <- X expm(-lr m/(sqrt(v) + eps)).
 
-    Nothing is projected. It gives up all that is not a group: Stiefel with n < N has a V. With expm="euler"
-    the polar factor is taken after the step. eps is outside the root and beside the corrected v, as in
-    torch's Adam and in the authors' code; eps inside sqrt(1 - beta2^t)/(sqrt(v) + eps) would be eps/sqrt(1 -
-    beta2^t) here.
+    Nothing is projected. It is restricted to the group: Stiefel with n < N has a V. With expm="euler" the
+    polar factor is taken after the step. eps is outside the root and added to the corrected sqrt(v), as in
+    torch's Adam and in the authors' code; in sqrt(1 - beta2^t)/(sqrt(v) + eps), where it is added to the
+    uncorrected one, it would count as eps/sqrt(1 - beta2^t) here.
     """
 
     space = SpecialOrthogonal()
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """X is Y here: the weight has the name that it has elsewhere."""
+        """The weight, X in the paper, is called Y as everywhere here."""
         X = moved(Y, -group["lr"] * adam(state, along(Y, G, group["a"]), group), group["expm"])
         Y.copy_(polar(X) if group["expm"] == "euler" else X)
 
@@ -92,7 +91,7 @@ class AdamStiefel(_Kong):
     """
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """The weight is X; the state has the paper's names, so that Y is a moment."""
+        """The weight is X and the state has the paper's names, in which Y is a moment."""
         X, lr, a, (beta1, beta2) = Y, group["lr"], group["a"], group["betas"]
         t, f, g = tick(state), along(X, G, a), G - X @ (X.mT @ G)
         c1, c2 = 1 - beta1**t, math.sqrt(1 - beta2**t)

@@ -1,12 +1,12 @@
 """Lezcano-Casado, Martinez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019, and
-Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", NeurIPS 2019: an optimizer of
+Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", NeurIPS 2019: optimizers on
 the tangent space.
 
 The weight is a function of a vector, Y = base exp(W) E with W in g^hor = T_E, and Adam minimises over W:
 
     g <- d/dW L(base exp(W) E),    W <- W - lr m/(sqrt(v) + eps),    Y <- base exp(W) E
 
-W starts at zero, `base` is the section of the first Y. Where Y = E that is Y = exp(W) E.
+W starts at zero, and `base` is the section of the first Y.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Trivialization(OnMatrices):
     """Adam on W for SO(N) and Stiefel: static, or dynamic with the base moved to the weight every `every`
     steps.
 
-    Static (every=None) gives up nearness: far from the base exp stretches, so that equal steps of W are
-    unequal ones of Y and the coordinates of the gradient turn as W grows; beyond ||W|| = pi exp is no
-    coordinate map at all. Dynamic: base <- base exp(W), W <- 0, and the moments stay as they are. With
+    Static (every=None) gives up accuracy far from the base: exp stretches, so that equal steps of W are
+    unequal steps of Y, and the coordinates of the gradient turn as W grows; beyond ||W|| = pi exp is not a
+    coordinate map. Dynamic: base <- base exp(W), W <- 0, and the moments stay as they are. With
     every=1 the gradient is always taken at W = 0, where d exp is the identity: that is Algorithm 3 of the
     paper with the geodesic retraction and a transported section, `ghor.optim.Adam(..., retraction="geodesic",
     section="transported")`, step for step. The derivative of an N x N exponential is evaluated at every step.
@@ -73,7 +73,7 @@ class Trivialization(OnMatrices):
 
 
 class CheapOrthogonal(Trivialization):
-    """The first of the two papers: static, on SO(N) only; what the paper's table has. Gives up n < N."""
+    """The first of the two papers, static and on SO(N) only, as in the paper's table. Gives up n < N."""
 
     space = SpecialOrthogonal()
 

@@ -10,15 +10,15 @@ times, and the step alpha = min(lr, 2 q/(||W||_1 + eps)), q = 0.5, makes that a 
 
     Y_0 = X + alpha W X,    Y_i = X + alpha/2 W (X + Y_(i-1)),    X <- Y_s
 
-The authors' code starts from the momentum before its projection instead, Y_0 = X + alpha M, for which the
-error is of one order less, and iterates five times. v starts at zero, as there.
+The authors' code starts from the momentum before its projection instead, Y_0 = X + alpha M, whose error is
+one order larger, and iterates five times. v starts at zero, as in their code.
 
-They give up being on the manifold but for O(alpha^(s+2)) a step, which adds up (the authors' code
-orthonormalises at random, every hundredth step or so; the algorithms do not), and N x N matrices are formed.
-The first moment is projected again at every step, and Adam's second moment is one number a matrix.
+They leave the manifold by O(alpha^(s+2)) in each step, which adds up (the authors' code orthonormalises at
+random, every hundredth step or so; the algorithms do not), and they form N x N matrices. The first moment is
+projected again at every step, and Adam's second moment is one number for each matrix.
 
-`ghor.baselines.ScalarMomentAdam` is what the paper compares with: it takes the scalar second moment only from
-here.
+`ghor.baselines.ScalarMomentAdam`, which the paper compares with, takes the scalar second moment from here and
+nothing else.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ def rotation(X: Tensor, M: Tensor) -> Tensor:
 
 
 def step_size(W: Tensor, group: dict[str, Any]) -> Tensor:
-    """min(lr, 2 q/(||W||_1 + eps)), one a matrix."""
+    """min(lr, 2 q/(||W||_1 + eps)) for each matrix."""
     bound = 2 * group["q"] / (torch.linalg.matrix_norm(W, ord=1, keepdim=True) + group["eps"])
     return bound.clamp_max(group["lr"])
 
 
 class _Cayley(OnMatrices):
-    room = 0.1  # a weight that these have moved can be given to them again
+    room = 0.1  # weights that these methods have moved off the manifold are accepted again
 
 
 class CayleySGD(_Cayley):
-    """Algorithm 1: M <- momentum M - G, then as above. lr = 0.1 is that of the authors' commands."""
+    """Algorithm 1: M <- momentum M - G, then a step as above. lr = 0.1 is that of the authors' commands."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class CayleySGD(_Cayley):
 
 
 class CayleyAdam(_Cayley):
-    """Algorithm 2: Adam with one second moment a matrix; lr = 0.1 is that of the authors' commands.
+    """Algorithm 2: Adam with one second moment for each matrix; lr = 0.1 is that of the authors' commands.
 
         M <- beta1 M + (1 - beta1) G,    v <- beta2 v + (1 - beta2) ||G||_F^2
         r =  (1 - beta1^t) sqrt(v/(1 - beta2^t) + eps),    W <- -W(M)/r,    M <- -r W X

@@ -12,11 +12,10 @@ from ghor_lab.baselines.matrices import OnMatrices, check_options, polar
 
 
 def steepest(Y: Tensor, G: Tensor, alpha: float, steps: int, tol: float) -> Tensor:
-    """A (..., N, n) that minimises <G, A> over ||A||_2 <= 1, A^T Y + Y^T A = 0, but for `tol`, by dual
-    ascent:
+    """Minimise <G, A> over A (..., N, n), ||A||_2 <= 1, A^T Y + Y^T A = 0 up to `tol`, by dual ascent:
 
         Lambda_0 = -(Y^T G + G^T Y)/4,    A = -msign(G + 2 Y Lambda),    H = A^T Y + Y^T A
-        Lambda <- Lambda + alpha (1 - k/steps) H            until ||H||_F <= tol n, the root mean square of H <= tol
+        Lambda <- Lambda + alpha (1 - k/steps) H    until ||H||_F <= tol n: a root mean square of tol
 
     H is the gradient of the dual function -||G + 2 Y Lambda||_nuclear, Lambda symmetric. On square matrices
     Lambda_0 is the solution. Matrices of a batch stop one by one.
@@ -39,9 +38,9 @@ class ManifoldMuon(OnMatrices):
 
     The published iteration has no momentum and neither has this. It gives up Adam's second moments (all
     singular values of a step are lr, whatever the gradient), a step is an inner loop of up to `steps` polar
-    decompositions, and `alpha` is measured in units of the gradient: for one that is a thousand times smaller
-    it has to be, too. msign is exact, by SVD, where the authors iterate. A gradient that vanishes has no
-    direction; the weight then stays.
+    decompositions, and `alpha` has the unit of the gradient: if the gradient is a thousand times smaller,
+    `alpha` has to be, too. msign is exact, by SVD, where the authors iterate. Where the gradient vanishes
+    there is no direction, and the weight stays.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class ManifoldMuon(OnMatrices):
         super().__init__(params, {"lr": lr, "alpha": alpha, "steps": steps, "tol": tol})
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """There is no state."""
+        """Y <- msign(Y + lr A); there is no state."""
         A = steepest(Y, G, group["alpha"], group["steps"], group["tol"])
         A = torch.where(G.abs().amax((-2, -1), keepdim=True) > 0, A, 0)
         Y.copy_(polar(Y + group["lr"] * A))

@@ -1,5 +1,4 @@
-"""What the published methods share: the loop over weights that are matrices of one space, and the checks of
-those."""
+"""What the published methods share: the loop over weights that are matrices of one space, and checks."""
 
 from __future__ import annotations
 
@@ -20,17 +19,15 @@ from ghor.spaces.orthogonal import Orthogonal
 
 
 class OnMatrices(Optimizer):
-    """An optimizer of matrices (..., N, n) on `space`, each by `update`; a wide matrix is taken as its
-    transpose.
+    """Optimizer of matrices (..., N, n) on `space`, one `update` for each; wide matrices are transposed.
 
     All weights have to be on the space: give those of vector spaces to an optimizer of their own, as with
     torch.optim.Muon.
     """
 
     space: ClassVar[Orthogonal] = Stiefel()
-    room: ClassVar[float] = (
-        0.0  # how far off weights may start beyond rounding: where the method does not stay itself
-    )
+    # How far off the space, beyond rounding, weights may start: for methods that do not stay on it.
+    room: ClassVar[float] = 0.0
 
     @abstractmethod
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -53,19 +50,20 @@ class OnMatrices(Optimizer):
             raise TypeError(f"{name}: weights of {kind} are real floating point tensors, not {p.dtype}")
         if p.dtype in COMPUTE_DTYPE:
             raise TypeError(
-                f"{name} is {p.dtype}, which {kind} has too few digits in; convert it with .float()"
+                f"{name} is {p.dtype}, which has too few digits for {kind}; convert it with .float()"
             )
         space.check_shape(p.shape)
         off = float(space.residual(p.detach()).max())
         if not off <= float(space.tolerance(p).max()) + self.room:
             raise ValueError(
-                f"{name} of shape {tuple(p.shape)} is {off:.1e} off {space}; copy ghor.{space}.project(weight) into it"
+                f"{name} of shape {tuple(p.shape)} is {off:.1e} off {space}; copy "
+                f"ghor.{space}.project(weight) into it"
             )
 
     @torch.no_grad()
     @full_precision()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every weight that has a gradient; returns what the closure does."""
+        """One step of every weight that has a gradient; returns the loss if there is a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -78,7 +76,7 @@ class OnMatrices(Optimizer):
 
 
 def check_options(lr: float, betas: tuple[float, ...] = (), **nonnegative: float) -> None:
-    """ValueError, in torch's words, for a learning rate, decays of moments and numbers that cannot be."""
+    """Raise ValueError, in torch's words, for options out of range."""
     if not lr >= 0:
         raise ValueError(f"Invalid learning rate: {lr}")
     for i, beta in enumerate(betas):
@@ -90,7 +88,7 @@ def check_options(lr: float, betas: tuple[float, ...] = (), **nonnegative: float
 
 
 def tick(state: dict[str, Any]) -> float:
-    """t <- t + 1; kept as torch keeps it."""
+    """t <- t + 1, in a float32 tensor as in torch's optimizers."""
     state["step"] = state.get("step", torch.zeros((), dtype=torch.float32)) + 1
     return float(state["step"])
 
@@ -104,15 +102,14 @@ def average(state: dict[str, Any], key: str, value: Tensor, beta: float) -> Tens
 
 
 def adam(state: dict[str, Any], g: Tensor, group: dict[str, Any]) -> Tensor:
-    """torch's Adam, the step without its length: (m/(1 - beta1^t))/(sqrt(v/(1 - beta2^t)) + eps), entry by
-    entry."""
+    """The direction of torch's Adam, elementwise: (m/(1 - beta1^t))/(sqrt(v/(1 - beta2^t)) + eps)."""
     t, (beta1, beta2) = tick(state), group["betas"]
     m, v = average(state, "exp_avg", g, beta1), average(state, "exp_avg_sq", g * g, beta2)
     return m / (1 - beta1**t) / ((v.sqrt() / math.sqrt(1 - beta2**t)).add_(group["eps"]))
 
 
 def polar(X: Tensor) -> Tensor:
-    """X (X^T X)^(-1/2), the nearest matrix with orthonormal columns, of tall X: Muon's "msign", by SVD."""
+    """X (X^T X)^(-1/2), the matrix with orthonormal columns nearest to tall X: Muon's "msign", by SVD."""
     U, _, Vh = torch.linalg.svd(X, full_matrices=False)
     Y = U @ Vh
     return Y + Y @ (eye_like(Y) - Y.mT @ Y) / 2  # single precision SVD is orthogonal to 1e-5 only

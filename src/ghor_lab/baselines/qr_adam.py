@@ -13,10 +13,10 @@ from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
 class QRAdam(OnMatrices):
     """torch's Adam of the Euclidean gradient, then the Q of Y - lr m/(sqrt(v) + eps) = Q R, diag(R) > 0.
 
-    It gives up the tangent space: m and v are also those of the part of the gradient that is normal to the
-    manifold, and of points that the weight has left; QR, a projection of sorts, takes away what it can. Where
-    the gradient is normal, Y S with S symmetric, the weight is at rest on the manifold, but the step is not:
-    entries of equal size have another direction than Y S has.
+    It gives up the tangent space: m and v include the part of the gradient that is normal to the manifold,
+    and average over tangent spaces of points that the weight has left; QR, a projection of sorts, takes away
+    what it can. At a stationary point of the manifold the gradient is normal, Y S with S symmetric, but the
+    step is not zero: dividing by sqrt(v) turns Y S out of the normal space.
     """
 
     def __init__(
@@ -26,6 +26,6 @@ class QRAdam(OnMatrices):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Adam, and back."""
+        """A step of Adam, and back to the manifold by QR."""
         Q, R = torch.linalg.qr(Y - group["lr"] * adam(state, G, group))
         Y.copy_(Q * torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1).to(Q.dtype).unsqueeze(-2))

@@ -17,8 +17,7 @@ from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
 
 
 def soft_constraint(Y: Tensor, mu: float = 1.0) -> Tensor:
-    """mu ||Y^T Y - I||_F^2 of matrices (..., N, n) or their transposes, summed over a batch: a term to add to
-    a loss.
+    """mu ||Y^T Y - I||_F^2, summed over matrices (..., N, n) or their transposes: a term to add to a loss.
 
     >>> import torch
     >>> soft_constraint(torch.eye(3)[:, :2])

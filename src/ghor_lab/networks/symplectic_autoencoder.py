@@ -15,8 +15,8 @@ from ghor.nn.phase_space import PSD, Chain, Generators, GradientP, GradientQ, Ph
 class SymplecticAutoencoder(PhaseSpaceMap):
     """R^full_dim -> R^reduced_dim -> R^full_dim, encoder and decoder symplectic: the network of the paper.
 
-    A block is a dimension: with `blocks` of them, the halves go from N = full_dim / 2 to n = reduced_dim / 2
-    as
+    There is a block for each dimension: with `blocks` of them, the halves go from N = full_dim / 2 to
+    n = reduced_dim / 2 as
 
         d_i = N - floor(i (N - n) / (blocks - 1)),  i = 0, ..., blocks - 1
 
@@ -26,8 +26,8 @@ class SymplecticAutoencoder(PhaseSpaceMap):
     `decoder_output_layers` at full_dim. Gradient layers of one dimension alternate, GradientQ first; their
     width is upscale * d.
 
-    `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model;
-    `reset_parameters` and `generator` take ten generators for the ten networks that these give one by one.
+    `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model; given ten
+    generators, it has the weights of the ten networks that these give one by one.
 
     >>> model = SymplecticAutoencoder(copies=(10,))
     >>> z = torch.randn(256, 4)
@@ -87,7 +87,7 @@ class SymplecticAutoencoder(PhaseSpaceMap):
 
 
 def dimensions(full_dim: int, reduced_dim: int, blocks: int) -> list[int]:
-    """From full_dim down to reduced_dim, all even, in equal steps as far as these are whole.
+    """Even dimensions from full_dim down to reduced_dim, in steps as equal as possible.
 
     >>> dimensions(12, 2, 4)
     [12, 10, 6, 2]

@@ -13,19 +13,20 @@ from ghor.spaces import Space
 
 
 def patches(images: Tensor, size: int) -> Tensor:
-    """Images (batch, height, width) as (size^2, batch, tokens); patches and the pixels in one numbered
-    column-major."""
+    """Cut images (batch, height, width) into patches (size^2, batch, tokens).
+
+    Patches, and the pixels in a patch, are numbered column by column.
+    """
     B, height, width = images.shape
-    grid = images.reshape(
-        B, height // size, size, width // size, size
-    )  # batch, patch row, row, patch column, column
+    # batch, row of patches, row in the patch, column of patches, column in the patch
+    grid = images.reshape(B, height // size, size, width // size, size)
     return grid.permute(0, 4, 2, 3, 1).reshape(B, size * size, height * width // size**2).transpose(0, 1)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """x <- attention(x); x <- x + tanh(A x + b), on (batch, dim, tokens).
 
-    Both are one call of the attention's `formula`, unless hooks have to see what the attention gives.
+    Both are one call of the attention's `formula`, unless hooks have to see the output of the attention.
     """
 
     def __init__(self, dim: int, heads: int, space: Space | None, scale: Scale, **factory: Any) -> None:
@@ -36,20 +37,22 @@ class Block(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """A Glorot-uniform, b zero; the attention has a method of its own."""
+        """Draw A Glorot-uniform and set b to zero; the attention has a method of its own."""
         glorot_(self.weight, generator)
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, dim, tokens) -> (batch, dim, tokens)."""
-        if alone(self.attention):
+        if can_be_fused(self.attention):
             return self.attention.tokens_last(x, self.weight, self.bias)
         return feed_forward(self.attention(x.mT).mT, self.weight, self.bias)
 
 
-def alone(module: nn.Module) -> bool:
-    """Whether nobody notices that this attention is not called by itself: it has no hook and no other
-    `forward`."""
+Block = TransformerBlock  # its name in pickles of version 0.1.0
+
+
+def can_be_fused(module: nn.Module) -> bool:
+    """True if fusing the attention with what follows cannot be observed: no hooks, no other `forward`."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -94,27 +97,29 @@ class VisionTransformer(nn.Module):
             )
         self.image_size, self.patch_size = image_size, patch_size
         dim, factory = patch_size**2, {"device": device, "dtype": dtype}
-        self.blocks = nn.ModuleList(Block(dim, heads, space, scale, **factory) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(dim, heads, space, scale, **factory) for _ in range(blocks)
+        )
         self.head = nn.Parameter(torch.empty(classes, dim, **factory))
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Everything drawn again, the Euclidean weights first: they are then the same for every space."""
+        """Draw everything again, the Euclidean weights first, so that they are the same for every space."""
         glorot_(self.head, generator)
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             block.reset_parameters(generator)
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             block.attention.reset_parameters(generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 28, 28) or (batch, 1, 28, 28), values in [0, 1] -> (batch, classes), rows that add up to
-        1."""
+        """(batch, 28, 28) or (batch, 1, 28, 28), values in [0, 1] -> (batch, classes), rows of sum 1."""
         x = images.squeeze(1) if images.dim() == 4 else images
         if x.shape[1:] != (self.image_size, self.image_size):
             raise ValueError(
-                f"expected images (batch, {self.image_size}, {self.image_size}), one channel, got {tuple(images.shape)}"
+                f"expected images (batch, {self.image_size}, {self.image_size}) of one channel, got "
+                f"{tuple(images.shape)}"
             )
         x = patches(x, self.patch_size).transpose(0, 1)
         for block in self.blocks:
