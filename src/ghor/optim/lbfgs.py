@@ -17,7 +17,7 @@ from ghor.lifting.partition import refuse_late
 from ghor.retraction import by_name
 from ghor.solve.directions import Limited
 from ghor.solve.line_search import Trial, strong_wolfe
-from ghor.solve.points import Frames
+from ghor.solve.points import Points
 from ghor.spaces import Euclidean
 
 ABSOLUTE = 1e-10  # torch's: y^T s must exceed it
@@ -42,7 +42,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     __module__ = "ghor.optim"
     Base = torch.optim.LBFGS
 
-    _frames: Frames | None = None
+    _frames: Points | None = None
 
     def _reset(self) -> None:
         super()._reset()
@@ -78,7 +78,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         held = [state.get(key) for key in VECTORS]
         return [v for x in held if x is not None for v in (x if isinstance(x, list) else [x])]
 
-    def _locate(self) -> Frames:
+    def _locate(self) -> Points:
         """The frames, as they were left; from the weights, and without a memory, where others have moved
         them."""
         refuse_late(self)
@@ -86,8 +86,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
         if self._frames is None:
             states = [self.state.get(p, {}) for p in params]
-            self._frames = Frames(params, spaces, retraction, group["section"], states, self._memory())
-        points, frames = self._frames.points(), self._frames
+            self._frames = Points(params, spaces, retraction, group["section"], states, self._memory())
+        points, frames = self._frames.tensors(), self._frames
         moved = [i for i, (p, Y) in enumerate(zip(params, points, strict=True)) if not torch.equal(p, Y)]
         kept = frames.states() if moved else None
         if any(not isinstance(spaces[i], Euclidean) for i in moved):
@@ -100,7 +100,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             )
             self._forget()
         if moved:
-            frames = Frames(params, spaces, retraction, group["section"], kept)
+            frames = Points(params, spaces, retraction, group["section"], kept)
         frames.retraction = retraction
         return frames
 
@@ -138,15 +138,15 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         state.setdefault("func_evals", 0)
         state.setdefault("n_iter", 0)
 
-        def evaluate(at: Frames) -> tuple[Any, Tensor]:
+        def evaluate(at: Points) -> tuple[Any, Tensor]:
             nonlocal count
             count += 1
             state["func_evals"] += 1
             loss = closure()
             return loss, at.gradient([p.grad for p in params])
 
-        def put(at: Frames) -> None:
-            for p, Y in zip(params, at.points(), strict=True):
+        def put(at: Points) -> None:
+            for p, Y in zip(params, at.tensors(), strict=True):
                 p.copy_(Y)
 
         first_loss, g = evaluate(frames)
@@ -176,8 +176,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                 t = min(t, longest)
 
                 def move(
-                    t: float, d: Tensor = d, g: Tensor = g, frames: Frames = frames
-                ) -> tuple[Frames, Tensor, Tensor]:
+                    t: float, d: Tensor = d, g: Tensor = g, frames: Points = frames
+                ) -> tuple[Points, Tensor, Tensor]:
                     along, before = d.clone(), g.clone()
                     at = frames.moved(d, t, [along, before])
                     put(at)

@@ -2,8 +2,11 @@
 
 A flat vector holds the coordinates W of every weight, scaled so that its dot product is the inner product of
 g^hor (<A, A'>/2 + <B, B'> on matrix spaces). Vectors at different points belong to one vector space, so they
-can be compared and added: transported frames leave their coordinates alone, implicit ones turn them
-(`ghor.section`).
+can be compared and added: transported frames leave their coordinates alone, implicit ones turn them (see
+`ghor.spaces.sections`).
+
+Turns are measured in radians, and a step has a longest turn. Positions and Euclidean entries come in a unit of
+the user's choice, so no length of theirs may be a constant here.
 """
 
 from __future__ import annotations
@@ -20,14 +23,19 @@ from torch import Tensor
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.linalg import dot, eye_like, solve
 from ghor.retraction import Retraction, by_name
-from ghor.spaces import Euclidean, Space
+from ghor.spaces import Euclidean, PositionsOrientations, Space, SpecialEuclidean
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.sections import KINDS, Implicit, Section, from_state
 
 GEODESIC = by_name("geodesic")
 
+# Keys of state[p] that hold a frame; version 0.1.0 wrote "anchor" for "frame_anchor".
+FRAME_KEYS = ("section", "frame_anchor", "anchor", "master")
 
-class Block:
+FIRST = 0.1  # of a radian, or of the size of the positions: the length of a step that knows no curvature
+
+
+class PointBatch:
     """Weights of one space, shape and dtype: their points (M, *point), the section, their part of a flat
     vector."""
 
@@ -38,13 +46,31 @@ class Block:
         self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
         split = space.split(like).shape
-        self.E = self.space.E(split[len(split) - space.dims :], device="meta")
+        # Only its layout counts. (`space.E` would do; torch.eye on the meta device imports 800 modules.)
+        self.E = torch.empty(split[len(split) - space.dims :], device="meta")
         self.complex, self.curved = like.is_complex(), not isinstance(space, Euclidean)
         self.part = slice(begin, begin + len(index) * like.numel() * (2 if self.complex else 1))
         self.root = _root(self.space, self.E, like, self.dtype) if self.curved else None
-        # Longest ||W|| of one step: all columns turned by four radians.
-        self.reach = space.reach(self.shape) if self.curved else 1.0
+        # ||W|| of a turn by one radian, and the longest one of a step: all columns turned by four radians.
+        self.reach = space.reach(self.shape) if self.curved else 0.0
         self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
+
+    def turn(self, W: Tensor) -> Tensor:
+        """How far each W (M, *point) turns, (M): the length that `limit` bounds. Ways of positions are free."""
+        own = getattr(self.space, "turn_length", None)
+        if own is not None:
+            return own(W)  # type: ignore[no-any-return]
+        W = W[..., :-1] if isinstance(self.space, SpecialEuclidean) else W
+        W = W[..., 1, :] if isinstance(self.space, PositionsOrientations) else W
+        return torch.linalg.vector_norm(W.flatten(1), dim=1)
+
+    def way(self, X: Tensor) -> Tensor | None:
+        """The entries of points or coordinates that have a unit of length: positions, Euclidean numbers."""
+        if isinstance(self.space, SpecialEuclidean):
+            return X[..., -1]
+        if isinstance(self.space, PositionsOrientations):
+            return X[..., 0, :]
+        return None if self.curved else X
 
     def stacked(self, grads: Sequence[Tensor | None]) -> Tensor:
         """The Euclidean gradients of these weights, (M, *point)."""
@@ -71,12 +97,11 @@ class Block:
 
     def moved(
         self, u: Tensor, t: float, retraction: Retraction, vectors: Sequence[Tensor], age: int
-    ) -> Block:
+    ) -> PointBatch:
         """At Lambda R(t W), rounding repaired; flat vectors are taken to the new frame, in place."""
         new, W = copy.copy(self), self.coordinates(u) * t
-        retraction = (
-            retraction if isinstance(self.space, MatrixSpace) else GEODESIC
-        )  # along which the velocity is known
+        if not isinstance(self.space, MatrixSpace):
+            retraction = GEODESIC  # along it the velocity is W; along Cayley `slope` has it on matrix spaces only
         new.section = type(self.section)(
             self.space, self.E, *(X.clone() for X in self.section.tensors().values())
         )
@@ -88,9 +113,8 @@ class Block:
             if X.dtype != v.dtype:
                 v[self.part] = (torch.view_as_real(X) if self.complex else X).reshape(-1).to(v.dtype)
         if self.curved:
-            new.section.polish(
-                new.Y, age, (length > 0).to(length.dtype), float(length.max()) > 0.5 * self.reach
-            )
+            far = float(self.turn(W).max()) > 0.5 * self.reach
+            new.section.polish(new.Y, age, (length > 0).to(length.dtype), far)
         return new
 
     def slope(self, g: Tensor, d: Tensor, t: float, retraction: Retraction) -> Tensor:
@@ -155,102 +179,98 @@ class Block:
         return formula
 
 
-class Frames:
-    """Where all weights are, by blocks. `moved` leaves the old place alone, so that steps can be tried."""
+class Points:
+    """Where all weights are, by batches. `moved` leaves the old points alone, so that steps can be tried."""
 
     def __init__(
         self,
-        points: Sequence[Tensor],
+        tensors: Sequence[Tensor],
         spaces: Sequence[Space],
         retraction: Retraction,
         section: str = "auto",
         states: Sequence[dict[str, Any]] | None = None,
         vectors: Sequence[Tensor] = (),
     ) -> None:
-        """From points, or from what `states` hold of their sections; flat `vectors` turn if the kind has
-        changed."""
-        self.retraction, self.age, self.blocks = retraction, 0, list[Block]()
+        """From tensors, or from the frames that `states` hold; flat `vectors` turn if the kind has changed."""
+        self.retraction, self.age, self.batches = retraction, 0, list[PointBatch]()
         kinds: dict[Any, list[int]] = defaultdict(list)
-        for i, (p, space) in enumerate(zip(points, spaces, strict=True)):
+        for i, (p, space) in enumerate(zip(tensors, spaces, strict=True)):
             if getattr(space, "padding_idx", None) is not None:
                 raise ValueError(
                     f"{space}: solvers and LBFGS move every row; use another optimizer for this weight"
                 )
             kinds[(space, i) if isinstance(space, Euclidean) else (space, p.shape, p.dtype)].append(i)
-        self.size, self.count = 0, len(points)
-        self.eps = max(torch.finfo(p.dtype).eps for p in points)  # of the coarsest
+        self.size, self.count = 0, len(tensors)
+        self.eps = max(torch.finfo(p.dtype).eps for p in tensors)  # of the coarsest
         for (space, *_), index in kinds.items():
-            block = Block(space, index, points[index[0]], self.size)
-            self.size = block.part.stop
-            self.blocks.append(block)
-            Y = (
-                torch.stack([points[i].detach().to(block.dtype) for i in index])
-                .contiguous()
-                .reshape(-1, *block.E.shape)
-            )
+            batch = PointBatch(space, index, tensors[index[0]], self.size)
+            self.size = batch.part.stop
+            self.batches.append(batch)
+            Y = torch.stack([tensors[i].detach().to(batch.dtype) for i in index])
+            Y = Y.contiguous().reshape(-1, *batch.E.shape)
             held: dict[str, Tensor] = {}
-            for key in ("section", "anchor", "master"):
+            for key in FRAME_KEYS:
                 if states is not None and all(key in states[i] for i in index):
                     held[key] = torch.cat([states[i][key] for i in index])
                     self.age = int(states[index[0]]["moves"])
-            if block.out != block.dtype:
-                Y = held.pop("master") if "master" in held else block.space.project(Y)
-            kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, block.shape)
-            turning = [block.scaled(v) for v in vectors]
-            block.section = from_state(KINDS[kind], block.space, block.E, held, Y, False, turning)
-            block.Y = block.section.point(Y)
-            if block.Y.data_ptr() == points[index[0]].data_ptr():
-                block.Y = block.Y.clone()
+            if batch.out != batch.dtype:
+                Y = held.pop("master") if "master" in held else batch.space.project(Y)
+            kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, batch.shape)
+            turning = [batch.scaled(v) for v in vectors]
+            batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)
+            batch.Y = batch.section.point(Y)
+            if batch.Y.data_ptr() == tensors[index[0]].data_ptr():
+                batch.Y = batch.Y.clone()
 
     def states(self) -> list[dict[str, Tensor]]:
         """What has to be kept of the frames, for each weight."""
         out: list[dict[str, Tensor]] = [{} for _ in range(self.count)]
-        for b in (b for b in self.blocks if not isinstance(b.space, Euclidean)):
-            held = b.section.tensors()
-            if b.out != b.dtype and not b.section.holds_point:
-                held = {**held, "master": b.Y}
+        for b in self.batches:
+            held = b.section.tensors() if b.curved else {}
+            if b.out != b.dtype and not (b.curved and b.section.holds_point):
+                held = {**held, "master": b.Y}  # the weights have it rounded
             for key, X in held.items():
                 for i, part in zip(b.index, X.chunk(len(b.index)), strict=True):
                     out[i][key] = part
-            for i in b.index:
+            for i in b.index if held else ():
                 out[i]["moves"] = torch.tensor(self.age)
         return out
 
-    def points(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The points, in the order and dtype in which they came."""
-        return self._each([b.Y for b in self.blocks])
+        return self._each([b.Y for b in self.batches])
 
     def _each(self, parts: Sequence[Tensor]) -> list[Tensor]:
         out: dict[int, Tensor] = {}
-        for b, X in zip(self.blocks, parts, strict=True):
+        for b, X in zip(self.batches, parts, strict=True):
             out |= zip(b.index, X.to(b.out).reshape(len(b.index), *b.shape).unbind(0), strict=True)
         return [out[i] for i in range(self.count)]
 
     def gradient(self, grads: Sequence[Tensor | None]) -> Tensor:
         """B of the Euclidean gradients, flat."""
         flat = []
-        for b in self.blocks:
+        for b in self.batches:
             G = b.stacked(grads)
             B = torch.empty_like(G, memory_format=torch.contiguous_format)
             b.section.global_grad(b.Y, G, B)
             flat.append(b.flat(B))
         return _flat(flat)
 
-    def moved(self, d: Tensor, t: float, vectors: Sequence[Tensor] = ()) -> Frames:
+    def moved(self, d: Tensor, t: float, vectors: Sequence[Tensor] = ()) -> Points:
         """At Lambda R(t d), with flat vectors taken to the new frames, in place."""
         new = copy.copy(self)
         new.age += 1
-        new.blocks = [b.moved(d, t, self.retraction, vectors, new.age) for b in self.blocks]
+        new.batches = [b.moved(d, t, self.retraction, vectors, new.age) for b in self.batches]
         return new
 
-    def renew(self, at: Frames, d: Tensor, t: float, memory: Sequence[Tensor]) -> None:
+    def renew(self, at: Points, d: Tensor, t: float, memory: Sequence[Tensor]) -> None:
         """Flat vectors that are older than the step t d to `at`, in place.
 
         While an anchor is kept, the implicit frame is a smooth function of the point and its coordinates are
         a transport themselves, an isometry, so they stay as they are, at no cost. They turn where an anchor
         is renewed.
         """
-        both = [(a.section, b.section) for a, b in zip(self.blocks, at.blocks, strict=True)]
+        both = [(a.section, b.section) for a, b in zip(self.batches, at.batches, strict=True)]
         if any(
             isinstance(a, Implicit) and isinstance(b, Implicit) and not torch.equal(a.R, b.R) for a, b in both
         ):
@@ -258,25 +278,49 @@ class Frames:
 
     def slope(self, g: Tensor, d: Tensor, t: float) -> float:
         """The derivative of the loss at R(t d): g the gradient there, d in the frames there."""
-        return float(sum(b.slope(g, d, t, self.retraction) for b in self.blocks))
+        return float(sum(b.slope(g, d, t, self.retraction) for b in self.batches))
 
     def ceiling(self, d: Tensor) -> float:
         """The largest t for which t d is a step that the retraction is exact for."""
-        longest = [math.inf]
-        for b in (b for b in self.blocks if b.limit < math.inf):
-            length = float(torch.linalg.vector_norm(b.coordinates(d).flatten(1), dim=1).max())
-            longest.append(b.limit / length if length > 0 else math.inf)
-        return min(longest)
+        turns = [(float(b.turn(b.coordinates(d)).max()), b.limit) for b in self.batches if b.limit < math.inf]
+        return min((limit / turn for turn, limit in turns if turn > 0), default=math.inf)
 
-    def radius(self) -> float:
-        """The length of a step that turns everything by about one radian."""
-        return math.sqrt(sum(len(b.Y) * b.reach**2 for b in self.blocks))
+    def widest(self) -> float:
+        """The length of a step that turns everything by about one radian; infinite if there are positions."""
+        if any(b.way(b.Y) is not None for b in self.batches):
+            return math.inf
+        return math.sqrt(sum(len(b.Y) * b.reach**2 for b in self.batches))
+
+    def extent(self) -> float:
+        """The size of the points: one radian for all that turns, and the length of all positions."""
+        squares = [len(b.Y) * b.reach**2 for b in self.batches]
+        ways = [b.way(b.Y) for b in self.batches]
+        return math.hypot(*(math.sqrt(x) for x in squares), *(float(x.norm()) for x in ways if x is not None))
+
+    def first_step(self, g: Tensor, value: float) -> float:
+        """t for a step -t g where no curvature is known: `FIRST` of the extent of every batch, or less.
+
+        Positions have no natural length. That of their own entries is taken, and no more than the way on which
+        the value would fall to zero, |f|/|g|^2 (Hager and Zhang, 2006). So -t g does not depend on the scale of
+        f, nor on the unit of length, except where both x and f are zero.
+        """
+        steps = []
+        for b in self.batches:
+            G = b.scaled(g)
+            if b.curved:
+                steps.append((FIRST * b.reach * math.sqrt(len(b.Y)), float(torch.linalg.vector_norm(b.turn(G)))))
+            if (way := b.way(b.Y)) is not None:
+                steps.append((FIRST * float(way.norm()), float(b.way(G).norm())))  # type: ignore[union-attr]
+        norm = float(g.norm())
+        if self.widest() == math.inf:
+            steps.append((abs(value) / norm, norm))
+        return min((a / b for a, b in steps if a > 0 and b > 0 and a / b > 0), default=1 / norm)
 
     def expansion(
         self, grads: Sequence[Tensor | None], g: Tensor
     ) -> Callable[[Tensor], tuple[list[Tensor], Tensor]]:
         """v -> how the points move along v, and the second derivative of <grads, points> in g^hor, flat."""
-        parts = [b.expansion(b.stacked(grads), g) for b in self.blocks]
+        parts = [b.expansion(b.stacked(grads), g) for b in self.batches]
 
         def both(v: Tensor) -> tuple[list[Tensor], Tensor]:
             moves, bends = zip(*(part(v) for part in parts), strict=True)
