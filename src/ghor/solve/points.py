@@ -90,6 +90,12 @@ class PointBatch:
         part = (torch.view_as_complex(part.view(-1, 2)) if self.complex else part).to(self.dtype)
         return part.view(-1, *self.E.shape)
 
+    def take_back(self, vectors: Sequence[Tensor], scaled: Sequence[Tensor]) -> None:
+        """Write what was made of `scaled` parts into the flat vectors, where they are not views of them."""
+        for v, X in zip(vectors, scaled, strict=False):
+            if X.dtype.to_real() != v.dtype:
+                v[self.part] = (torch.view_as_real(X) if self.complex else X).reshape(-1).to(v.dtype)
+
     def coordinates(self, u: Tensor) -> Tensor:
         """W (M, *point) of a flat vector."""
         W = self.scaled(u)
@@ -109,9 +115,7 @@ class PointBatch:
         length = torch.linalg.vector_norm(W.flatten(1), dim=1) if self.E.dim() else W.abs()
         Y = self.Y if new.section.holds_point else self.Y.clone()
         new.Y = new.section.update(Y, W, retraction, turning, length > 0)
-        for v, X in zip(vectors, turning, strict=False):
-            if X.dtype != v.dtype:
-                v[self.part] = (torch.view_as_real(X) if self.complex else X).reshape(-1).to(v.dtype)
+        self.take_back(vectors, turning)
         if self.curved:
             far = float(self.turn(W).max()) > 0.5 * self.reach
             new.section.polish(new.Y, age, (length > 0).to(length.dtype), far)
@@ -192,7 +196,7 @@ class Points:
         vectors: Sequence[Tensor] = (),
     ) -> None:
         """From tensors, or from the frames that `states` hold; flat `vectors` turn if the kind has changed."""
-        self.retraction, self.age, self.batches = retraction, 0, list[PointBatch]()
+        self.retraction, self.asked, self.age, self.batches = retraction, section, 0, list[PointBatch]()
         kinds: dict[Any, list[int]] = defaultdict(list)
         for i, (p, space) in enumerate(zip(tensors, spaces, strict=True)):
             if getattr(space, "padding_idx", None) is not None:
@@ -218,12 +222,13 @@ class Points:
             kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, batch.shape)
             turning = [batch.scaled(v) for v in vectors]
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)
+            batch.take_back(vectors, turning)
             batch.Y = batch.section.point(Y)
             if batch.Y.data_ptr() == tensors[index[0]].data_ptr():
                 batch.Y = batch.Y.clone()
 
     def states(self) -> list[dict[str, Tensor]]:
-        """What has to be kept of the frames, for each weight."""
+        """The tensors that a state keeps of the frames, for each weight."""
         out: list[dict[str, Tensor]] = [{} for _ in range(self.count)]
         for b in self.batches:
             held = b.section.tensors() if b.curved else {}

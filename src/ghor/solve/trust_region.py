@@ -62,24 +62,25 @@ def steihaug(
 ) -> tuple[Tensor, Tensor, bool]:
     """Conjugate gradients for H u = -g, to the edge where they leave the radius or meet negative curvature.
 
-    Ends at ||r|| <= ||g|| min(||g||/||g_0||, 0.1), g_0 the first gradient of the run, so that the outer
-    iteration converges quadratically, or at half of the gradient norm that is asked for.
+    Ends at ||r|| <= ||g|| min(sqrt(||g||/||g_0||), 0.1), g_0 the first gradient of the run, so that the outer
+    iteration converges with order 3/2, or at half of the gradient norm that is asked for.
     """
-    u, Hu, r = torch.zeros_like(g), torch.zeros_like(g), g.clone()
-    d, rr = -r, float(g.dot(g))
-    size = math.sqrt(rr)
-    target = max(size * min(size / log.history[0]["gradient_norm"], 0.1), log.target() / 2)
+    size = float(g.norm())
+    # Everything is divided by `size`: squares of small gradients would underflow in float32.
+    u, Hu, r = torch.zeros_like(g), torch.zeros_like(g), g / size
+    d, rr, edge = -r, 1.0, radius / size
+    target = max(min(math.sqrt(size / log.history[0]["gradient_norm"]), 0.1), log.target() / 2 / size)
     for _ in range(2 * len(g)):
         Hd = product(d)
         dHd, uu, ud, dd = (float(a.dot(b)) for a, b in ((d, Hd), (u, u), (u, d), (d, d)))
         alpha = rr / dHd if dHd > 0 else math.inf
-        if alpha == math.inf or uu + 2 * alpha * ud + alpha * alpha * dd >= radius * radius:
-            tau = (-ud + math.sqrt(max(0.0, ud * ud + dd * (radius * radius - uu)))) / dd
-            return u.add_(d, alpha=tau), Hu.add_(Hd, alpha=tau), True
+        if alpha == math.inf or uu + 2 * alpha * ud + alpha * alpha * dd >= edge * edge:
+            tau = (-ud + math.sqrt(max(0.0, ud * ud + dd * (edge * edge - uu)))) / dd
+            return u.add_(d, alpha=tau).mul_(size), Hu.add_(Hd, alpha=tau).mul_(size), True
         for a, b in ((u, d), (Hu, Hd), (r, Hd)):
             a.add_(b, alpha=alpha)
         new = float(r.dot(r))
         if math.sqrt(new) <= target or log.late():
             break
         d, rr = d.mul_(new / rr).sub_(r), new
-    return u, Hu, False
+    return u.mul_(size), Hu.mul_(size), False
