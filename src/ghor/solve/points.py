@@ -125,20 +125,21 @@ class PointBatch:
         """<B, V>, B the gradient at Lambda_t = Lambda R(t W), V = Lambda_t^-1 d/dt Lambda_t: W along a
         geodesic.
 
-        Along Cayley it is (I - t^2 W^2/4)^-1 W: on the basis [E, E_c B] the matrix W is [[A, -B* B], [I, 0]],
-        so one solve of size 2n gives V = [x1; B x2].
+        Along Cayley it is (I - W^2/4)^-1 W at t = 1: on the basis [E, E_c B] the matrix W is
+        [[A, -B* B], [I, 0]], so one solve of size 2n gives V = [x1; B x2].
         """
         space = self.space
         if retraction.name != "cayley" or not isinstance(space, MatrixSpace):
             return g[self.part].dot(d[self.part])
-        W, G = space.matrix(self.coordinates(d)), space.matrix(self.scaled(g))
+        # With t W in place of W the solve does not depend on the scale of d, which is that of f at first.
+        W, G = space.matrix(self.coordinates(d) * t), space.matrix(self.scaled(g))
         n = W.shape[-1]
         A, B, I = W[..., :n, :], W[..., n:, :], eye_like(W).expand(*W.shape[:-2], n, n)
         X = torch.cat([torch.cat([A, -space.pair(B, B)], -1), torch.cat([I, torch.zeros_like(I)], -1)], -2)
-        x = solve(eye_like(X) - (t * t / 4) * (X @ X), torch.cat([A, I], -2))
+        x = solve(eye_like(X) - (X @ X) / 4, torch.cat([A, I], -2))
         # <A, A'>/2 + <B, B'>; the coordinates of g are still scaled
         top = dot(G[..., :n, :], x[..., :n, :]) * math.sqrt(0.5)
-        return (top + dot(B.mH @ G[..., n:, :], x[..., n:, :])).sum()
+        return (top + dot(B.mH @ G[..., n:, :], x[..., n:, :])).sum() / t
 
     def expansion(self, G: Tensor, g: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Of Y(u) = Lambda R(u) E at 0, in which all retractions agree: v -> Y'(0) v, and <G, Y''(0) v> in

@@ -147,9 +147,9 @@ class Problem:
 class Log:
     """Records of a run, and when it is over.
 
-    Without a tolerance of the user's the gradient norm must fall to eps^(2/3) of the first one, which depends
-    neither on the scale of f nor on a unit of length; a run that ends because rounding allows no more is then
-    a success as well.
+    Without a tolerance of the user's the gradient norm must fall to eps^(2/3) of the first one, or to its own
+    rounding, eps |f|/extent: this depends neither on the scale of f nor on a unit of length. A run that ends
+    because rounding allows no more is then a success as well.
     """
 
     problem: Problem
@@ -196,15 +196,19 @@ class Log:
         return len(self.history) - 1 - self.since >= PATIENCE
 
     def get_stuck(self, place: Place, newton: float = math.inf) -> None:
-        """End here, where no step lowers the value; `newton` is the length of Newton's step, where it is known.
+        """End here, where no step lowers the value; `newton` is the length of Newton's step, where it is known."""
+        self.stuck = True
+        self.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+        self.blame_rounding(place, newton)
+
+    def blame_rounding(self, place: Place, newton: float = math.inf) -> None:
+        """By the default tolerance a run that rounding has ended is a success.
 
         Rounding is the reason if Newton's step is lost in that of x, or if the values could not show the
         decrease, |g| extent <= sqrt(eps) |f|. A gradient that is not that of f is far above both.
         """
         norm, eps, extent = float(place.gradient.norm()), place.points.eps, place.points.extent()
         size = max(abs(place.value), abs(self.history[0]["value"]))
-        self.stuck = True
-        self.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
         if self.by_default and (newton <= 100 * eps * extent or norm * extent <= math.sqrt(eps) * size):
             self.success = True
             self.status = f"{place.value} is the smallest value to rounding, gradient norm {norm:.1e}"
@@ -223,7 +227,9 @@ class Log:
         self.history.append(record)
         if self.progress:
             self.show(record)
-        target = self.target()
+        target, extent = self.target(), place.points.extent() if self.by_default else 0.0
+        if extent > 0:
+            target = max(target, place.points.eps * abs(place.value) / extent)
         if self.told_to_stop(record, place):
             self.status = "the callback asked to stop"
         elif norm <= target:
@@ -241,6 +247,7 @@ class Log:
                 f"nothing has changed beyond rounding for {PATIENCE} iterations, gradient norm {norm:.1e}; "
                 "a wider dtype has more digits"
             )
+            self.blame_rounding(place)
         return bool(self.status)
 
     def told_to_stop(self, record: dict[str, float], place: Place) -> bool:
