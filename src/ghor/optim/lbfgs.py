@@ -110,9 +110,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         if points is None or points.asked != group["section"]:
             states = [self.state.get(p, {}) for p in params]
             points = Points(params, spaces, retraction, group["section"], states, self._memory())
-            self._points = points
-        left = points.tensors()
-        moved = [i for i, (p, Y) in enumerate(zip(params, left, strict=True)) if not torch.equal(p, Y)]
+            self._keep(points, any(states))
+        moved = points.changed(params)
         if any(not isinstance(spaces[i], Euclidean) for i in moved):
             for i in moved:
                 check_on_space([params[i]], spaces[i], [name_of(group, 0, i)], self._warn)
@@ -127,6 +126,15 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             points = Points(params, spaces, retraction, group["section"], states)
         points.retraction = retraction
         return points
+
+    def _keep(self, points: Points, in_state: bool = True) -> None:
+        """Go on from here; the state holds the frames that its memory belongs to, and no others."""
+        self._points = points
+        for p, own in zip(self.param_groups[0]["params"], points.states() if in_state else (), strict=False):
+            state = self.state[p] if own else self.state.get(p, {})
+            for key in FRAME_KEYS:
+                state.pop(key, None)
+            state.update(own)
 
     def _forget(self) -> None:
         """Empty the memory."""
@@ -232,14 +240,9 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     break
         finally:
             self._put(points)
-            self._points = points
+            self._keep(points)
             held = {"old_dirs": pairs.y, "old_stps": pairs.s, "ro": pairs.ro, "H_diag": pairs.scale}
             state.update(held, d=d, t=t, prev_flat_grad=before, prev_loss=place.value)
-            for p, own in zip(params, points.states(), strict=True):
-                for key in FRAME_KEYS:  # a section of the other kind would be taken for this one
-                    self.state.get(p, {}).pop(key, None)
-                if own:
-                    self.state[p].update(own)
         return losses[0]
 
 

@@ -221,7 +221,8 @@ class Points:
             if batch.out != batch.dtype:
                 Y = held.pop("master") if "master" in held else batch.space.project(Y)
             kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, batch.shape)
-            turning = [batch.scaled(v) for v in vectors]
+            # An implicit frame, formed, is a transported one: nothing turns, and nothing is rounded on the way.
+            turning = [batch.scaled(v) for v in vectors] if "section" in held and kind == "implicit" else []
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)
             batch.take_back(vectors, turning)
             batch.Y = batch.section.point(Y)
@@ -245,6 +246,19 @@ class Points:
     def tensors(self) -> list[Tensor]:
         """The points, in the order and dtype in which they came."""
         return self._each([b.Y for b in self.batches])
+
+    def changed(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Which of these are not the points any more, as they were rounded to, or in half precision projected
+        from."""
+        out = []
+        for b in self.batches:
+            for i, Y in zip(b.index, b.Y.chunk(len(b.index)), strict=True):
+                X = tensors[i].detach().reshape(Y.shape)
+                if not torch.equal(X, Y.to(b.out)) and (
+                    b.out == b.dtype or not torch.equal(b.space.project(X.to(b.dtype)), Y)
+                ):
+                    out.append(i)
+        return sorted(out)
 
     def _each(self, parts: Sequence[Tensor]) -> list[Tensor]:
         out: dict[int, Tensor] = {}
