@@ -74,8 +74,8 @@ def test_the_svd_problem_of_the_authors(seed, retraction, section):
     f, start, best = svd(seed)
     w = [nn.Parameter(x) for x in start]
     opt = ghor.optim.LBFGS(
-        w, space=STIEFEL, retraction=retraction, section=section, history_size=30, max_iter=1000, max_eval=1000,
-        tolerance_grad=1e-11, tolerance_change=0, line_search_fn="strong_wolfe",
+        w, space=STIEFEL, retraction=retraction, section=section, history_size=30, max_iter=1000,
+        max_eval=1000, tolerance_grad=1e-11, tolerance_change=0, line_search_fn="strong_wolfe",
     )  # fmt: skip
     norms = run(opt, w, lambda: f(w))
     assert next(i for i, norm in enumerate(norms) if norm <= 3.8e-7) < 300
@@ -227,7 +227,7 @@ def test_the_state_of_torchs_own_is_not_taken_for_vectors_of_g_hor():
 
 
 def test_memory_turns_where_an_anchor_is_renewed():
-    """The reference has transported frames, where coordinates stay: seen from here they are turned, Q+^T Q B."""
+    """The reference has transported frames, where coordinates stay: seen from here they turn, Q+^T Q B."""
     x = STIEFEL.random(5, 2, generator=gen(0), dtype=torch.float64)
     points, there = (Points([x], [STIEFEL], by_name("cayley"), s) for s in ("implicit", "transported"))
     renewed = 0
@@ -241,7 +241,11 @@ def test_memory_turns_where_an_anchor_is_renewed():
         if not torch.equal(here.section.R, new.section.R):
             renewed += 1
             Q = STIEFEL.implicit_frame(new.Y, new.section.R)[0, :, 2:]
-            B = Q.mT @ reference.batches[0].section.Lambda[0, :, 2:] @ reference.batches[0].coordinates(kept)[0, 2:]
+            B = (
+                Q.mT
+                @ reference.batches[0].section.Lambda[0, :, 2:]
+                @ reference.batches[0].coordinates(kept)[0, 2:]
+            )
             assert (new.coordinates(memory)[0, 2:] - B).norm() <= 1e-12 * memory.norm()
         points, there = at, reference
     assert renewed >= 3

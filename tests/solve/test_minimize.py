@@ -1,5 +1,8 @@
 """ghor.minimize and the tests of derivatives: laws over all spaces, figures of known problems."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from problems import STIEFEL, brockett, gen
@@ -61,6 +64,9 @@ def test_a_wrong_gradient_is_found():
     found = ghor.check_gradient(Wrong.apply, x, STIEFEL, generator=gen(1))
     assert not found.ok
     assert abs(found.slope - 1) < 0.1
+    assert str(found) == f"Slope(gradient NOT ok: slope {found.slope:.2f}, right derivatives have 2)"
+    right = ghor.check_hessian(smooth((7, 3)), x, STIEFEL, generator=gen(1))
+    assert repr(right) == f"Slope(Hessian ok: slope {right.slope:.2f}, right derivatives have 3)"
     assert not ghor.check_hessian(lambda Y: Y.detach().pow(3).mul(Y).sum(), x, STIEFEL, generator=gen(1)).ok
 
 
@@ -132,9 +138,42 @@ def test_how_a_run_ends(capsys):
     assert stopped.status == "the callback asked to stop"
     assert len(seen) == 3
     assert "max_iterations" in ghor.minimize(f, x, STIEFEL, max_iterations=2, progress=True).status
-    assert "gradient_norm" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == list(seen[0])
+    assert len(lines) == 4
+    assert len(set(map(len, lines))) == 1  # the columns are aligned
     assert "max_seconds" in ghor.minimize(f, x, STIEFEL, max_seconds=0).status
     assert "max_evaluations" in ghor.minimize(f, x, STIEFEL, max_evaluations=5).status
+
+
+def test_a_callback_with_two_arguments_gets_the_point():
+    """In the form of x0, at every iteration including the last; the history keeps numbers only."""
+    f, x, _ = brockett(20, 3)
+    seen = []
+
+    def callback(record, x):
+        seen.append((record["value"], f(x["Y"]).item()))
+
+    result = ghor.minimize(lambda x: f(x["Y"]), {"Y": x}, STIEFEL, callback=callback)
+    assert [a for a, _ in seen] == [h["value"] for h in result.history]
+    assert all(a == b for a, b in seen)
+    assert all(isinstance(v, int | float) for h in result.history for v in h.values())
+    records = []
+    ghor.minimize(f, x, STIEFEL, callback=records.append)  # a builtin, of one argument
+    assert len(records) == result.iterations + 1
+
+
+def test_the_first_run_on_spd_imports_next_to_nothing():
+    """torch.eye on the meta device would import 800 modules, for more than a second."""
+    code = (
+        "import sys, torch, ghor; P = torch.eye(3).double()\n"
+        "loss = lambda X: (X.logdet() ** 2 + (X - 2 * P).square().sum())\n"
+        "loss(P.clone().requires_grad_()).backward()\n"
+        "before = len(sys.modules); ghor.minimize(loss, P, ghor.SPD(), max_iterations=3)\n"
+        "print(len(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 50
 
 
 def test_what_makes_no_sense():

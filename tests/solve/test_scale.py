@@ -10,11 +10,18 @@ from problems import STIEFEL, brockett, gen
 import ghor
 
 METHODS = ["lbfgs", "bfgs", "cg", "trust-region", "auto"]
-POSES = [(ghor.SpecialEuclidean(), (3, 4), (..., -1)), (ghor.PositionsOrientations(), (2, 3), (..., 0, slice(None)))]
+POSES = [
+    (ghor.SpecialEuclidean(), (3, 4), (..., -1)),
+    (ghor.PositionsOrientations(), (2, 3), (..., 0, slice(None))),
+]
 
 
 def same_run(a, b, factor=1.0):
-    assert (a.iterations, a.evaluations, a.hessian_products) == (b.iterations, b.evaluations, b.hessian_products)
+    assert (a.iterations, a.evaluations, a.hessian_products) == (
+        b.iterations,
+        b.evaluations,
+        b.hessian_products,
+    )
     assert a.success
     assert b.success
     assert torch.equal(a.x * factor, b.x)
@@ -56,7 +63,9 @@ def far(x):
     return (x - 1).square().sum() + (x**4).sum() / 10
 
 
-@pytest.mark.parametrize(("f", "x"), [(rosenbrock, [-1.2, 1.0]), (far, [0.0, 0.0, 0.0]), (far, [3.0, -1e3, 1.0])])
+@pytest.mark.parametrize(
+    ("f", "x"), [(rosenbrock, [-1.2, 1.0]), (far, [0.0, 0.0, 0.0]), (far, [3.0, -1e3, 1.0])]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_unit_of_length(method, f, x):
     x = torch.tensor(x, dtype=torch.float64)
@@ -70,7 +79,9 @@ def test_the_unit_of_length(method, f, x):
 def test_a_minimum_far_away(method):
     """A radius of one unit would need a thousand iterations."""
     for far in (1e-6, 1e3, 1e9):
-        result = ghor.minimize(lambda x, far=far: (x - far).square().sum(), torch.zeros(3).double(), method=method)
+        result = ghor.minimize(
+            lambda x, far=far: (x - far).square().sum(), torch.zeros(3).double(), method=method
+        )
         assert result.success
         assert result.evaluations <= 10
         assert float((result.x / far - 1).abs().max()) <= 1e-9
@@ -115,7 +126,9 @@ def test_a_wrong_gradient_is_no_success():
         def backward(ctx, g):
             return -3 * g * ctx.saved_tensors[0] ** 2
 
-    result = ghor.minimize(Wrong.apply, STIEFEL.random(7, 3, generator=gen(0), dtype=torch.float64), STIEFEL, "lbfgs")
+    result = ghor.minimize(
+        Wrong.apply, STIEFEL.random(7, 3, generator=gen(0), dtype=torch.float64), STIEFEL, "lbfgs"
+    )
     assert not result.success
     assert result.status.startswith("no step lowers the value")
 

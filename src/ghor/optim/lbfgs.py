@@ -27,8 +27,7 @@ MEMORY = (*VECTORS, "t", "ro", "H_diag", "prev_loss")
 
 
 class LBFGS(Lifted, torch.optim.LBFGS):
-    """L-BFGS in g^hor: s = t W and y = B_new - B_old are vectors of one space, so no pair is ever
-    transported.
+    """L-BFGS in g^hor, where s = t W and y = B_new - B_old are vectors of one space: no pair is transported.
 
         W      <- -H B                            the two-loop recursion, inner product of g^hor
         t      <- strong Wolfe, or lr             slope <B_t, V_t>, exact along either retraction
@@ -56,11 +55,12 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but every tensor keeps the dtype in which it was saved.
 
-        torch casts the state of a weight to the dtype of the weight. Here the first weight holds the memory of
-        all of them, which has the digits of the finest, and of float32 where weights are half precision.
+        torch casts the state of a weight to its dtype. Here the first weight holds the memory of all of them,
+        in the widest of their dtypes, and in float32 where weights are half precision.
         """
         seen: list[dict[str, Any]] = []
-        handle = self.register_load_state_dict_pre_hook(lambda _, final: seen.append(final))  # after all others
+        # registered last, so it sees what all other hooks have made of the state dict
+        handle = self.register_load_state_dict_pre_hook(lambda _, final: seen.append(final))
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -68,21 +68,24 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         group = self.param_groups[0]
         for p, key in zip(group["params"], seen[-1]["param_groups"][0]["params"], strict=True):
             values, own = seen[-1]["state"].get(key, {}), self.state.get(p, {})
-            own |= {k: _copied(values[k], p.device) for k in (*MEMORY, *FRAME_KEYS) if k in values and k in own}
-        curved = [p for p, s in zip(group["params"], spaces_of(group), strict=True) if not isinstance(s, Euclidean)]
+            keys = [k for k in (*MEMORY, *FRAME_KEYS) if k in values and k in own]
+            own |= {k: _copied(values[k], p.device) for k in keys}
+        curved = [
+            p for p, s in zip(group["params"], spaces_of(group), strict=True) if not isinstance(s, Euclidean)
+        ]
         if any("moves" not in self.state.get(p, {}) for p in curved):
             self._forget()  # of torch's own optimizer: its vectors are not in g^hor
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """The memory turns in here: it is flat, all weights in one."""
+        """None: the memory is flat, one for all weights, and turns with `Points`."""
         return set()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One group; its `space` may be a list with one for each parameter."""
         if self.param_groups:
             raise ValueError(
-                "LBFGS has one memory for all parameters and takes one group, got a second; pass the model itself, or "
-                "one group whose 'space' is a list with one for each parameter"
+                "LBFGS has one memory for all parameters and takes one group, got a second; pass the model "
+                "itself, or one group whose 'space' is a list with one for each parameter"
             )
         super().add_param_group(param_group)
         group = self.param_groups[0]
@@ -92,7 +95,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     f"{name_of(group, 0, i)} is sharded, and LBFGS works on whole weights; gather it"
                 )
 
-    # -- where we are -----------------------------------------------------------------------------------------------
+    # -- where we are ----------------------------------------------------------------------------------------
 
     def _memory(self) -> list[Tensor]:
         """The flat vectors in the state."""
@@ -143,7 +146,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             state.pop(key, None)
         state["n_iter"] = 0
 
-    # -- the step ---------------------------------------------------------------------------------------------------
+    # -- the step --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]

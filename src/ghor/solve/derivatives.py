@@ -1,4 +1,4 @@
-"""Tests of derivatives by a slope: how fast the remainder of a Taylor expansion along a random geodesic falls."""
+"""Tests of derivatives: how fast the remainder of a Taylor expansion along a random geodesic falls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ghor.solve.problem import Given, Loss, Problem, Spaces
 class Slope:
     """Remainders `error` at steps t, and the `slope` of log(error) over log(t) where it is a line.
 
-    `order` is the slope of right derivatives: `ok` compares, and printing a Slope says how it went. An expansion
-    that is exact to rounding passes, with the slope inf.
+    `order` is the slope of right derivatives: `ok` compares, and printing a Slope gives the verdict. An
+    expansion that is exact to rounding passes, with the slope inf.
     """
 
     slope: float
@@ -52,7 +52,7 @@ class Slope:
 def check_gradient(
     f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
 ) -> Slope:
-    """Test the gradient of f at x along a random geodesic x_t: |f(x_t) - f(x) - t <B, W>| falls as t^2, slope 2.
+    """Test the gradient of f along a random geodesic x_t: |f(x_t) - f(x) - t <B, W>| falls as t^2, slope 2.
 
     >>> print(check_gradient(f, x, Stiefel()))
     Slope(gradient ok: slope 2.00, right derivatives have 2)
@@ -63,7 +63,7 @@ def check_gradient(
 def check_hessian(
     f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
 ) -> Slope:
-    """Test second derivatives likewise: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3, slope 3."""
+    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3, slope 3."""
     return _check(f, x, space, 3, generator, draw)
 
 

@@ -16,7 +16,7 @@ from ghor.solve.problem import Log, Place, Problem
 
 @dataclass(frozen=True)
 class Step:
-    """A step t along a direction: where it leads, and the direction and the old gradient in the frames there."""
+    """A step t along a direction: where to, the direction and the old gradient in the frames there."""
 
     t: float
     place: Place
@@ -51,7 +51,7 @@ def search(
 
 
 def descend(problem: Problem, points: Points, make: Callable[[], Rule], log: Log) -> Place:
-    """Step along the directions of a rule until the log is over, or no step along -gradient lowers the value."""
+    """Step along the directions of a rule until the log is over, or no step along -gradient helps."""
     place, rule = problem.place(points), make()
     while not log.over(place):
         g, eps = place.gradient, points.eps

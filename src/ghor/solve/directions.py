@@ -13,7 +13,7 @@ from torch import Tensor
 class Rule(Protocol):
     """A direction from the gradient g and from the steps so far."""
 
-    c2: float  # of the Wolfe conditions
+    c2: ClassVar[float]  # of the Wolfe conditions
 
     @property
     def informed(self) -> bool:
@@ -87,7 +87,7 @@ class Dense:
     It does not turn: frames have to be transported ones.
     """
 
-    c2 = 0.9
+    c2: ClassVar[float] = 0.9
     H: Tensor | None = None
 
     @property
@@ -123,7 +123,7 @@ class Conjugate:
     (Powell). Scaled by <s, y>/<y, y>, so that a step of 1 is about right.
     """
 
-    c2 = 0.3
+    c2: ClassVar[float] = 0.3
     informed = False
     s: Tensor | None = None
     beta, scale = 0.0, 1.0

@@ -34,7 +34,7 @@ def strong_wolfe(
     longest: float = math.inf,
     slack: float = 0.0,
 ) -> Trial:
-    """Find a step that satisfies both, from t on and never beyond `longest`; otherwise return the best one seen.
+    """Find a step that satisfies both, from t on and never beyond `longest`; otherwise the best one seen.
 
     Ends when the bracket times `size` is below `tolerance`. Values that differ by no more than `slack` count
     as equal: within rounding of the value the slope alone decides. A value that is not finite counts as too

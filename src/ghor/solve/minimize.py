@@ -37,9 +37,9 @@ def minimize(
     >>> result = minimize(lambda Y: -(Y.mT @ S @ Y).trace(), Stiefel().random(20, 3), Stiefel())
 
     It ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||). If neither is given, rtol is
-    eps^(2/3) of the dtype (4e-11 in float64, 2e-5 in float32), and a run that rounding ends earlier is a success,
-    too: so nothing depends on the scale of f or on a unit of length. `tol` is absolute, in the units of f.
-    `result.status` says in words why the run ended.
+    eps^(2/3) of the dtype (4e-11 in float64, 2e-5 in float32), and a run that rounding ends earlier is a
+    success, too: so nothing depends on the scale of f or on a unit of length. `tol` is absolute, in the units
+    of f. `result.status` says in words why the run ended.
 
         lbfgs         the last `memory` curvature pairs, strong Wolfe line search
         bfgs          the whole inverse Hessian, for up to some thousand coordinates
@@ -47,8 +47,8 @@ def minimize(
         trust-region  Newton's method with products of the Hessian (f is differentiated twice)
         auto          lbfgs, and the trust region from where its line search can do no more
 
-    A callback gets the record of each iteration, a dict of numbers, and the point if it takes two arguments; it
-    ends the run by returning True. The point is the solver's own: clone it before you write to it.
+    A callback gets the record of each iteration, a dict of numbers, and the point if it takes two arguments;
+    it ends the run by returning True. The point is the solver's own: clone it before you write to it.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; there are {list(METHODS)}")

@@ -5,8 +5,8 @@ g^hor (<A, A'>/2 + <B, B'> on matrix spaces). Vectors at different points belong
 can be compared and added: transported frames leave their coordinates alone, implicit ones turn them (see
 `ghor.spaces.sections`).
 
-Turns are measured in radians, and a step has a longest turn. Positions and Euclidean entries come in a unit of
-the user's choice, so no length of theirs may be a constant here.
+Turns are measured in radians, and a step has a longest turn. Positions and Euclidean entries come in a unit
+of the user's choice, so no length of theirs may be a constant here.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class PointBatch:
         self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
 
     def turn(self, W: Tensor) -> Tensor:
-        """How far each W (M, *point) turns, (M): the length that `limit` bounds. Ways of positions are free."""
-        own = getattr(self.space, "turn_length", None)
+        """How far each W (M, *point) turns, (M): the length that `limit` bounds. Positions move freely."""
+        own: Callable[[Tensor], Tensor] | None = getattr(self.space, "turn_length", None)
         if own is not None:
-            return own(W)  # type: ignore[no-any-return]
+            return own(W)
         W = W[..., :-1] if isinstance(self.space, SpecialEuclidean) else W
         W = W[..., 1, :] if isinstance(self.space, PositionsOrientations) else W
         return torch.linalg.vector_norm(W.flatten(1), dim=1)
@@ -107,7 +107,9 @@ class PointBatch:
         """At Lambda R(t W), rounding repaired; flat vectors are taken to the new frame, in place."""
         new, W = copy.copy(self), self.coordinates(u) * t
         if not isinstance(self.space, MatrixSpace):
-            retraction = GEODESIC  # along it the velocity is W; along Cayley `slope` has it on matrix spaces only
+            retraction = (
+                GEODESIC  # along it the velocity is W; along Cayley `slope` has it on matrix spaces only
+            )
         new.section = type(self.section)(
             self.space, self.E, *(X.clone() for X in self.section.tensors().values())
         )
@@ -196,7 +198,7 @@ class Points:
         states: Sequence[dict[str, Any]] | None = None,
         vectors: Sequence[Tensor] = (),
     ) -> None:
-        """From tensors, or from the frames that `states` hold; flat `vectors` turn if the kind has changed."""
+        """From tensors, or from the frames in `states`; flat `vectors` turn if the kind has changed."""
         self.retraction, self.asked, self.age, self.batches = retraction, section, 0, list[PointBatch]()
         kinds: dict[Any, list[int]] = defaultdict(list)
         for i, (p, space) in enumerate(zip(tensors, spaces, strict=True)):
@@ -221,7 +223,7 @@ class Points:
             if batch.out != batch.dtype:
                 Y = held.pop("master") if "master" in held else batch.space.project(Y)
             kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, batch.shape)
-            # An implicit frame, formed, is a transported one: nothing turns, and nothing is rounded on the way.
+            # The other way round nothing turns: an implicit frame, formed, is a transported one.
             turning = [batch.scaled(v) for v in vectors] if "section" in held and kind == "implicit" else []
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)
             batch.take_back(vectors, turning)
@@ -320,15 +322,17 @@ class Points:
     def first_step(self, g: Tensor, value: float) -> float:
         """t for a step -t g where no curvature is known: `FIRST` of the extent of every batch, or less.
 
-        Positions have no natural length. That of their own entries is taken, and no more than the way on which
-        the value would fall to zero, |f|/|g|^2 (Hager and Zhang, 2006). So -t g does not depend on the scale of
-        f, nor on the unit of length, except where both x and f are zero.
+        Positions have no natural length. That of their own entries is taken, and no more than the way on
+        which the value would fall to zero, |f|/|g|^2 (Hager and Zhang, 2006). So -t g does not depend on the
+        scale of f, nor on the unit of length, except where both x and f are zero.
         """
         steps = []
         for b in self.batches:
             G = b.scaled(g)
             if b.curved:
-                steps.append((FIRST * b.reach * math.sqrt(len(b.Y)), float(torch.linalg.vector_norm(b.turn(G)))))
+                steps.append(
+                    (FIRST * b.reach * math.sqrt(len(b.Y)), float(torch.linalg.vector_norm(b.turn(G))))
+                )
             if (way := b.way(b.Y)) is not None:
                 steps.append((FIRST * float(way.norm()), float(b.way(G).norm())))  # type: ignore[union-attr]
         norm = float(g.norm())

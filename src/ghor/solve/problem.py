@@ -81,7 +81,7 @@ class Problem:
         for p, s, name in zip(points, self.spaces, names, strict=True):
             if not (isinstance(p, Tensor) and isinstance(s, Space)):
                 raise TypeError(
-                    f"{name} is a {type(p).__name__} on {s!r}; points are tensors, on spaces such as Stiefel()"
+                    f"{name} is a {type(p).__name__} on {s!r}; points are tensors on spaces like Stiefel()"
                 )
             if not (p.is_floating_point() or p.is_complex()):
                 raise TypeError(
@@ -196,7 +196,7 @@ class Log:
         return len(self.history) - 1 - self.since >= PATIENCE
 
     def get_stuck(self, place: Place, newton: float = math.inf) -> None:
-        """End here, where no step lowers the value; `newton` is the length of Newton's step, where it is known."""
+        """End here, where no step lowers the value; `newton` is the length of Newton's step, if known."""
         self.stuck = True
         self.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
         self.blame_rounding(place, newton)
@@ -255,7 +255,7 @@ class Log:
         if self.callback is None:
             return False
         more = (self.problem.pack(place.points.tensors()),) if self.with_point else ()
-        return self.callback(record, *more) is True  # type: ignore[call-arg]
+        return self.callback(record, *more) is True
 
     def show(self, record: dict[str, float]) -> None:
         """Print a line of the table of records, under a heading."""

@@ -15,7 +15,7 @@ from ghor.solve.problem import Log, Place, Problem
 def trust_region(problem: Problem, points: Points, log: Log) -> Place:
     """min <g, u> + <u, H u>/2 over ||u|| <= radius in g^hor, then Lambda <- Lambda R(u), if the value agrees.
 
-    H is the Hessian of the pulled-back loss f(Lambda R(u) E), which at a critical point is the Riemannian one.
+    H is the Hessian of the pulled-back loss f(Lambda R(u) E), at a critical point the Riemannian one.
     """
     place, widest, eps = problem.place(points, twice=True), points.widest(), points.eps
     radius, product = 0.0, None
@@ -30,10 +30,12 @@ def trust_region(problem: Problem, points: Points, log: Log) -> Place:
         slope, length = float(g.dot(u)), t * float(u.norm())
         decrease = -t * slope - t * t / 2 * float(u.dot(Hu))
         ratio = (place.value - new.value) / decrease if decrease > 0 else 0.0
-        # Within rounding of the values their difference says nothing. The slopes at both ends still do: by the
-        # trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
+        # Within rounding of the values their difference says nothing. The slopes at both ends still do: by
+        # the trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
         noise = 10 * eps * max(abs(place.value), abs(log.history[0]["value"]))
-        if max(decrease, abs(place.value - new.value)) <= noise and float(new.gradient.norm()) < float(g.norm()):
+        if max(decrease, abs(place.value - new.value)) <= noise and float(new.gradient.norm()) < float(
+            g.norm()
+        ):
             ratio = -t / 2 * (slope + new.points.slope(new.gradient, along, t)) / decrease
         if not ratio >= 0.25:
             radius = min(radius, length) / 4
