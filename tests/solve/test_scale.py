@@ -113,6 +113,18 @@ def test_a_run_from_the_minimum_is_a_success(method, dtype):
         x = result.x
 
 
+@pytest.mark.parametrize("method", ["auto", "trust-region"])
+def test_a_run_from_where_the_value_is_zero_but_for_rounding_is_a_success(method):
+    """Nothing can be compared with the value there; Newton's step is lost in the rounding of x."""
+    A = torch.randn(10, 4, generator=gen(0), dtype=torch.float64)
+    b, x = A @ torch.randn(4, generator=gen(1), dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    for _ in range(3):
+        result = ghor.minimize(lambda x: (A @ x - b).square().sum(), x, method=method)
+        assert result.success, result.status
+        x = result.x
+    assert (A @ x - b).norm() <= 1e-14 * b.norm()
+
+
 def test_a_wrong_gradient_is_no_success():
     """Where no step lowers the value, and rounding is not the reason."""
 

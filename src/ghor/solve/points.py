@@ -33,6 +33,7 @@ GEODESIC = by_name("geodesic")
 # Keys of state[p] that hold a frame; version 0.1.0 wrote "anchor" for "frame_anchor".
 FRAME_KEYS = ("section", "frame_anchor", "anchor", "master")
 
+# The entries of points and coordinates that turn, and those that have a unit of length. (Others only turn.)
 ALL = slice(None)
 TURNING_AND_WAYS: dict[type[Space], tuple[Any, Any]] = {
     Euclidean: (None, ...),
@@ -40,7 +41,8 @@ TURNING_AND_WAYS: dict[type[Space], tuple[Any, Any]] = {
     PositionsOrientations: ((..., 1, ALL), (..., 0, ALL)),
 }
 
-FIRST = 0.1  # of a radian, or of the size of the positions: the length of a step that knows no curvature
+# Of a radian, or of the size of the positions: the length of a step that knows no curvature.
+FIRST = 0.1
 
 
 class PointBatch:
@@ -63,7 +65,6 @@ class PointBatch:
         self.reach = space.reach(self.shape) if self.curved else 0.0
         self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
         self.turn_length: Callable[[Tensor], Tensor] | None = getattr(self.space, "turn_length", None)
-        # Which entries of points and coordinates turn, and which have a unit of length.
         self.turning: Any = ...
         self.ways: Any = None
         for kind, parts in TURNING_AND_WAYS.items():
@@ -113,10 +114,8 @@ class PointBatch:
     ) -> PointBatch:
         """At Lambda R(t W), rounding repaired; flat vectors are taken to the new frame, in place."""
         new, W = _copied(self), self.coordinates(u) * t
-        if not isinstance(self.space, MatrixSpace):
-            retraction = (
-                GEODESIC  # along it the velocity is W; along Cayley `slope` has it on matrix spaces only
-            )
+        # Along a geodesic the velocity is W; along Cayley `slope` has a formula on matrix spaces only.
+        retraction = retraction if isinstance(self.space, MatrixSpace) else GEODESIC
         new.section = type(self.section)(
             self.space, self.E, *(X.clone() for X in self.section.tensors().values())
         )

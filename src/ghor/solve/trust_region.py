@@ -44,7 +44,8 @@ def trust_region(problem: Problem, points: Points, log: Log) -> Place:
         if ratio > 0.1:
             place, product = new, None
         elif radius <= eps * max(place.points.extent(), length):
-            log.get_stuck(place, math.inf if edge else length)
+            newton = steihaug(g, product, math.inf, log)[0]  # not finite if the curvature is negative
+            log.get_stuck(place, float(newton.norm()))
             break
     return place
 
