@@ -23,7 +23,7 @@ OPTIONS = {
     "RMSprop": {"momentum": 0.9},
     "Muon": {"adamw": {"weight_decay": 0.0}},
 }
-OURS = ("section", "anchor", "master", "moves")
+OURS = ("section", "frame_anchor", "master", "moves")
 
 
 class Net(nn.Module):
@@ -89,7 +89,7 @@ def take_steps(opt, gen, n=1):
         opt.step()
 
 
-def frame_of(opt, p, keys=("section", "anchor")):
+def frame_of(opt, p, keys=("section", "frame_anchor")):
     """A copy of what of the state is ours."""
     return {k: v.clone() for k, v in opt.state[p].items() if k in keys}
 

@@ -10,7 +10,7 @@ import sys
 from ghor import adapters as adapters
 from ghor import interop, optim
 from ghor.constraints.declare import check, constrain, param_groups, project
-from ghor.lifting.lifted import lift
+from ghor.lifting import lift
 from ghor.solve import check_gradient, check_hessian, minimize
 from ghor.spaces import (
     SPD,
@@ -36,7 +36,8 @@ _MOVED = {
     "ghor.declare": "ghor.constraints.declare",
     "ghor.parts": "ghor.adapters",
     "ghor.records": "ghor.constraints.registry",
-    "ghor.saving": "ghor.lifting.saving",
+    "ghor.saving": "ghor.lifting.lift",
+    "ghor.warn": "ghor._torch.warn",
     "ghor.spaces.positions_orientations": "ghor.spaces.poses",
     "ghor.spaces.special_euclidean": "ghor.spaces.poses",
     "ghor.spaces.special_orthogonal": "ghor.spaces.rotations",

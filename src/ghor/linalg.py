@@ -174,6 +174,19 @@ def log_positive(T: Tensor) -> Tensor:
     return symmetric_function(T, lambda t: (t.log(), 1 / t), zero=0.0)
 
 
+def log_gram(M: Tensor) -> Tensor:
+    """log(M M^T) of square M by its singular values, NaN where M is not finite.
+
+    The eigenvalues of the product would have lost half of the digits.
+    """
+    bad = ~torch.isfinite(M.detach()).all(-1).all(-1)[..., None, None]
+    M = torch.where(bad, eye_like(M), M)  # LAPACK would raise, and the rest of the batch would be lost
+    U, s, _ = torch.linalg.svd(M.detach())
+    eigen = s.square().flip(-1), U.flip(-1)  # ascending, as those of eigh
+    log = _Function.apply(M @ M.mT, lambda t: (t.log(), 1 / t), 0.0, eigen)  # type: ignore[no-untyped-call]
+    return torch.where(bad, torch.nan, log)
+
+
 def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:
     """f(T) of Hermitian matrices by their eigenvalues, differentiable twice, also where these coincide.
 
@@ -183,19 +196,19 @@ def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], 
 
 
 class _Function(torch.autograd.Function):
-    """f(T) = V f(t) V^H."""
+    """f(T) = V f(t) V^H; `eigen` are t and V, where they are known with more digits than T has."""
 
     @staticmethod
-    def forward(ctx: Any, T: Tensor, f: Any, zero: float) -> Tensor:
-        t, V = torch.linalg.eigh(T)
+    def forward(ctx: Any, T: Tensor, f: Any, zero: float, eigen: Any = None) -> Tensor:
+        t, V = torch.linalg.eigh(T) if eigen is None else eigen
         ctx.save_for_backward(T, t, V)
         ctx.of = f, zero
         return V @ (f(t)[0].unsqueeze(-1) * V.mH)
 
     @staticmethod
-    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None, None, None]:
         T, t, V = ctx.saved_tensors
-        return _Derivative.apply(T, G, t, V, *ctx.of), None, None  # type: ignore[no-untyped-call]
+        return _Derivative.apply(T, G, t, V, *ctx.of), None, None, None  # type: ignore[no-untyped-call]
 
 
 class _Derivative(torch.autograd.Function):

@@ -218,7 +218,7 @@ def messages(rank, section):
 def test_batches_of_matrices_need_no_communication(section):
     """Matrices that are cut are gathered, a stack in one message: gradient and weight. State lies where it is
     used."""
-    key = {"transported": "section", "implicit": "anchor"}[section]
+    key = {"transported": "section", "implicit": "frame_anchor"}[section]
     for sent, state in ranks().run(messages, section):
         assert sent == {("heads", "single", "units"): 0, ("rows", "more"): 2, ("wide",): 2}
         for n, entries in state.items():

@@ -92,7 +92,7 @@ def test_blocks_are_a_batch(rule, space, section, dtype, gen):
         a, b = opts[0].state[p], opts[1].state[q]
         assert all(torch.equal(a[k].reshape(b[k].shape), b[k]) for k in a if torch.is_tensor(a[k]))
         assert any(b[k].shape == q.shape for k in ("exp_avg", "momentum_buffer") if k in b)
-        assert "drawn_to" not in b or b["drawn_to"].shape == q.shape
+        assert "decay_target" not in b or b["decay_target"].shape == q.shape
     assert (
         several.residual(stacked[0].detach().double()).shape
         == space.residual(batch[0].detach().double()).shape

@@ -28,7 +28,7 @@ def on(space, Y, state):
     """1e-5 in float32, measured in float64; for frames and anchors N columns in place of n."""
     assert torch.isfinite(Y).all()
     assert space.residual(Y.detach().double()).max() <= 1e-5
-    for L in (state[key].double() for key in ("section", "anchor") if key in state):
+    for L in (state[key].double() for key in ("section", "frame_anchor") if key in state):
         off = L.mT @ L - torch.eye(L.shape[-1], dtype=torch.float64)
         assert torch.linalg.matrix_norm(off).max() <= 1e-5 * L.shape[-1]
         assert off.abs().max() <= 1e-5

@@ -88,7 +88,7 @@ def test_a_motion_of_the_world_moves_the_whole_way(space, act, options, gen):
     close(act(g, way), other, 1e-10)
 
 
-# -- hyperbolic space -------------------------------------------------------------------------------------------------
+# -- hyperbolic space --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
@@ -130,7 +130,7 @@ def test_points_carry_no_matrices(gen):
     Y.grad = torch.randn(Y.shape, generator=gen)
     opt.step()
     assert sum(v.numel() for v in opt.state[Y].values()) <= 2 * Y.numel() + 2
-    assert opt._stacking.stacks[0].seen.expected.numel() <= Y.numel()
+    assert opt._partition.stacks[0].seen.expected.numel() <= Y.numel()
 
 
 def test_it_says_when_digits_run_out(gen):
@@ -155,7 +155,7 @@ def test_it_says_when_digits_run_out(gen):
         HYPERBOLIC.project(1e9 * torch.ones(4))
 
 
-# -- SPD --------------------------------------------------------------------------------------------------------------
+# -- SPD ---------------------------------------------------------------------------------------------------
 
 
 def test_the_affine_invariant_mean(gen):

@@ -88,7 +88,7 @@ def test_through_a_file_and_a_copy(section):
     train(nets[0], opts[0], steps)
     train(nets[1], opts[1], steps[:3])
     start = values(Net())
-    assert torch.equal(opts[1].state[nets[1].a]["drawn_to"], start[0])
+    assert torch.equal(opts[1].state[nets[1].a]["decay_target"], start[0])
     net = copy.deepcopy(nets[1])
     fresh = ghor.optim.AdamW(net, lr=0.02, section=section)
     fresh.load_state_dict(through_a_file(opts[1].state_dict()))
@@ -174,7 +174,7 @@ def test_some_of_a_group_have_one(gen):
     opt = ghor.optim.AdamW(layer, lr=0.1, weight_decay=0.5)
     for G in grads[:2]:
         step(opt, [layer.weight], G.float())
-    same(opt.state[layer.weight]["drawn_to"], start)
+    same(opt.state[layer.weight]["decay_target"], start)
     same(ghor.optim.AdamW(layer, weight_decay=0.5).param_groups[0]["anchor"][0], start)
     with pytest.warns(UserWarning, match="weight has an anchor, and this optimizer no weight_decay"):
         ghor.optim.Rprop(layer)

@@ -11,7 +11,6 @@ from torch import nn
 
 import ghor
 from ghor.lifting import guards as upkeep
-from ghor.lifting import views
 from ghor.lifting.stack import Stack
 
 
@@ -74,8 +73,8 @@ def test_interrupted_while_a_section_moves(monkeypatch):
     assert all(map(torch.equal, others[:2], weights))
 
 
-WHERE = [(Stack, "reading"), (Stack, "global_grad"), (Stack, "update_section"), (Stack, "apply_section")]
-WHERE += [(upkeep, "before"), (upkeep, "after"), (views, "in_place"), (views, "publish")]
+WHERE = [(Stack, "reading"), (Stack, "global_grad"), (Stack, "update_section"), (Stack, "write_weights")]
+WHERE += [(upkeep, "before"), (upkeep, "after"), (Stack, "in_place"), (Stack, "publish")]
 
 
 @pytest.mark.parametrize("where", WHERE, ids=lambda where: where[1])
@@ -164,7 +163,7 @@ def test_a_stack_that_cannot_be_split_stays_whole(monkeypatch):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stack, "part", fails)
+        patch.setattr(Stack, "subset", fails)
         with pytest.raises(RuntimeError, match="out of memory"):
             opt.step()
     before = [p.detach().clone() for p in weights]

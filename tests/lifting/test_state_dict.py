@@ -48,7 +48,9 @@ def test_state_has_the_shapes_of_the_weights(cls, section):
         N, n = STIEFEL.size(p.shape)
         state = opt.state[p]
         assert (
-            state["section"].shape == (N, N) if section == "transported" else state["anchor"].shape == (n, n)
+            state["section"].shape == (N, N)
+            if section == "transported"
+            else state["frame_anchor"].shape == (n, n)
         )
     keys = set(opt.Base([torch.zeros(2)], **OPTIONS.get(cls, {})).state_dict())
     assert set(opt.state_dict()) == keys
@@ -158,7 +160,7 @@ def test_a_checkpoint_of_one_section_loads_into_the_other(one, two, retraction, 
     train(twin, other, steps[5:])
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
         assert (p.detach() - q.detach()).abs().max() <= tol
-    key = {"transported": "section", "implicit": "anchor"}[two]
+    key = {"transported": "section", "implicit": "frame_anchor"}[two]
     assert key in other.state[twin.a]
 
 
@@ -170,7 +172,7 @@ def test_changing_the_section_of_a_group_is_the_same_as_loading(cls):
     train(net, opt, gradients(net, 3))
     opt.param_groups[0]["section"] = "implicit"
     train(net, opt, gradients(net, 3))
-    assert "anchor" in opt.state[net.a]
+    assert "frame_anchor" in opt.state[net.a]
     assert "section" not in opt.state[net.a]
     assert all(STIEFEL.residual(p.detach()) <= 1e-13 for p in (net.a, net.b, net.wide))
 

@@ -61,7 +61,7 @@ def test_lifted_third_party_optimizers_descend_and_stay(Base, lr, section, gen):
         return {
             k: v.shape
             for k, v in state.items()
-            if torch.is_tensor(v) and k not in ("section", "anchor", "moves")
+            if torch.is_tensor(v) and k not in ("section", "frame_anchor", "moves")
         }
 
     assert shapes(opt.state[Y]) == shapes(plain.state[Z])

@@ -141,9 +141,11 @@ def test_step(cls):
 
 @pytest.mark.slow
 def test_decay_towards_an_anchor():
-    apart, distance, _ = compare(lambda net: lifted("AdamW", net, weight_decay=0.5, anchor="start"))
+    build = lambda net: lifted("AdamW", net, weight_decay=0.5, anchor="start")  # noqa: E731
+    apart, distance, counts = compare(build)
     assert apart <= CLOSE
     assert distance <= 1e-14
+    assert counts == torchs("AdamW")  # as many graphs as without an anchor
 
 
 @pytest.mark.parametrize("cls", ["Adam"] + [pytest.param(c, marks=pytest.mark.slow) for c in REST])

@@ -170,7 +170,7 @@ def test_a_step_that_does_not_move_changes_no_bit(section, gen):
     for p in weights:
         p.grad = randn((12, 3), gen, torch.float32)
     opt.step()
-    key = "section" if section == "transported" else "anchor"
+    key = "section" if section == "transported" else "frame_anchor"
     opt.param_groups[0]["lr"] = 0.0
     before = [(p.detach().clone(), opt.state[p][key].clone()) for p in weights]
     for _ in range(25):  # polishing periods pass

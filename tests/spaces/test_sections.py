@@ -102,7 +102,7 @@ def test_iterates_are_those_of_the_dense_rule(retraction, grassmann, gen):
 
         assert (Y.detach() - y).abs().max() < 1e-10
         assert (opt.state[Y]["exp_avg"] - m).abs().max() < 1e-10
-        assert (opt.state[Y]["anchor"] - R).abs().max() < 1e-10
+        assert (opt.state[Y]["frame_anchor"] - R).abs().max() < 1e-10
     assert renewed > 0
 
 
@@ -133,7 +133,7 @@ def test_state_is_that_of_the_plain_optimizer_and_an_anchor(gen):
     opt = ghor.optim.Adam([Y], space=ST)
     Y.grad = randn((N, n), gen, torch.float32)
     opt.step()
-    assert "anchor" in opt.state[Y]  # auto
+    assert "frame_anchor" in opt.state[Y]  # auto
     entries = sum(v.numel() for v in opt.state[Y].values() if torch.is_tensor(v))
     assert entries <= 2 * N * n + n * n + 2
 

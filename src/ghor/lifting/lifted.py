@@ -8,27 +8,27 @@
     Lambda <- update_section(Lambda, W)            Lambda R(W), R a retraction
     Y      <- apply_section(Lambda, E)
 
-`lift(Base)` is a subclass of Base that does this. Every weight on a manifold has a *shadow* H = 0 of its
-shape: Base sees H in place of Y with B as its gradient, and what it leaves in H is W. Weights of equal kind
-are one *stack*: one shadow, one section, one state, with a leading dimension. Euclidean weights go to Base as
-they are, hence bit for bit.
+`Lifted` is what every lifted class, a subclass of its base optimizer, adds to it. Every weight on a manifold
+has a *shadow* H = 0 of its shape: Base sees H in place of Y with B as its gradient, and what it leaves in H
+is W. Weights of one kind form a *stack*: one shadow, one section, one state, with a leading dimension.
+Euclidean weights go to Base as they are, so their steps are torch's, bit for bit.
 
 From outside it is a normal optimizer: `param_groups` hold the weights themselves, `state[p]` holds Base's
 tensors in p's shape (views of the stack) and p's section. A step goes through the files in one direction:
 
-    optimizer -> stacking, upkeep (before) -> stack -> section -> spaces -> retraction, linalg -> upkeep (after)
+    lifted -> partition -> stack -> sections -> spaces -> retraction, linalg -> guards
 """
 
 from __future__ import annotations
 
-import inspect
+import copyreg
 import operator
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,56 +37,29 @@ from torch.optim import Optimizer
 
 from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
+from ghor._torch.sharding import gathered
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import declared_spaces
-from ghor.lifting import guards as upkeep
-from ghor.lifting import views
-from ghor.lifting.contract import NAMED, Contract
-from ghor.lifting.param_groups import spaces_of
-from ghor.lifting.partition import Stacking
-from ghor.lifting.probe import given_options, refuse_unless_it_lifts
+from ghor.lifting import guards
+from ghor.lifting.param_groups import check_group, name_of, named_duplicate, spaces_of, with_names
+from ghor.lifting.partition import Partition, copied
+from ghor.lifting.probe import given_options, options_of, parity, verify
 from ghor.lifting.stack import Stack
+from ghor.lifting.state_dict import check_loaded, keep_our_keys, plain, restore, up_to_date
 from ghor.spaces import Euclidean, Space
 
 _state = operator.attrgetter("state")
 
-_lifted: dict[tuple[type[Optimizer], bool, bool], type[Lifted]] = {}
+# Lifted classes with a name of their own, by their base; `ghor.optim` fills this. They need no probe.
+NAMED: dict[type[Optimizer], type[Lifted]] = {}
 
-
-def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> type[Lifted]:
-    """The optimizer class Base, on homogeneous spaces: a subclass of it that takes weights of any space.
-
-    >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
-
-    Refuses with ValueError an optimizer whose update does not make sense in g^hor; see `ghor.probe`. With
-    `stack=False` weights are computed one by one: slower, and right for rules that take one norm or mean of
-    each weight. With `blocks=True` the rule sees the blocks A and B of each weight as matrices: right for
-    rules that turn with their matrix, as Muon does.
-    """
-    if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
-        raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
-    if issubclass(Base, Lifted):
-        return Base
-    if Base in NAMED and stack and not blocks:
-        return NAMED[Base]
-    made_by = Base, stack and not blocks, blocks
-    if made_by not in _lifted:
-        parameters = list(inspect.signature(Base.__init__).parameters.values())[2:]
-        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        if all(p.default is not p.empty or p.kind in optional for p in parameters):
-            refuse_unless_it_lifts(Base, {}, *made_by[1:])
-        doc = f"{Base.__name__} on homogeneous spaces: `ghor.lift({Base.__name__})`.\n\n{inspect.getdoc(Base) or ''}"
-        content = {"Base": Base, "stack": made_by[1], "_lifted_by": made_by, "__doc__": doc}
-        from ghor.lifting.matrix_rules import InBlocks
-
-        of = InBlocks if blocks else Lifted
-        _lifted[made_by] = type(Base.__name__, (of, Base), {**content, "__module__": Base.__module__})
-    return _lifted[made_by]
+# Attributes that are made anew whenever groups or state come from outside; they are not pickled.
+DERIVED = ("_partition", "_swapped", "_rule", "_ruled", "_stateless", "_checked", "phase_hook")
 
 
 @dataclass(frozen=True)
-class Flight:
-    """What a step under way has replaced, and has to put back."""
+class Swapped:
+    """What a running step has swapped out, and has to put back."""
 
     weights: list[list[Tensor]]  # by group
     state: defaultdict[Any, Any]
@@ -94,15 +67,20 @@ class Flight:
     fresh: set[Tensor]  # weights and shadows that had no state
 
 
-class Lifted(Contract):
-    """What all lifted optimizers share. `Base` is the optimizer class that works in g^hor."""
+class Lifted(Optimizer):
+    """The part that all lifted optimizers share. `Base` is the optimizer class that works in g^hor."""
 
-    _stacking: Stacking | None
-    _flight: Flight | None
+    Base: ClassVar[type[Optimizer]]
+    stack: ClassVar[bool] = True  # compute weights of one kind as one
+    blocks: ClassVar[bool] = False  # show Base the blocks A and B as matrices, see `matrix_rules`
+    made_by_lift: ClassVar[bool] = False  # then velocities are looked at: the rule is known by trial alone
 
-    # Called in a step with "direction" (gradients to velocities), "retraction" (velocities to weights) and
+    # Called in a step with "direction" (gradients to velocities), "retraction" (velocities to weights),
     # "done".
     phase_hook: Callable[[str], None] | None = None
+
+    _partition: Partition | None
+    _swapped: Swapped | None
 
     def __init__(
         self,
@@ -124,42 +102,35 @@ class Lifted(Contract):
         }
         self._options = given_options(self.Base, args, kwargs)
         self._explicit, self._built, self._warn = space is not None, False, Warnings()
+        self._checked: list[dict[str, Any]] = []
         self._reset()
         self._named = isinstance(params, nn.Module)
         if isinstance(params, nn.Module):
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
-        manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
-        decay = None if any(g["anchor"] for g in self.param_groups) else self._options.get("weight_decay")
-        if decay and all(manifold):
-            self._warn_decay(decay, "these weights: all of them are on manifolds")
-        if not self._explicit and not any(manifold):
-            self._warn(
-                "flat",
-                f"{type(self).__name__}: no parameter is on a manifold, so this is torch's {self.Base.__name__}. "
-                "Declare weights with ghor.constrain(module, name, space) and pass the model, or give the groups a "
-                "'space' (space=ghor.Euclidean() if that is meant)",
-            )
+        self._warn_of_surprises()
         self._built = True
         if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
-            with torch.no_grad(), full_precision():  # Adagrad has state from the start: sections belong to it
-                self._stacking = Stacking(self)
+            with (
+                torch.no_grad(),
+                full_precision(),
+            ):  # Adagrad has state from the start, and sections belong to it
+                self._partition = Partition(self, self._checked)
         self._warn.flush()
 
     def _reset(self) -> None:
-        self._stacking = self._flight = None
+        self._partition = self._swapped = None
         self._ruled, self._stateless = True, False
         self._rule: tuple[Any, Callable[..., Any]] | None = None
 
-    # -- the step: Algorithm 3 ------------------------------------------------------------------------------------
+    # -- the step: Algorithm 3 -----------------------------------------------------------------------------
 
     @torch.no_grad()
     @partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; a closure is called once, with gradients enabled, and its value returned.
+        """Take one step; a closure is called once, with gradients enabled, and its value returned.
 
-        torch.compile makes one graph of `_algorithm_3`; what comes before and after it reads values, in
-        Python.
+        torch.compile makes one graph of `_algorithm_3`; what comes before and after reads values, in Python.
         """
         loss = None
         if closure is not None:
@@ -176,15 +147,19 @@ class Lifted(Contract):
     def _step(self) -> None:
         lengths = None
         try:
-            rule, stacks, grads = self._before()
-            lengths = self._algorithm_3(rule, stacks, grads)
+            try:
+                rule, stacks, grads = self._before()
+                lengths = self._algorithm_3(rule, stacks, grads)
+            finally:
+                self._after(lengths)
         finally:
-            self._after(lengths)
+            if self._swapped is not None:  # an interrupt has hit `_after` itself
+                self._put_everything_back()
 
     def _algorithm_3(
         self, rule: Callable[..., Any], stacks: list[Stack], grads: list[Tensor]
     ) -> list[Tensor]:
-        """All that moves; returns the lengths of the velocities."""
+        """Everything that moves; returns the lengths of the velocities."""
         hook = self.phase_hook
         if hook is not None:
             hook("direction")
@@ -194,127 +169,282 @@ class Lifted(Contract):
         self._velocities(rule, stacks)  # W
         if hook is not None:
             hook("retraction")
-        moved = [s.update_section(Y) for s, Y in zip(stacks, held, strict=True)]  # Lambda
+        moved = [s.update_section(Y) for s, Y in zip(stacks, held, strict=True)]  # Lambda, and Y = Lambda E
         for s, (Y, length) in zip(stacks, moved, strict=True):
-            s.apply_section(Y, length)  # Y
+            s.write_weights(Y, length)
         return [length for _, length in moved]
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """cache <- update(cache, B), W <- velocity(cache), by Base's step, which finds shadows in place of
+        """cache <- update(cache, B), W <- velocity(cache): Base's step, which finds shadows in place of
         weights."""
-        drawn = [None if s.anchor is None else s.from_anchor() for s in stacks]
+        decaying = [s.away_from_target() if s.decays else None for s in stacks]
         rule(self)
-        for s, H in zip(stacks, drawn, strict=True):
+        for s, H in zip(stacks, decaying, strict=True):
             if H is not None:
-                s.W.sub_(H)
-        if torch.compiler.is_compiling():  # which writes no attributes of optimizers, see `_after`
+                s.W.sub_(H)  # W is what Base has added
+        if torch.compiler.is_compiling():  # compiled code cannot write attributes of optimizers, see `_after`
             return
         self._ruled = True
-        if self._lifted_by is not None:
+        if self.made_by_lift:
             for s in stacks:
-                upkeep.check_velocity(s, self.Base)
+                guards.check_velocity(s, self.Base)
 
     @_disable_dynamo
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
-        """Base's rule, the stacks that move, room for their gradients.
+        """Returns Base's rule, the stacks that move, and room for their gradients.
 
-        From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows of
-        stacks.
+        From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows.
         """
-        if torch.is_inference_mode_enabled():  # what is made here has to serve later steps, too
+        if torch.is_inference_mode_enabled():  # tensors made here are used in later steps, too
             with torch.inference_mode(False), torch.no_grad():
                 return self._before()
-        if self._flight is not None:  # the end of the last step was interrupted
-            self._land()
-            self._stacking = None
-        if self._stacking is None:
-            self._stacking = Stacking(self)
-        self._stacking, stacks = self._stacking.ready(self)
+        if self._swapped is not None:  # the end of the last step was interrupted
+            self._put_everything_back()
+            self._partition = None
+        if self._partition is None:
+            self._partition = Partition(self, self._checked)
+        self._partition, stacks = self._partition.ready(self)
         if True in [group["error_if_nonfinite"] for group in self.param_groups]:
             self._refuse_nonfinite()
         inside: defaultdict[Any, Any] = defaultdict(dict, ((s.H, s.state) for s in stacks))
-        for p in chain(*self._stacking.euclidean, self._stacking.loose):
+        euclidean = self._partition.euclidean
+        for p in chain(*euclidean, self._partition.loose):
             if p in self.state:
                 inside[p] = self.state[p]
         grads = [torch.empty_like(s.H) for s in stacks]
         weights = [group["params"] for group in self.param_groups]
-        fresh = {s.H for s in stacks if not s.state} | {
-            p for p in chain(*self._stacking.euclidean) if p not in inside
-        }
-        self._flight, self._ruled = Flight(weights, self.state, stacks, fresh), False
+        fresh = {s.H for s in stacks if not s.state} | {p for p in chain(*euclidean) if p not in inside}
+        self._swapped, self._ruled = Swapped(weights, self.state, stacks, fresh), False
         self.state = inside
         for s, B in zip(stacks, grads, strict=True):
             s.H.grad = B
         for gi, group in enumerate(self.param_groups):
-            group["params"] = self._stacking.euclidean[gi] + [s.H for s in stacks if s.gi == gi]
+            group["params"] = euclidean[gi] + [s.H for s in stacks if s.gi == gi]
         self._stateless = self.Base.__module__.startswith("torch.") and not all(map(_state, stacks))
         if self._rule is None or self._rule[0] is not self.Base.step:
             self._rule = self.Base.step, bare_step(self.Base, self.defaults.get("differentiable", False))
         return self._rule[1], stacks, grads
 
     def _put_back(self) -> None:
-        """Weights and state in their places again, wherever a step was interrupted."""
-        flight, inside = self._flight, self.state
-        if flight is None:
+        """Put weights and state back in their places, wherever the step was interrupted."""
+        swapped, inside = self._swapped, self.state
+        if swapped is None:
             return
-        for group, params in zip(self.param_groups, flight.weights, strict=True):
+        for group, params in zip(self.param_groups, swapped.weights, strict=True):
             group["params"] = params
-        if inside is not flight.state:
-            for key in (
-                () if self._ruled else flight.fresh
-            ):  # the rule was interrupted: what it has begun is no state
-                inside[key] = {}
-            for s in flight.stacks:
-                s.state, s.H.grad = inside[s.H], None
-            shadows = {s.H for s in flight.stacks}
-            flight.state.update(
-                (k, v) for k, v in inside.items() if k not in shadows and (v or k in flight.state)
-            )
-            if self._stacking is not None:
-                self._stacking.loose = [key for key in inside if not isinstance(key, Tensor)]
-            self.state = flight.state
+        if inside is swapped.state:
+            return
+        for key in () if self._ruled else swapped.fresh:  # an interrupted rule leaves half a state: none
+            inside[key] = {}
+        for s in swapped.stacks:
+            s.state, s.H.grad = inside[s.H], None
+        shadows = {s.H for s in swapped.stacks}
+        swapped.state.update(
+            (k, v) for k, v in inside.items() if k not in shadows and (v or k in swapped.state)
+        )
+        if self._partition is not None:
+            self._partition.loose = [key for key in inside if not isinstance(key, Tensor)]
+        self.state = swapped.state
 
-    def _land(self) -> None:
-        """The end of a step, also of one that was interrupted anywhere."""
-        if self._flight is None:
+    def _put_everything_back(self) -> None:
+        """End a step, even one that was interrupted anywhere; what must not be used again is dropped."""
+        if self._swapped is None:
             return
         self._put_back()
-        for s in self._flight.stacks:
+        for s in self._swapped.stacks:
             s.H.zero_()
-            views.publish(s, self.state)
-            if s.in_motion:  # it may be off the group
+            s.publish(self.state)
+            if s.in_motion:  # its section may be off the group
                 s.drop_section()
-                self._stacking = None
+                self._partition = None
                 self._warn(
                     "interrupted", "the last step was interrupted; sections will be rebuilt, moments kept"
                 )
-        self._flight = None
+        self._swapped = None
 
     @_disable_dynamo
     def _after(self, lengths: list[Tensor] | None) -> None:
-        """Restore params and state, then run numerical upkeep; None means the step raised."""
-        self._ruled |= lengths is not None  # a compiled step does not write attributes of optimizers
+        """Restore groups and state, then look at the numbers; `lengths` is None if the step raised."""
+        self._ruled |= lengths is not None  # a compiled step could not say so
         self._put_back()
         try:
-            for s, length in zip(
-                self._flight.stacks if self._flight else (), lengths or (), strict=bool(lengths)
-            ):
-                upkeep.after(s, length, self._warn)
+            stacks = self._swapped.stacks if self._swapped is not None else []
+            for s, length in zip(stacks, lengths or (), strict=bool(lengths)):
+                guards.after(s, length, self._warn)
         finally:
-            self._land()
+            self._put_everything_back()
         if self.phase_hook is not None:
             self.phase_hook("done")
         if self._warn.pending and lengths is not None:
             self._warn.flush()
 
     def _init_group(self, group: dict[str, Any], *lists: Any, **named: Any) -> Any:
-        """What torch's optimizers make and list the state of a group with.
+        """torch's optimizers call this to create and list the state of a group.
 
-        torch.compile calls it while it traces, and takes the state that it finds after the first call for all
-        there will be: so the first call makes that of every group.
+        torch.compile calls it while it traces, and takes the state that it finds after the first call as
+        complete. So the first call creates the state of every group.
         """
         if self._stateless:
             self._stateless = False
             for other in self.param_groups:
                 super()._init_group(other, *([] for _ in lists))  # type: ignore[misc]
         return super()._init_group(group, *lists, **named)  # type: ignore[misc]
+
+    def _refuse_nonfinite(self) -> None:
+        """Raise for gradients that are not finite, where a group asks for it. A scaler skips such steps
+        itself."""
+        if getattr(self, "found_inf", None) is not None:
+            return
+        for gi, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"] if group["error_if_nonfinite"] else ()):
+                if p.grad is None:
+                    continue
+                grad = p.grad.to_dense() if p.grad.is_sparse else p.grad
+                if int(gathered(torch.isfinite(grad).logical_not_().sum())):
+                    raise RuntimeError(
+                        f"the gradient of {name_of(group, gi, i)} is not finite; nothing was moved "
+                        "(error_if_nonfinite=True)"
+                    )
+
+    # -- groups --------------------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; a group can set `space`, `retraction`, `section`, `anchor` and `error_if_nonfinite`."""
+        self._put_everything_back()
+        decay = param_group.get("weight_decay", 0) if isinstance(param_group, dict) else 0
+        gi = len(self.param_groups)
+        if self._named and self._built:  # the first groups have the names of a module
+            param_group = with_names(param_group, gi)
+        try:
+            super().add_param_group(param_group)
+        except ValueError as error:
+            raise named_duplicate(self.param_groups, param_group, error) from None
+        group = self.param_groups[-1]
+        try:
+            self._explicit |= group.get("space") is not None
+            for key, default in self._ours.items():
+                group.setdefault(key, default)
+            check_group(group, gi, self.defaults, self._warn)
+            if self.Base not in NAMED or self.blocks:
+                verify(self.Base, self._options, group, spaces_of(group), self.stack, self.blocks)
+            self._check_section_kinds(group, gi)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        if decay and group["anchor"] is None and not any(isinstance(s, Euclidean) for s in spaces_of(group)):
+            self._warn_decay(decay, f"the weights of group {gi}, on {group['space']}")
+        self._partition = None
+        self._checked += copied([group])
+        if self._built:
+            self._warn.flush()
+
+    def _check_section_kinds(self, group: dict[str, Any], gi: int) -> None:
+        """Raise if a weight cannot have the section that its group asks for."""
+        known = set()
+        for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
+            if not isinstance(space, Euclidean) and (space, p.shape) not in known:
+                known.add((space, p.shape))
+                self.section_kind(group, space, p, name_of(group, gi, i))
+
+    def section_kind(self, group: dict[str, Any], space: Space, p: Tensor, name: str) -> str:
+        """ "transported" or "implicit". "auto" is transported if a turning frame would spoil the state."""
+        try:
+            kind = space.section_kind(group["section"], p.shape)
+            if kind == "implicit":
+                self.turning_keys(group)
+        except ValueError as error:
+            if group["section"] == "auto":
+                return "transported"
+            raise ValueError(f"{name}: {error}") from None
+        return kind
+
+    def turning_keys(self, group: dict[str, Any]) -> set[str]:
+        """The keys of state tensors that turn with the frame of an implicit section."""
+        options = options_of(self.Base, self._options, group)
+        return {key for key, kind in parity(self.Base, options).items() if kind == "vector"}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        self._put_everything_back()
+        super().zero_grad(set_to_none)
+
+    def _warn_of_surprises(self) -> None:
+        """Warn of weight decay that does nothing, and if no weight is on a manifold."""
+        manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
+        decay = None if any(g["anchor"] for g in self.param_groups) else self._options.get("weight_decay")
+        if decay and all(manifold):
+            self._warn_decay(decay, "these weights: all of them are on manifolds")
+        if not self._explicit and not any(manifold):
+            self._warn(
+                "flat",
+                f"{type(self).__name__}: no parameter is on a manifold, so this is torch's "
+                f"{self.Base.__name__}. Declare weights with ghor.constrain(module, name, space) and pass "
+                "the model, or give the groups a 'space' (space=ghor.Euclidean() if that is meant)",
+            )
+
+    def _warn_decay(self, decay: float, where: str) -> None:
+        self._warn(
+            "decay",
+            f"weight_decay={decay} has no effect on {where}: they do not decay without an anchor (paper, "
+            "section 4.1)",
+        )
+
+    # -- saving, loading, copying --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, and plain data: spaces are saved as their repr."""
+        self._put_everything_back()
+        return plain(self.param_groups, super().state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's; sections and moments of weights on manifolds keep the dtype they were saved in.
+
+        A state dict of the plain optimizer loads for the Euclidean weights, and weights on manifolds start
+        afresh. A section that is damaged, or belongs to another space, raises, and nothing is loaded.
+        """
+        self._put_everything_back()
+        check_loaded(self.param_groups, state_dict, self._warn)
+
+        def remember(_: Optimizer, final: dict[str, Any]) -> None:
+            self._loading = final  # after the hooks before this one
+
+        handle = self.register_load_state_dict_pre_hook(remember)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+            self.__dict__.pop("_loading", None)
+        self._warn.flush()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """torch's three entries, and what Base keeps on itself.
+
+        Hooks, derived attributes and overrides of methods on the instance, as schedulers make them of `step`,
+        are left out: they are bound to this optimizer.
+        """
+        self._put_everything_back()
+        rest = {
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in DERIVED
+            and not k.startswith("_optimizer_")
+            and not callable(getattr(type(self), k, None))
+        }
+        return {**rest, **super().__getstate__()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After load_state_dict, deepcopy and unpickling."""
+        old = self.__dict__.get("param_groups", [])
+        super().__setstate__(state)
+        self.__dict__.setdefault("_checked", [])
+        keep_our_keys(self.param_groups, old, self._ours)
+        for p, entries in self.state.items():
+            if isinstance(entries, dict):
+                self.state[p] = up_to_date(entries)
+        self._explicit = self._built = True
+        self._reset()
+        if "_loading" in self.__dict__:
+            restore(self.param_groups, self.state, self._loading, self._warn)
+
+    def __reduce__(self) -> Any:
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ class InBlocks(Lifted):
 
     def _put_back(self) -> None:
         """The state of blocks becomes that of their weights."""
-        flight, lent = self._flight, self.__dict__.pop("_lent", {})
+        flight, lent = self._swapped, self.__dict__.pop("_lent", {})
         if flight is not None and self.state is not flight.state:
             for s in flight.stacks:
                 states = [self.state.pop(X, {}) for X in lent.get(id(s.H), ())]

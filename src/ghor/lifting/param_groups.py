@@ -1,4 +1,4 @@
-"""Parameter groups: what ours may say, checked once, when a group is added or changed."""
+"""Parameter groups: the keys that are ours, checked once, when a group is added or changed."""
 
 from __future__ import annotations
 
@@ -33,19 +33,43 @@ def anchors_of(group: dict[str, Any]) -> list[Any]:
 
 
 def same_anchor(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether two groups say the same of it."""
+    """Whether two groups have the same anchor."""
     x, y = a["anchor"], b["anchor"]
     return x is y or (isinstance(x, str) and isinstance(y, str) and x == y)
 
 
 def name_of(group: dict[str, Any], gi: int, i: int) -> str:
-    """What to call a parameter in a message."""
+    """The name of a parameter in messages."""
     names = group.get("param_names")
     return str(names[i]) if names else f"parameter {i} of group {gi}"
 
 
+def with_names(group: Any, gi: int) -> Any:
+    """A group whose parameters have names, made up where it has none: torch wants all groups named, or
+    none."""
+    given = group.get("params") if isinstance(group, dict) else None
+    if given is None:
+        return group
+    params = [given] if isinstance(given, Tensor) else list(given)
+    if all(isinstance(p, Tensor) for p in params):
+        params = [(f"parameter {i} of group {gi}", p) for i, p in enumerate(params)]
+    return {**group, "params": params}
+
+
+def named_duplicate(groups: list[dict[str, Any]], group: dict[str, Any], error: ValueError) -> ValueError:
+    """torch's error for a parameter that is in two groups, with the parameter's names."""
+    known = {id(p): name_of(g, gi, i) for gi, g in enumerate(groups) for i, p in enumerate(g["params"])}
+    for i, p in enumerate(group["params"] if "more than one parameter group" in str(error) else ()):
+        if id(p) in known:
+            name = name_of(group, len(groups), i)
+            return ValueError(
+                f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]} too; pass it once"
+            )
+    return error
+
+
 def check_options(group: dict[str, Any], gi: int) -> None:
-    """The options that may be changed between steps."""
+    """Raise for bad values of the options that may be changed between steps."""
     for key, known in (("retraction", sorted(RETRACTIONS)), ("section", list(SECTIONS))):
         if not isinstance(group[key], str) or group[key] not in known:
             raise ValueError(f"unknown {key} {group[key]!r} in group {gi}; there are {known}")
@@ -56,9 +80,10 @@ def check_options(group: dict[str, Any], gi: int) -> None:
 
 
 def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: Warn) -> None:
-    """Find the spaces of a group's parameters and check everything about them.
+    """Find the spaces of a group's parameters, and check everything about them.
 
-    Leaves `group["space"]` as a space, or a tuple with one for each parameter.
+    Leaves `group["space"]` as one space, or a tuple with a space for each parameter; `group["anchor"]`
+    likewise.
     """
     for key in group:
         close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
@@ -75,34 +100,38 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
     alike: dict[Any, list[int]] = defaultdict(list)
     seen: set[int] = set()
     places: dict[int, str] = {}
-    declared, drawn = spaces_by_id(), anchors_by_id()
+    declared, declared_anchors = spaces_by_id(), anchors_by_id()
+    decays = any(key in group for key in DECAYS)
     for i, p in enumerate(params):
         name = name_of(group, gi, i)
-        foreign = getattr(p, "manifold", None) if spaces[i] is None and id(p) not in declared else None
-        if foreign is not None and type(p).__name__ == "ManifoldParameter":
+        if spaces[i] is None and id(p) not in declared and type(p).__name__ == "ManifoldParameter":
+            manifold = type(getattr(p, "manifold", None)).__name__
             warn(
                 f"foreign {name}",
-                f"{name} is a geoopt.ManifoldParameter on {type(foreign).__name__}, which ghor does not read: it is "
-                f"trained as an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) or the like",
+                f"{name} is a geoopt.ManifoldParameter on {manifold}, which ghor does not read: it is "
+                "trained as an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) "
+                "or the like",
             )
         space = spaces[i] = _space(declared.get(id(p)), spaces[i], name)
         check_parameter(p, space, name)
-        if drawn.get(id(p)) is not None and not any(key in group for key in DECAYS):
+        declared_anchor = declared_anchors.get(id(p))
+        if declared_anchor is not None and not decays:
             warn(
                 f"anchor {name}",
-                f"{name} has an anchor, and this optimizer no weight_decay that would draw it there: it is not used",
+                f"{name} has an anchor, but this optimizer has no weight_decay that would draw it there: the "
+                "anchor is not used",
             )
-        anchors[i] = _anchor(drawn.get(id(p)) if anchors[i] is None else anchors[i], p, space, name)
+        anchors[i] = _anchor(declared_anchor if anchors[i] is None else anchors[i], p, space, name)
         if isinstance(space, Euclidean):
             continue
         if id(p) in seen:
-            raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; give it once")
+            raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; pass it once")
         seen.add(id(p))
         place = 0 if p.is_meta or placing(p) is not None else p.data_ptr()
         if place in places:
             raise ValueError(
-                f"{name} and {places[place]} are two parameters with one memory; use one parameter for both, as "
-                "torch ties weights"
+                f"{name} and {places[place]} are two parameters that share memory; use one parameter for "
+                "both, as torch ties weights"
             )
         places |= {place: name} if place else {}
         alike[space, p.shape, p.dtype, p.device, placing(p)].append(i)
@@ -110,8 +139,20 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
         check_on_space([params[i] for i in index], space, [name_of(group, gi, i) for i in index], warn)
     kinds = {a if a is None or isinstance(a, str) else "given" for a in anchors}
     group["anchor"] = tuple(anchors) if len(kinds) > 1 or "given" in kinds else kinds.pop() if kinds else None
-    if params:  # the groups of ZeroRedundancyOptimizer may have none
+    if params:  # the groups of ZeroRedundancyOptimizer may be empty
         group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
+
+
+def refuse_late_declarations(groups: list[dict[str, Any]]) -> None:
+    """Raise if a weight that was taken as Euclidean has been constrained since."""
+    declared = spaces_by_id()
+    for gi, group in enumerate(groups):
+        for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
+            if isinstance(space, Euclidean) and declared.get(id(p), space) != space:
+                raise ValueError(
+                    f"{name_of(group, gi, i)} was constrained to {declared[id(p)]} after this optimizer "
+                    f"took it on {space}, and would leave it; constrain first, then build the optimizer"
+                )
 
 
 def _anchors(group: dict[str, Any], gi: int, count: int) -> list[Any]:
@@ -119,7 +160,7 @@ def _anchors(group: dict[str, Any], gi: int, count: int) -> list[Any]:
     if given is None:
         return [None] * count
     if not any(key in group for key in DECAYS):
-        raise ValueError(f"group {gi} has an anchor and no weight_decay, which is what draws weights there")
+        raise ValueError(f"group {gi} has an anchor, but no weight_decay, which is what draws weights there")
     anchors = list(given) if isinstance(given, (list, tuple)) else [given] * count
     if len(anchors) != count:
         raise ValueError(f"group {gi} has {count} parameters and {len(anchors)} anchors; give one each")
@@ -127,7 +168,7 @@ def _anchors(group: dict[str, Any], gi: int, count: int) -> list[Any]:
 
 
 def _anchor(given: Any, p: Tensor, space: Space, name: str) -> Any:
-    """None, "start" or a point of the space, a copy."""
+    """None, "start" or a copy of a point of the space."""
     if given is None or isinstance(space, Euclidean):
         if torch.is_tensor(given) and bool(given.any()):
             raise ValueError(f"{name} is Euclidean and decays towards 0, as in torch; its anchor is None")
@@ -139,14 +180,14 @@ def _anchor(given: Any, p: Tensor, space: Space, name: str) -> Any:
 
 
 def _space(declared: Space | None, given: object, name: str) -> Space:
-    """What the group says, or else what `constrain` declared."""
+    """The space that the group names, or else the one that `constrain` declared."""
     if given is None:
         return declared or Euclidean()
     if not isinstance(given, Space):
         raise TypeError(f"the space of {name} must be a ghor space such as ghor.Stiefel(), got {given!r}")
     if declared is not None and declared != given:
         raise ValueError(
-            f"{name} was declared on {declared} by ghor.constrain, and its group says {given}; leave 'space' out of "
-            "the group, or constrain the weight again"
+            f"{name} was declared on {declared} by ghor.constrain, and its group says {given}; leave 'space' "
+            "out of the group, or constrain the weight again"
         )
     return given

@@ -5,101 +5,127 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from ghor._torch.sharding import is_sharded, placing
-from ghor.constraints.registry import Record, spaces_by_id
-from ghor.constraints.validation import check_on_space
-from ghor.lifting import guards as upkeep
-from ghor.lifting import views
-from ghor.lifting.distributed import ShardedStack
+from ghor.constraints.registry import Record
+from ghor.constraints.validation import Warn, check_on_space
+from ghor.lifting import guards
 from ghor.lifting.param_groups import (
+    DECAYS,
     GROUP_KEYS,
     anchors_of,
     check_group,
     check_options,
     name_of,
+    refuse_late_declarations,
     same_anchor,
     spaces_of,
 )
-from ghor.lifting.probe import options_of, parity
-from ghor.lifting.stack import Stack
+from ghor.lifting.stack import ShardedStack, Stack, shared_values
 from ghor.spaces import Euclidean, Space
-
-if TYPE_CHECKING:
-    from ghor.lifting.contract import Contract
 
 _grad = operator.attrgetter("grad")
 
 
-class Stacking:
-    """The stacks of an optimizer, its Euclidean weights by group, and the groups that they were made from."""
+class Lifting(Protocol):
+    """The part of a lifted optimizer that a partition needs."""
 
-    def __init__(self, optimizer: Contract, before: Stacking | None = None) -> None:
-        """Weights of one group, space, shape, dtype, device and step count are one stack."""
-        groups: list[dict[str, Any]] = optimizer.param_groups
+    param_groups: list[dict[str, Any]]
+    state: Any
+    defaults: dict[str, Any]
+
+    @property
+    def stack(self) -> bool: ...
+    @property
+    def _warn(self) -> Warn: ...
+    def section_kind(self, group: dict[str, Any], space: Space, p: Tensor, name: str) -> str: ...
+    def turning_keys(self, group: dict[str, Any]) -> set[str]: ...
+
+
+class Partition:
+    """The stacks of an optimizer, its Euclidean weights by group, and a copy of the groups they were made
+    from."""
+
+    def __init__(
+        self, optimizer: Lifting, groups: list[dict[str, Any]], before: Partition | None = None
+    ) -> None:
+        """Weights of one group, space, shape, dtype, device and step count form one stack.
+
+        `groups` are copies (`copied`) of groups that have been checked already.
+        """
         state = optimizer.state
         spaces = {} if before is None else before.spaces
         self.euclidean: list[list[Tensor]] = []
         self.spaces: dict[int, Space] = {}  # by the id of a weight, which `groups` keeps alive
-        self.loose = [key for key in state if not isinstance(key, Tensor)]  # state of no weight: Base's own
-        self.declared = Record.changes
-        refuse_late(optimizer)
+        self.loose = [key for key in state if not isinstance(key, Tensor)]  # Base's own state, of no weight
+        self.declarations = Record.changes
+        refuse_late_declarations(optimizer.param_groups)
         kinds: dict[Any, list[tuple[Tensor, str, Any]]] = defaultdict(list)
-        for gi, group in enumerate(groups):
+        for gi, group in enumerate(optimizer.param_groups):
             check_options(group, gi)
-            known = before is not None and gi < len(before.groups) and before.groups[gi]
-            if not (known and known["space"] is group["space"] and same_anchor(known, group)):
+            checked = gi < len(groups) and groups[gi]
+            if not (
+                checked
+                and checked["space"] is group["space"]
+                and same_anchor(checked, group)
+                and len(checked["params"]) == len(group["params"])
+                and all(map(operator.is_, checked["params"], group["params"]))
+            ):
                 check_group(group, gi, optimizer.defaults, optimizer._warn)
             euclidean = []
-            for i, (p, space, anchor) in enumerate(
-                zip(group["params"], spaces_of(group), anchors_of(group), strict=True)
-            ):
+            members = zip(group["params"], spaces_of(group), anchors_of(group), strict=True)
+            for i, (p, space, anchor) in enumerate(members):
                 name = name_of(group, gi, i)
                 if spaces.get(id(p), space) != space and state.get(p):
                     raise ValueError(
-                        f"{name} went from {spaces[id(p)]} to {space} after steps were taken; its state means nothing "
-                        "there, so build a new optimizer"
+                        f"{name} went from {spaces[id(p)]} to {space} after steps were taken; its state "
+                        "means nothing there, so build a new optimizer"
                     )
                 self.spaces[id(p)] = space
                 if isinstance(space, Euclidean):
                     euclidean.append(p)
                 elif p.is_meta:
                     raise ValueError(
-                        f"{name} is on the meta device and has no values to move; materialise the module, then build "
-                        "the optimizer"
+                        f"{name} is on the meta device and has no values to move; materialise the module, "
+                        "then build the optimizer"
                     )
                 else:
-                    shared = views.shared_values(p, state.get(p, {})) if optimizer.stack else id(p)
-                    kinds[gi, space, p.shape, p.dtype, p.device, placing(p), anchor is None, shared].append(
-                        (p, name, anchor)
-                    )
+                    own = state.get(p)
+                    shared = id(p) if not optimizer.stack else shared_values(p, own) if own else ()
+                    kind = gi, space, p.shape, p.dtype, p.device, placing(p), anchor is None, shared
+                    kinds[kind].append((p, name, anchor))
             self.euclidean.append(euclidean)
-        self.stacks: list[Stack] = []
-        for (gi, space, *_), members in kinds.items():
-            params, names = [p for p, *_ in members], [name for _, name, _ in members]
-            check_on_space(params, space, names, optimizer._warn)
-            kind = section_kind(optimizer, gi, space, params[0], names[0])
-            vectors = turning_keys(optimizer, groups[gi]) if kind == "implicit" else set()
-            states = [_drawn(dict(state.get(p, {})), p, anchor) for p, _, anchor in members]
-            of = ShardedStack if is_sharded(params[0]) else Stack
-            try:
-                self.stacks.append(
-                    of(groups[gi], gi, space, kind, params, names, states, vectors, optimizer.stack)
-                )
-            except ValueError as error:
-                raise ValueError(f"{names[0]}: {error}") from None
+        self.stacks = [self._stack(optimizer, gi, space, alike) for (gi, space, *_), alike in kinds.items()]
         for s in self.stacks:
-            views.publish(s, state, only_if_any=True)
-        self.groups: list[dict[str, Any]] = [
-            {**{k: g[k] for k in GROUP_KEYS}, "params": list(g["params"])} for g in groups
-        ]
+            s.publish(state, only_if_any=True)
+        self.groups = copied(optimizer.param_groups)
 
-    def holds(self, optimizer: Contract) -> bool:
-        """Whether groups and state are those the stacks were made from (all of them can be written from
-        outside)."""
+    def _stack(
+        self, optimizer: Lifting, gi: int, space: Space, members: list[tuple[Tensor, str, Any]]
+    ) -> Stack:
+        group, params, names = optimizer.param_groups[gi], [m[0] for m in members], [m[1] for m in members]
+        check_on_space(
+            params, space, names, optimizer._warn
+        )  # the values can have changed since the constructor
+        first = optimizer.state.get(params[0], {})
+        if group["section"] == "auto" and "section" in first:
+            kind = "transported"  # what a run has begun with, it goes on with: "auto" may have meant another
+        else:
+            kind = optimizer.section_kind(group, space, params[0], names[0])
+        vectors = optimizer.turning_keys(group) if kind == "implicit" else set()
+        states = [_with_target(dict(optimizer.state.get(p, {})), p, anchor) for p, _, anchor in members]
+        of = ShardedStack if is_sharded(params[0]) else Stack
+        try:
+            return of(group, gi, space, kind, params, names, states, vectors, optimizer.stack)
+        except ValueError as error:
+            raise ValueError(f"{names[0]}: {error}") from None
+
+    def holds(self, optimizer: Lifting) -> bool:
+        """Whether groups and state still are those that the stacks were made from (users can write to
+        them)."""
         groups = optimizer.param_groups
         if len(self.groups) != len(groups):
             return False
@@ -114,81 +140,55 @@ class Stacking:
                 and all(map(operator.is_, seen["params"], group["params"]))
             ):
                 return False
-        return all([views.in_place(s, optimizer.state) for s in self.stacks])  # noqa: C419 (a generator is a call each)
+        return all([s.in_place(optimizer.state) for s in self.stacks])  # noqa: C419 (a generator costs calls)
 
-    def ready(self, optimizer: Contract) -> tuple[Stacking, list[Stack]]:
-        """What holds now, and the stacks that move in this step."""
-        if self.declared != Record.changes:
-            refuse_late(optimizer)
-            self.declared = Record.changes
-        now = self if self.holds(optimizer) else Stacking(optimizer, self)
+    def ready(self, optimizer: Lifting) -> tuple[Partition, list[Stack]]:
+        """The partition that holds now, and its stacks that move in this step."""
+        if self.declarations != Record.changes:
+            refuse_late_declarations(optimizer.param_groups)
+            self.declarations = Record.changes
+        now = self if self.holds(optimizer) else Partition(optimizer, self.groups, self)
         return now, now.moving(optimizer)
 
-    def moving(self, optimizer: Contract) -> list[Stack]:
-        """The stacks with gradients. Nothing has moved yet: what is wrong with weights or gradients
-        raises."""
+    def moving(self, optimizer: Lifting) -> list[Stack]:
+        """The stacks with gradients. Raises for bad weights or gradients before anything moves."""
         moving = []
         for s in list(self.stacks):
-            s.group = optimizer.param_groups[s.gi]  # they can be other dicts than when the stack was made
-            grads = list(map(_grad, s.owners))
+            s.group = optimizer.param_groups[s.gi]  # load_state_dict replaces the dicts
+            if (
+                s.decay_target is not None
+            ):  # looked up here: compiled code that reads a group breaks the graph
+                s.decays = any(s.group.get(key) for key in DECAYS)
+            grads = list(map(_grad, s.parameters))
             if all(map(operator.is_not, grads, repeat(None))):
                 moving.append(s)
             elif any(map(operator.is_not, grads, repeat(None))):  # from here on their step counts differ
                 there = [i for i, g in enumerate(grads) if g is not None]
                 rest = [i for i, g in enumerate(grads) if g is None]
-                self.stacks = [t for t in self.stacks if t is not s] + [s.part(there), s.part(rest)]
+                self.stacks = [t for t in self.stacks if t is not s] + [s.subset(there), s.subset(rest)]
                 moving.append(self.stacks[-2])
         for s in moving:
             if s.group.get("differentiable"):
                 raise RuntimeError(
-                    f"{s.names[0]} is on {s.space}: differentiable=True does not go through the step of such a weight; "
-                    "set it to False in its group"
+                    f"{s.names[0]} is on {s.space}: differentiable=True does not go through the step of "
+                    "such a weight; set it to False in its group"
                 )
-            upkeep.before(s, optimizer._warn)
+            if not s.as_left():
+                guards.before(s, optimizer._warn)
         return moving
 
 
-def refuse_late(optimizer: Contract) -> None:
-    """ValueError if a weight that this optimizer has taken for a Euclidean one was constrained since."""
-    declared = spaces_by_id()
-    for gi, group in enumerate(optimizer.param_groups):
-        for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
-            if isinstance(space, Euclidean) and declared.get(id(p), space) != space:
-                raise ValueError(
-                    f"{name_of(group, gi, i)} was constrained to {declared[id(p)]} after this optimizer took it on "
-                    f"{space}, and would leave it; constrain first, then build the optimizer"
-                )
+def copied(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Our keys and the parameters of checked groups, to compare with later."""
+    return [{**{k: g[k] for k in GROUP_KEYS}, "params": list(g["params"])} for g in groups]
 
 
-def _drawn(state: dict[str, Any], p: Tensor, anchor: Any) -> dict[str, Any]:
-    """A weight's state with the point that weight decay draws it to."""
+def _with_target(state: dict[str, Any], p: Tensor, anchor: Any) -> dict[str, Any]:
+    """A weight's state with the point that weight decay draws it towards."""
     if anchor is None:
-        state.pop("drawn_to", None)
+        state.pop("decay_target", None)
     elif isinstance(anchor, str):
-        state.setdefault("drawn_to", p.detach())
+        state.setdefault("decay_target", p.detach())
     else:
-        state["drawn_to"] = anchor
+        state["decay_target"] = anchor
     return state
-
-
-def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: str) -> str:
-    """What the group's `section` comes to. "auto" is transported for state that a turning frame would
-    spoil."""
-    group = optimizer.param_groups[gi]
-    try:
-        kind = space.section_kind(group["section"], p.shape)
-        if kind == "implicit":
-            turning_keys(optimizer, group)
-    except ValueError as error:
-        if group["section"] == "auto":
-            return "transported"
-        raise ValueError(f"{name}: {error}") from None
-    return kind
-
-
-def turning_keys(optimizer: Contract, group: dict[str, Any]) -> set[str]:
-    """The keys of state tensors that turn with the frame."""
-    if hasattr(optimizer, "turning_keys"):  # it says so itself
-        return optimizer.turning_keys(group)
-    options = options_of(optimizer.Base, optimizer._options, group)
-    return {key for key, kind in parity(optimizer.Base, options).items() if kind == "vector"}

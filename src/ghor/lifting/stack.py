@@ -1,32 +1,56 @@
-"""Weights of one kind as one batch: their layout, and the lines of Algorithm 3 for them."""
+"""Weights of one kind as one batch: their layout, their state, and the lines of Algorithm 3 for them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
-from ghor._torch.values import may_read
-from ghor.lifting import guards as upkeep
-from ghor.lifting import views
-from ghor.lifting.param_groups import DECAYS
+from ghor._torch.sharding import Shards, is_sharded
+from ghor._torch.values import SELDOM, may_read
 from ghor.retraction import by_name
 from ghor.spaces import Space
-from ghor.spaces.sections import KINDS, Implicit, from_state
+from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
+
+# Our keys in state[p], beside those of the base optimizer: the section; the point in float32 ("master") where
+# the weight is half precision and the section does not hold it; the point that weight decay draws the weight
+# towards; and how often the weight has moved.
+POINT_KEYS = (*SECTION_KEYS, "decay_target")
+STATE_KEYS = (*POINT_KEYS, "moves")
+
+_version = operator.attrgetter("_version")
+_dtype = operator.attrgetter("dtype")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A stack's weights and states when we last looked: whatever differs now was changed by others."""
+
+    dicts: tuple[dict[str, Any] | None, ...] = ()  # state[p], where there is one
+    values: tuple[Any, ...] = ()  # their values, kept alive because an id can be reused
+    bound: tuple[Any, ...] | None = None  # the values of the stack's state that those are views of
+    shared: tuple[Tensor, ...] = ()  # tensors that all weights share, such as a step count
+    shared_versions: tuple[int, ...] = ()
+    versions: tuple[int, ...] = ()  # of the weights
+    expected: Tensor | None = None  # what `Stack.reading` has to return
 
 
 class Stack:
-    """P weights of one group, space, shape, dtype, device and step count, as (P, *shape).
+    """P weights of one group, space, shape, dtype, device and step count, as one tensor (P, *shape).
 
     `H` is their shadow, 0 between steps, and `state` the base optimizer's state of it. Geometry sees points
-    (M, *point), M = P times the weights' own batch dimensions; `W` is H so. A weight that is not `stacked` is
-    alone, and H has its shape, with no leading dimension. Weights that are sharded over processes have a
-    stack of their own kind, in `distributed.py`: there `params` are what this process works on, H and state
-    are DTensors around it.
+    (M, *point), where M is P times the weights' own batch dimensions; `W` is H in that layout. With
+    `stacked=False` there is a single weight, and H has its shape without a leading dimension.
+
+    `parameters` are the optimizer's; `params` are the tensors that this process works on, which differ only
+    for sharded weights (`ShardedStack`).
     """
 
     def __init__(
@@ -35,56 +59,57 @@ class Stack:
         gi: int,
         space: Space,
         kind: str,
-        params: list[Tensor],
+        parameters: list[Tensor],
         names: list[str],
         states: list[dict[str, Any]],
         vectors: set[str],
         stacked: bool = True,
     ) -> None:
         self.group, self.gi, self.space, self.kind = group, gi, space, kind
-        self.owners, self.names, self.vectors, self.stacked = params, names, vectors, stacked
-        self.as_is = space.one == space  # weights are points, with no blocks and no rows that are left alone
-        self.params = params = self.pieces(params)
+        self.parameters, self.names, self.vectors, self.stacked = parameters, names, vectors, stacked
+        self.as_is = space.one == space  # a weight is a batch of points: no blocks, no padding row
+        self.params = params = self.pieces(parameters)
         self.shape, self.where = params[0].shape, (params[0].dtype, params[0].device)
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half = dtype != params[0].dtype
         split = space.split(params[0]).shape
-        self.E = space.one.E(split[len(split) - space.dims :], device="meta")  # its layout is all that counts
+        self.E = space.one.E(split[len(split) - space.dims :], device="meta")  # only its layout is used
         self.batch = (len(params), *split[: len(split) - space.dims])
         self.H = self.whole(
             torch.zeros((*self.batch[:stacked], *self.shape), dtype=dtype, device=self.where[1]), stacked
         )
         self.free = may_read(self.H)
-        # Longest velocities: from `large` on rounding is repaired at once, beyond `limit` a step is taken in
-        # float64.
+        # Above `large` rounding is repaired at once; above `limit` a step is taken in float64.
         reach = space.reach(self.shape)
         self.large, self.limit = 0.5 * reach, min(4 * reach, space.max_velocity)
+        self.plain_length = type(space).step_length is Space.step_length  # then the norm, without a call
         self.retraction = by_name(group["retraction"])
-        self.state = views.gather(self, states)
+        self.state = self._gather(states)
         self.moves = torch.zeros((), dtype=torch.int64)
         if "moves" in states[0]:
             self.moves.copy_(states[0]["moves"])
         self.age = int(self.moves)
-        held, Y = views.gather_section(self, states), self.exact(self.weights())
+        held, Y = self._gather_points(states), self.exact(self.weights())
         self.section = from_state(KINDS[kind], space.one, self.E, held, Y, self.half, self.turning())
         if isinstance(self.section, Implicit) and space.spreads:
             self.section.squares = self.even
-        anchor = held.get("drawn_to")  # (M, *point), where the weights decay to
-        self.anchor = (
-            space.one.project(anchor) if self.half and anchor is not None and anchor.numel() else anchor
-        )
-        self.in_motion = False  # while the section is being written: it may be off the group
-        self.seen = views.Seen(versions=views.versions(self), expected=upkeep.expected_of_loaded(self))
+        target = held.get("decay_target")
+        if self.half and target is not None and target.numel():
+            target = space.one.project(target)
+        self.decay_target: Tensor | None = target  # (M, *point)
+        self.decays = False  # whether the group has a weight decay now; looked up before each step
+        self.in_motion = False  # True while the section is being written, when it may be off the group
+        self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
 
-    # -- layout -----------------------------------------------------------------------------------------------------
+    # -- layout ----------------------------------------------------------------------------------------------
 
     def pieces(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What this process works on: of ordinary tensors, all."""
+        """The part of each tensor that this process works on: all of an ordinary one."""
         return tensors
 
     def whole(self, X: Tensor, lead: int) -> Tensor:
-        """A tensor of weights as the base optimizer sees it; its first `lead` dimensions are no weight's."""
+        """X as the base optimizer sees it; its first `lead` dimensions do not belong to the weight."""
         return X
 
     def local(self, X: Tensor) -> Tensor:
@@ -92,12 +117,15 @@ class Stack:
         return X
 
     def placed(self, value: Tensor) -> Tensor:
-        """A tensor of a weight's state where it belongs."""
+        """A state tensor, moved to where its weight is."""
         return value
 
-    def row(self, X: Tensor, i: int) -> Tensor:
-        """X[i], a view."""
-        return X[i]
+    def rows(self, X: Tensor) -> Sequence[Tensor]:
+        """X[0], X[1], ..., as views."""
+        return X.unbind(0)
+
+    def write_back(self) -> None:
+        """Copy `params` to the parameters where they are not the same tensors."""
 
     def points(self, X: Tensor) -> Tensor:
         """(P, *shape) as points (M, *point); a view where the batch dimensions allow it."""
@@ -108,85 +136,226 @@ class Stack:
         """The velocities, as points."""
         return self.points(self.local(self.H))
 
-    def held_by_weights(self) -> Tensor | None:
-        """Y where the section does not hold it, in one piece: spaces write to views of it."""
-        return None if self.section.holds_point else self.points(self.weights()).contiguous()
-
     def weights(self) -> Tensor:
-        """(P, *shape), to be called without gradients; of a single weight it is the weight's own memory."""
+        """The weights as one tensor (P, *shape), without gradients; a single weight is not copied."""
         one = len(self.params) == 1
         weights = self.params[0].detach().unsqueeze(0) if one else torch.stack(self.params)
         return weights if self.as_is else self.space.read(weights)
 
+    def held_by_weights(self) -> Tensor | None:
+        """Y where the section does not hold it, contiguous because spaces write to views of it."""
+        return None if self.section.holds_point else self.points(self.weights()).contiguous()
+
     def exact(self, weights: Tensor) -> Tensor:
-        """Points in the dtype of computation; half precision ones where they were rounded from."""
+        """Weights as points in the dtype of computation; half precision ones are projected, as rounding took
+        them off the space."""
         Y = self.points(weights.to(self.H.dtype))
         return self.space.one.project(Y) if self.half and Y.numel() else Y
+
+    def any_of_weight(self, x: Tensor) -> Tensor:
+        """Whether any of a weight's points is true: (M) -> (P)."""
+        return x.view(len(self.params), math.prod(self.batch[1:])).any(1)
+
+    def each(self, x: Tensor) -> Tensor:
+        """One value per point, shaped so that it multiplies points: (M) -> (M, 1, ...)."""
+        return x.view(-1, *[1] * self.E.dim())
+
+    def name_of_point(self, i: int) -> str:
+        """The name of the weight that a point belongs to."""
+        return self.names[i // math.prod(self.batch[1:])]
+
+    # -- state: the stack's tensors, and state[p] as views of them -----------------------------------------
+
+    def is_stacked(self, value: Any) -> bool:
+        """Whether an entry of the stack's state has a leading dimension for the weights."""
+        return is_per_weight(value, self.H) and (not self.stacked or len(value) == len(self.params))
+
+    def moments(self) -> list[Tensor]:
+        """State tensors with an entry for each weight, (P, ...)."""
+        tensors = [self.local(v) for v in self.state.values() if self.is_stacked(v)]
+        return tensors if self.stacked else [v.unsqueeze(0) for v in tensors]
+
+    def turning(self) -> list[Tensor]:
+        """State that is odd in the gradient (momentum), as points: it turns with an implicit section's
+        frame."""
+        return [self.points(self.local(self.state[key])) for key in sorted(self.vectors & set(self.state))]
+
+    def even(self) -> list[Tensor]:
+        """State that is even in the gradient (second moments), as points."""
+        others = [v for k, v in self.state.items() if k not in self.vectors and torch.is_tensor(v)]
+        return [self.points(self.local(v)) for v in others if v.shape == self.H.shape]
+
+    def _gather(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The stack's state from its members': tensors of a weight's shape are stacked, the rest is
+        shared."""
+        out = {}
+        for key, value in states[0].items():
+            if key in STATE_KEYS:
+                continue
+            if not torch.is_tensor(value):
+                out[key] = value
+            elif not is_per_weight(value, self.params[0]):
+                out[key] = value.clone()
+            else:
+                values = [self.placed(state[key]) for state in states]
+                stacked = torch.stack(values) if self.stacked else values[0]
+                H = self.H
+                same = (
+                    value.is_floating_point() == H.is_floating_point()
+                    and value.is_complex() == H.is_complex()
+                )
+                out[key] = stacked.to(H.dtype) if same else stacked
+        return out
+
+    def _gather_points(self, states: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        """The members' sections and decay targets, (M, ...) each, in the dtype of computation."""
+        held = {}
+        for key in POINT_KEYS:
+            if key in states[0]:
+                values = [self.local(self.placed(state[key])) for state in states]
+                X = torch.stack(values).to(self.H)
+                if key == "decay_target":
+                    held[key] = self.points(self.space.read(X))
+                else:
+                    held[key] = X.flatten(0, len(self.batch) - 1)
+        return held
+
+    def members(self) -> list[dict[str, Any]]:
+        """state[p] of every weight: views of the stacked tensors; other values are shared by all."""
+        count = len(self.params)
+        columns: dict[str, Sequence[Any]] = {}
+        for key, value in self.state.items():
+            columns[key] = self.rows(value) if self.stacked and self.is_stacked(value) else [value] * count
+        for key, value in self.section.tensors().items():
+            columns[key] = [self.whole(X, 0) for X in value.unflatten(0, self.batch).unbind(0)]
+        if self.decay_target is not None:
+            targets = self.decay_target.view(count, *self.shape).unbind(0)
+            columns["decay_target"] = [self.whole(X, 0) for X in targets]
+        columns["moves"] = [self.moves] * count
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def publish(self, state: Any, only_if_any: bool = False) -> None:
+        """Put the members' states into the optimizer's, where the base has bound new objects since last
+        time."""
+        seen = self.seen
+        versions = tuple(map(_version, self.parameters))
+        self.seen = replace(seen, versions=versions, shared_versions=tuple(map(_version, seen.shared)))
+        bound = tuple(self.state.values())
+        if (
+            seen.bound is not None
+            and len(bound) == len(seen.bound)
+            and all(map(operator.is_, bound, seen.bound))
+        ):
+            return
+        if only_if_any and not self.state:  # there is nothing to show before the first step
+            dicts = tuple(map(state.get, self.parameters))
+        else:
+            dicts = tuple(state[p] for p in self.parameters)
+        self._show(dicts)
+
+    def _show(self, dicts: tuple[dict[str, Any] | None, ...]) -> None:
+        """Fill the members' states that exist."""
+        there = [d for d in dicts if d is not None]
+        if there:
+            for d, entries in zip(dicts, self.members(), strict=True):
+                if d is not None:
+                    d.clear()
+                    d.update(entries)
+        bound = tuple(self.state.values()) if there else None
+        shared = tuple(v for v in self.state.values() if torch.is_tensor(v) and not self.is_stacked(v))
+        shared = shared if there else ()
+        self.seen = replace(
+            self.seen,
+            dicts=dicts,
+            values=_values(there),
+            bound=bound,
+            shared=shared,
+            shared_versions=tuple(map(_version, shared)),
+        )
+
+    def drop_section(self) -> None:
+        """Delete the section from each state; it will be rebuilt from the weights."""
+        for d in filter(None, self.seen.dicts):
+            for key in SECTION_KEYS:
+                d.pop(key, None)
+
+    def subset(self, index: list[int]) -> Stack:
+        """A stack of some of the weights, with a copy of their state."""
+        members = self.members()
+        states = [members[i] for i in index]
+        parameters, names = [self.parameters[i] for i in index], [self.names[i] for i in index]
+        part = type(self)(self.group, self.gi, self.space, self.kind, parameters, names, states, self.vectors)
+        then = self.seen.expected
+        if then is not None and (self.half or not part.section.holds_point):
+            if self.half:
+                chosen = then[index]
+            else:
+                chosen = then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
+            part.seen = replace(part.seen, expected=chosen)
+        part.seen = replace(part.seen, versions=tuple(self.seen.versions[i] for i in index))
+        part._show(tuple(self.seen.dicts[i] for i in index))
+        return part
+
+    # -- what others may have changed ----------------------------------------------------------------------
+
+    def in_place(self, state: Any) -> bool:
+        """Whether the optimizer's state still is what we put there, and the weights are of one kind."""
+        seen = self.seen
+        values = _values([d for d in seen.dicts if d is not None])
+        return (
+            self.parameters[0].device == self.where[1]
+            and set(map(_dtype, self.parameters)) == {self.where[0]}
+            and all(map(operator.is_, map(state.get, self.parameters), seen.dicts))
+            and len(values) == len(seen.values)
+            and all(map(operator.is_, values, seen.values))
+        )
+
+    def as_left(self) -> bool:
+        """Whether weights and shared state are as we left them, as far as we may look now; the common case.
+
+        Writes through `.data` escape the version counters: the values are compared, on an accelerator every
+        `SELDOM` steps. `guards.before` deals with what has changed.
+        """
+        seen = self.seen
+        if (
+            self.params is not self.parameters  # sharded: the local tensors have to be fetched
+            or tuple(map(_version, self.parameters)) != seen.versions
+            or tuple(map(_version, seen.shared)) != seen.shared_versions
+        ):
+            return False
+        if seen.expected is None or not (self.free or self.age % SELDOM == 0):
+            return True
+        return torch.equal(self.reading(), seen.expected)
 
     def reading(self) -> Tensor:
         """The weights, in the form in which `seen.expected` is kept."""
         weights = self.weights()
         if self.half:
             return weights
-        return (
-            self.points(weights) if self.section.holds_point else self.section.reading(self.points(weights))
-        )
+        Y = self.points(weights)
+        return Y if self.section.holds_point else self.section.reading(Y)
 
-    def any_of_weight(self, x: Tensor) -> Tensor:
-        """Of values (M), one for each point, whether any of a weight's is true: (P)."""
-        return x.view(len(self.params), math.prod(self.batch[1:])).any(1)
+    def expected(self) -> Tensor:
+        """The `reading` of the next step, now that the weights are what they should be."""
+        if self.section.holds_point and not self.half:
+            return self.section.point(None)
+        return self.weights().clone() if self.half else self.reading()
 
-    def each(self, x: Tensor) -> Tensor:
-        """Values (M), one for each point, to be multiplied with points."""
-        return x.view(-1, *[1] * self.E.dim())
+    def _expected_at_start(self) -> Tensor:
+        """The same where the section may come from a file: half precision weights can be anywhere near it."""
+        if not self.half or not self.params[0].numel():
+            return self.expected()
+        weights, Y = self.weights(), self.section.point(None)
+        near = (self.exact(weights) - Y).abs().flatten(1).amax(1) <= 1e-5
+        near = ~self.any_of_weight(~near).view(-1, *[1] * len(self.shape))
+        return torch.where(near, weights, Y.reshape(weights.shape).to(self.where[0]))
 
-    def moments(self) -> list[Tensor]:
-        """State tensors with an entry for each weight, (P, ...) here."""
-        tensors = [self.local(v) for v in self.state.values() if views.is_stacked(v, self)]
-        return tensors if self.stacked else [v.unsqueeze(0) for v in tensors]
-
-    def turning(self) -> list[Tensor]:
-        """Odd (momentum-like) state, as points: what turns with an implicit section's frame."""
-        return [self.points(self.local(self.state[key])) for key in sorted(self.vectors & set(self.state))]
-
-    def even(self) -> list[Tensor]:
-        """Even state (second moments), as points."""
-        others = [v for k, v in self.state.items() if k not in self.vectors and torch.is_tensor(v)]
-        return [self.points(self.local(v)) for v in others if v.shape == self.H.shape]
-
-    def name_of_point(self, i: int) -> str:
-        """The weight that a point belongs to."""
-        return self.names[i // math.prod(self.batch[1:])]
-
-    def part(self, index: list[int]) -> Stack:
-        """The stack of some of the weights, with a copy of their state."""
-        states = [views.member(self, i) for i in index]
-        params, names = [self.owners[i] for i in index], [self.names[i] for i in index]
-        part = type(self)(self.group, self.gi, self.space, self.kind, params, names, states, self.vectors)
-        then = self.seen.expected
-        if then is not None and (self.half or not part.section.holds_point):
-            chosen = (
-                then[index]
-                if self.half
-                else then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
-            )
-            part.seen = replace(part.seen, expected=chosen)
-        part.seen = replace(part.seen, versions=tuple(self.seen.versions[i] for i in index))
-        views.show(part, tuple(self.seen.dicts[i] for i in index))
-        return part
-
-    def drop_section(self) -> None:
-        """Delete the section from each state; it is rebuilt from the weights."""
-        for d in filter(None, self.seen.dicts):
-            for key in views.SECTION_KEYS:
-                d.pop(key, None)
-
-    # -- Algorithm 3: reads no value, for torch.compile and accelerators ----------------------------------------------
+    # -- Algorithm 3: reads no value, for torch.compile and accelerators -----------------------------------
 
     def global_grad(self, B: Tensor) -> Tensor | None:
-        """B <- global_rep(Lambda, rgrad(Y, G)), in the layout of the shadow; returns Y where the weights hold
+        """B <- global_rep(Lambda, rgrad(Y, G)), in the layout of the shadow; returns Y if the weights hold
         it."""
-        grads: list[Any] = [p.grad for p in self.owners]
+        grads: list[Any] = [p.grad for p in self.parameters]
         if True in [g.is_sparse for g in grads]:
             grads = [g.to_dense() for g in grads]
         grads = self.pieces(grads)
@@ -196,29 +365,28 @@ class Stack:
         self.section.global_grad(Y, self.points(G.detach().to(self.H.dtype)), self.points(self.local(B)))
         return Y
 
-    def from_anchor(self) -> Tensor | None:
-        """H <- global_grad(Lambda, Y - Y0), the gradient of |Y - Y0|^2/2, where weights decay towards an
-        anchor Y0.
+    def away_from_target(self) -> Tensor:
+        """H <- the way from the decay target Y0 to the weight, in g^hor: the gradient of dist(Y, Y0)^2/2.
 
-        Base's weight decay takes it for the weight. Returns a copy, to be taken off again: W is what Base
-        adds to it.
+        Base's weight decay takes H for the weight, and shortens it. Returns a copy, to be subtracted after
+        Base's step: W is what Base adds to it.
         """
-        if self.anchor is None or not any(self.group.get(key) for key in DECAYS):
-            return None
-        held = self.held_by_weights()
-        Y = self.section.point(held)
-        self.section.global_grad(held, Y - self.space.one.representative(Y, self.anchor), self.W)
+        assert self.decay_target is not None
+        self.section.away_from(self.held_by_weights(), self.decay_target, self.W)
         return self.W.clone()
 
     def update_section(self, Y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. Where W = 0 no bit
-        changes.
+        """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. W = 0 changes no
+        bit.
 
-        A velocity that is longer than `limit` or not finite is deferred to `upkeep.after`, where reading it
-        is free. Elsewhere it is clipped, or 0.
+        Where values may be read, velocities that are longer than `limit` or not finite are left to
+        `guards.after`. Elsewhere they are clipped, or set to 0.
         """
         W = self.W
-        length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
+        if self.plain_length:
+            length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
+        else:
+            length = self.space.one.step_length(W)
         moved = length > 0
         if torch.compiler.is_compiling() or (
             self.free and len(length) and not float(length.max()) <= self.limit
@@ -230,27 +398,73 @@ class Stack:
         self.in_motion = True
         return self.section.update(Y, W, self.retraction, self.turning(), moved), length
 
-    def apply_section(self, Y: Tensor, length: Tensor) -> None:
-        """Y = Lambda E into the weights; of half precision ones those that moved, the others are rounded
-        already."""
+    def write_weights(self, Y: Tensor, length: Tensor) -> None:
+        """Copy the points Y = Lambda E to the weights; half precision weights that did not move keep their
+        values."""
         points = Y.unflatten(0, self.batch)
         if self.half:
             moved = self.any_of_weight(length > 0).view(-1, *[1] * (points.dim() - 1))
             points = torch.where(moved, points.to(self.where[0]), self.space.split(self.weights()))
         if torch.compiler.is_compiling() or points.data_ptr() != self.params[0].data_ptr():
             if self.as_is:
-                torch._foreach_copy_(self.params, self._split(points))
+                torch._foreach_copy_(self.params, self._unstack(points))
             else:
-                self.space.write(self.params, self._split(points))
-        self.written()
+                self.space.write(self.params, self._unstack(points))
+        self.write_back()
 
-    def _split(self, points: Tensor) -> list[Tensor]:
-        """Points of P weights as P views; those of a section that stays where it is are made once."""
+    def _unstack(self, points: Tensor) -> list[Tensor]:
+        """Points of P weights as P views, made once where the section stays at the same address."""
         if torch.compiler.is_compiling() or self.half or not self.section.holds_point:
             return list(points.unbind(0))
         if self._targets is None:
             self._targets = list(points.unbind(0))
         return self._targets
 
-    def written(self) -> None:
-        """`params` are what the weights are to be: they are the weights."""
+
+class ShardedStack(Stack):
+    """A stack of DTensors: `params` are what this process works on, H and the state are DTensors around it.
+
+    `ghor._torch.sharding` decides whether that is the process's own shard or the gathered weight.
+    """
+
+    def pieces(self, tensors: list[Any]) -> list[Tensor]:
+        if not hasattr(self, "shards"):
+            self.shards = Shards(tensors[0], self.space)
+        return self.shards.pieces(tensors)
+
+    def whole(self, X: Tensor, lead: int) -> Any:
+        return self.shards.whole(X, lead)
+
+    def local(self, X: Any) -> Tensor:
+        return X.to_local() if is_sharded(X) else X
+
+    def placed(self, value: Any) -> Any:
+        return self.shards.placed(value)
+
+    def rows(self, X: Any) -> Sequence[Any]:
+        if not is_sharded(X):
+            return X.unbind(0)
+        return [
+            X[i : i + 1].squeeze(0) for i in range(len(X))
+        ]  # X[i] changes the shape of X itself in torch 2.9
+
+    def write_back(self) -> None:
+        """Each process writes its own shard; nothing is sent."""
+        self.shards.write(self.parameters, self.params)
+
+
+def is_per_weight(value: Any, like: Tensor) -> bool:
+    """Whether a state tensor has a weight's dimensions: its shape, or ones in places (norms)."""
+    return torch.is_tensor(value) and value.dim() == like.dim() > 0
+
+
+def shared_values(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
+    """What members of a stack must agree in: the keys of their states, and every value that is not per
+    weight."""
+    shared = {k: v for k, v in state.items() if k not in POINT_KEYS and not is_per_weight(v, p)}
+    values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
+    return tuple(sorted(state)), repr(sorted(values))
+
+
+def _values(dicts: Sequence[dict[str, Any]]) -> tuple[Any, ...]:
+    return tuple(chain.from_iterable(map(dict.values, dicts)))

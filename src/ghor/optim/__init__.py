@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ghor.lifting.contract import NAMED
-from ghor.lifting.lifted import Lifted
+from ghor.lifting.lifted import NAMED, Lifted
 from ghor.linalg import parts
 from ghor.optim.lbfgs import LBFGS
 from ghor.optim.muon import Muon

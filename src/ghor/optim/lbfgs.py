@@ -12,14 +12,14 @@ from ghor._torch.precision import full_precision
 from ghor._torch.sharding import is_sharded
 from ghor.constraints.validation import check_on_space
 from ghor.lifting.lifted import Lifted
-from ghor.lifting.param_groups import name_of, spaces_of
-from ghor.lifting.partition import refuse_late
+from ghor.lifting.param_groups import name_of, refuse_late_declarations, spaces_of
 from ghor.retraction import by_name
 from ghor.solve.descent import search
 from ghor.solve.directions import Limited
-from ghor.solve.points import FRAME_KEYS, Points
+from ghor.solve.points import Points
 from ghor.solve.problem import Place
 from ghor.spaces import Euclidean
+from ghor.spaces.sections import SECTION_KEYS
 
 ABSOLUTE = 1e-10  # torch's: y^T s must exceed it
 VECTORS = ("old_dirs", "old_stps", "d", "prev_flat_grad")
@@ -68,7 +68,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         group = self.param_groups[0]
         for p, key in zip(group["params"], seen[-1]["param_groups"][0]["params"], strict=True):
             values, own = seen[-1]["state"].get(key, {}), self.state.get(p, {})
-            keys = [k for k in (*MEMORY, *FRAME_KEYS) if k in values and k in own]
+            keys = [k for k in (*MEMORY, *SECTION_KEYS) if k in values and k in own]
             own |= {k: _copied(values[k], p.device) for k in keys}
         curved = [
             p for p, s in zip(group["params"], spaces_of(group), strict=True) if not isinstance(s, Euclidean)
@@ -106,7 +106,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     def _locate(self) -> Points:
         """The points as they were left; where others have moved weights on manifolds, new ones, without a
         memory."""
-        refuse_late(self)
+        refuse_late_declarations(self.param_groups)
         group = self.param_groups[0]
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
         points = self._points
@@ -135,7 +135,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         self._points = points
         for p, own in zip(self.param_groups[0]["params"], points.states() if in_state else (), strict=False):
             state = self.state[p] if own else self.state.get(p, {})
-            for key in FRAME_KEYS:
+            for key in SECTION_KEYS:
                 state.pop(key, None)
             state.update(own)
 

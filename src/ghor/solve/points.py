@@ -24,21 +24,17 @@ from ghor.linalg import dot, eye_like, solve
 from ghor.retraction import Retraction, by_name
 from ghor.spaces import Euclidean, PositionsOrientations, Space, SpecialEuclidean
 from ghor.spaces.matrix import MatrixSpace
-from ghor.spaces.sections import KINDS, Implicit, Section, from_state
+from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, Section, from_state
 
 T = TypeVar("T")
 
 GEODESIC = by_name("geodesic")
 
-# Keys of state[p] that hold a frame; version 0.1.0 wrote "anchor" for "frame_anchor".
-FRAME_KEYS = ("section", "frame_anchor", "anchor", "master")
-
-# The entries of points and coordinates that turn, and those that have a unit of length. (Others only turn.)
-ALL = slice(None)
-TURNING_AND_WAYS: dict[type[Space], tuple[Any, Any]] = {
-    Euclidean: (None, ...),
-    SpecialEuclidean: ((..., slice(-1)), (..., -1)),
-    PositionsOrientations: ((..., 1, ALL), (..., 0, ALL)),
+# The entries of points and coordinates that have a unit of length; all others turn.
+WAYS: dict[type[Space], Any] = {
+    Euclidean: ...,
+    SpecialEuclidean: (..., -1),
+    PositionsOrientations: (..., 0, slice(None)),
 }
 
 # Of a radian, or of the size of the positions: the length of a step that knows no curvature.
@@ -64,18 +60,7 @@ class PointBatch:
         # ||W|| of a turn by one radian, and the longest one of a step: all columns turned by four radians.
         self.reach = space.reach(self.shape) if self.curved else 0.0
         self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
-        self.turn_length: Callable[[Tensor], Tensor] | None = getattr(self.space, "turn_length", None)
-        self.turning: Any = ...
-        self.ways: Any = None
-        for kind, parts in TURNING_AND_WAYS.items():
-            if isinstance(self.space, kind):
-                self.turning, self.ways = parts
-
-    def turn(self, W: Tensor) -> Tensor:
-        """How far each W (M, *point) turns, (M): the length that `limit` bounds. Positions move freely."""
-        if self.turn_length is not None:
-            return self.turn_length(W)
-        return torch.linalg.vector_norm(W[self.turning].flatten(1), dim=1)
+        self.ways: Any = next((at for kind, at in WAYS.items() if isinstance(space, kind)), None)
 
     def way(self, X: Tensor) -> Tensor | None:
         """The entries of points or coordinates that have a unit of length: positions, Euclidean numbers."""
@@ -125,7 +110,7 @@ class PointBatch:
         new.Y = new.section.update(Y, W, retraction, turning, length > 0)
         self.take_back(vectors, turning)
         if self.curved:
-            far = float(self.turn(W).max()) > 0.5 * self.reach
+            far = float(self.space.step_length(W).max()) > 0.5 * self.reach
             new.section.polish(new.Y, age, (length > 0).to(length.dtype), far)
         return new
 
@@ -225,7 +210,7 @@ class Points:
             Y = torch.stack([tensors[i].detach().to(batch.dtype) for i in index])
             Y = Y.contiguous().reshape(-1, *batch.E.shape)
             held: dict[str, Tensor] = {}
-            for key in FRAME_KEYS:
+            for key in SECTION_KEYS:
                 if states is not None and all(key in states[i] for i in index):
                     held[key] = torch.cat([states[i][key] for i in index])
                     self.age = int(states[index[0]]["moves"])
@@ -313,7 +298,11 @@ class Points:
 
     def ceiling(self, d: Tensor) -> float:
         """The largest t for which t d is a step that the retraction is exact for."""
-        turns = [(float(b.turn(b.coordinates(d)).max()), b.limit) for b in self.batches if b.limit < math.inf]
+        turns = [
+            (float(b.space.step_length(b.coordinates(d)).max()), b.limit)
+            for b in self.batches
+            if b.limit < math.inf
+        ]
         return min((limit / turn for turn, limit in turns if turn > 0), default=math.inf)
 
     def widest(self) -> float:
@@ -340,7 +329,10 @@ class Points:
             G = b.scaled(g)
             if b.curved:
                 steps.append(
-                    (FIRST * b.reach * math.sqrt(len(b.Y)), float(torch.linalg.vector_norm(b.turn(G))))
+                    (
+                        FIRST * b.reach * math.sqrt(len(b.Y)),
+                        float(torch.linalg.vector_norm(b.space.step_length(G))),
+                    )
                 )
             if (way := b.way(b.Y)) is not None:
                 steps.append((FIRST * float(way.norm()), float(b.way(G).norm())))  # type: ignore[union-attr]

@@ -116,6 +116,13 @@ class Space(ABC):
         """||W||_F of a step that turns everything by about one radian: what counts as a long step."""
         return 1.0
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """The length of W that `reach` and `max_velocity` limit, (..., *point) -> (...): by default ||W||_F.
+
+        It is 0 for W = 0 alone, and not finite where W is not.
+        """
+        return torch.linalg.vector_norm(W, dim=tuple(range(-self.dims, 0)))
+
     def polish_period(self, shape: Sequence[int]) -> int:
         """Steps between two polishings of a whole section; in between the point alone is polished."""
         return 100
@@ -235,6 +242,13 @@ class Space(ABC):
         """What stands for the point Y0 in |Y - Y0|^2, seen from Y: Y0 itself, unless several tensors are one
         point."""
         return Y0
+
+    def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
+        """The way from Y0 to Y = Lambda E in g^hor, which weight decay shortens: the gradient of |Y - Y0|^2/2.
+
+        Spaces whose points grow without bound override it, so that the rate does not depend on their size.
+        """
+        return self.global_grad(Lambda, Y - self.representative(Y, Y0))
 
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
         """<W, V> in g^hor, (..., *point) -> (...), a weighted sum over coordinates.

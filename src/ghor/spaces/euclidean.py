@@ -15,14 +15,13 @@ from ghor.spaces.base import Space
 
 @dataclass(frozen=True, repr=False)
 class Euclidean(Space):
-    """The vector space: rgrad and global_rep are identities, E = 0, the section is the point, to retract is
-    to add."""
+    """The vector space: rgrad and global_rep are identities, E = 0, the section is Y, a retraction adds."""
 
     compact: ClassVar[bool] = False
 
     @property
     def dims(self) -> int:
-        """All of them count as batch dimensions: every number is a point."""
+        """0: every number is a point, and all dimensions are batch dimensions."""
         return 0
 
     def check_shape(self, shape: Sequence[int]) -> None:
@@ -36,7 +35,7 @@ class Euclidean(Space):
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
     def residual(self, Y: Tensor) -> Tensor:
-        """Zero: one number, the space has no batch dimensions."""
+        """Zero, one number for the whole tensor: every tensor is on the space."""
         return Y.new_zeros(())
 
     def random(
@@ -46,7 +45,7 @@ class Euclidean(Space):
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> Tensor:
-        """Standard normal."""
+        """A standard normal tensor."""
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
     def project(self, X: Tensor) -> Tensor:
@@ -67,6 +66,10 @@ class Euclidean(Space):
     ) -> Tensor:
         return torch.add(Lambda, W, out=out)
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """|W|: every number is a point."""
+        return W.abs()
+
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
@@ -85,11 +88,11 @@ class Euclidean(Space):
         return X
 
     def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
-        """Every vector is."""
+        """True: every vector is tangent."""
         return True
 
     def Omega(self, Y: Tensor, Delta: Tensor) -> Tensor:
-        """Delta: the group is that of translations."""
+        """Delta: the group is the translations."""
         return Delta
 
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
-"""Spaces whose frames are cheap: geometry on points, written with the frame that the optimizer uses.
+"""Base class of the spaces whose frames are cheap: geometry of points through a frame Lambda.
 
-A space of this family has the lines of Algorithm 3 and two maps, inverse to each other, between g^hor and
-T_Y:
+A space of this family has the lines of Algorithm 3 and two maps between g^hor and T_Y, inverse to each other:
 
     push(Lambda, W) -> Delta              the derivative of Lambda R(t W) E at t = 0
-    global_rep(Lambda, X) -> W            its inverse on T_Y; of any other X, that of its projection to T_Y
+    global_rep(Lambda, X) -> W            its inverse on T_Y; for any other X, that of its projection to T_Y
 
-The rest follows: exp(Y, Delta) = Lambda exp(W) E, and transport keeps coordinates. Nothing depends on the
-frame.
+The rest follows: exp(Y, Delta) = Lambda exp(W) E, and transport keeps coordinates. No result depends on which
+frame above Y is taken.
 """
 
 from __future__ import annotations
@@ -27,51 +26,50 @@ from ghor.spaces.base import Space, compute
 
 
 class Framed(Space):
-    """What `Hyperbolic`, `SPD`, `SpecialEuclidean` and `PositionsOrientations` share."""
+    """Base class of `Hyperbolic`, `SPD`, `SpecialEuclidean` and `PositionsOrientations`."""
 
     compact: ClassVar[bool] = False
 
-    # The metric in terms of the inner product of g^hor.
-    scale: ClassVar[float] = 1.0
-
-    sides: ClassVar[int] = 2  # `dims` of a point
-    holds: ClassVar[str]  # what the points are, in the words of an error
+    scale: ClassVar[float] = 1.0  # the metric is `scale` times the inner product of g^hor
+    sides: ClassVar[int] = 2  # `dims`: 1 for vectors, 2 for matrices
+    holds: ClassVar[str]  # a description of the points, for errors
 
     @property
     def dims(self) -> int:
         return self.sides
 
     def refuse_shape(self, shape: Sequence[int], good: bool) -> None:
-        """Raise unless a shape is good."""
-        if not good or 0 in shape:
+        """Raise ValueError unless a shape is good and its points are not empty; a batch may be empty."""
+        if not good or 0 in shape[-self.dims :]:
             raise ValueError(f"{self} holds {self.holds}, got shape {tuple(shape)}")
 
     def check_project(self, X: Tensor, good: bool = True) -> None:
-        """Raise for what has no point near it."""
+        """Raise for tensors that have no nearest point."""
         self.check_shape(X.shape)
         self.check_dtype(X.dtype)
         if not bool(torch.isfinite(X).all()):
             raise ValueError(f"a tensor with NaN or infinite entries has no nearest point on {self}")
         if not good:
             raise ValueError(
-                f"what is 0, degenerate or indefinite has no nearest point on {self}; initialise it first, for example "
-                f"with {self}.random{tuple(X.shape)}"
+                f"a tensor that is 0, degenerate or indefinite has no nearest point on {self}; initialise it "
+                f"first, for example with {self}.random{tuple(X.shape)}"
             )
 
     def warn_of_digits(self, held: Tensor, where: str, Y: Tensor) -> None:
-        """Say that points are held where the digits end, if that can be seen for free."""
-        if not torch.compiler.is_compiling() and may_read(held) and bool(held.any()):
+        """Warn that points are held where the digits of Y's dtype end, if reading that is free."""
+        if readable(held) and bool(held.any()):
+            way_out = "lower the learning rate" if Y.dtype == torch.float64 else "use float64"
             warnings.warn(
-                f"a weight on {self} has come {where}, where {Y.dtype} has no digits left, and is held there; use "
-                "float64, or a smaller scale",
+                f"a weight on {self} has come {where}, where {Y.dtype} has no digits left, and is held "
+                f"there; {way_out}, or keep it nearer to E by weight decay or a penalty",
                 stacklevel=2,
             )
 
     def project_part(self, part: Space, X: Tensor, of: Tensor) -> Tensor:
-        """`part.project(X)`, X a part of a weight on this space."""
+        """`part.project(X)` for the part X of a weight `of` on this space, which errors name."""
         self.check_project(of)
         try:
-            return part.project(X)
+            return part.project(X) if X.numel() else X.clone()
         except ValueError:
             self.check_project(of, False)
             raise
@@ -83,28 +81,27 @@ class Framed(Space):
         dtype: torch.dtype | None = None,
         device: Any = None,
     ) -> Tensor:
-        """A random point: `from_normal` of a standard normal tensor."""
+        """A random point, `from_normal` of a standard normal tensor."""
         self.check_shape(shape)
         self.check_dtype(dtype or torch.get_default_dtype())
         X = torch.randn(shape, generator=generator, dtype=dtype, device=device)
         return self.from_normal(compute(X)).to(X.dtype).contiguous()
 
     def from_normal(self, X: Tensor) -> Tensor:
-        """A point made of normal X; by default its projection, hence uniform rotations and normal
-        positions."""
+        """The point that a normal X gives; by default its projection: uniform rotations, normal positions."""
         return self.project(X)
 
     def frame(self, Y: Tensor) -> Tensor:
-        """Any Lambda above Y, the cheapest one."""
+        """The cheapest Lambda above Y, for `push` and `global_rep`."""
         return self.section(Y)
 
     @abstractmethod
     def pullback(self, Lambda: Tensor, G: Tensor) -> Tensor:
-        """`global_grad`."""
+        """`global_grad` without `out`."""
 
     @abstractmethod
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
-        """`update_section`."""
+        """`update_section` without `out`."""
 
     def global_grad(self, Lambda: Tensor, G: Tensor, out: Tensor | None = None) -> Tensor:
         B = self.pullback(Lambda, G)
@@ -130,12 +127,12 @@ class Framed(Space):
         return self.scale * self.ghor_inner(self.global_rep(Lambda, U), self.global_rep(Lambda, V))
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """The gradient of the metric."""
+        """The gradient with respect to the metric."""
         Lambda = self.frame(Y)
         return self.push(Lambda, self.global_grad(Lambda, G) / self.scale)
 
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
-        """X brought to T_Y."""
+        """The projection of X to T_Y."""
         Lambda = self.frame(Y)
         return self.push(Lambda, self.global_rep(Lambda, X))
 
@@ -156,13 +153,18 @@ class Framed(Space):
         return self.retract(Y, Delta, "geodesic")
 
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
-        """V along the geodesic of Delta, with coordinates in the moving frame that stay as they are."""
+        """Transport V along the geodesic of Delta: its coordinates in the moving frame stay the same."""
         Lambda = self.frame(Y)
         moved = self.update_section(Lambda, self.global_rep(Lambda, Delta), "geodesic")
         return self.push(moved, self.global_rep(Lambda, V))
 
 
+def readable(X: Tensor) -> bool:
+    """Whether a value of X can be read for free, and without breaking a compiled graph."""
+    return not torch.compiler.is_compiling() and may_read(X)
+
+
 def orthonormalised(X: Tensor, share: Tensor | float = 1.0) -> Tensor:
-    """One Newton-Schulz step X + X (I - X^T X)/2 of square X, in place, where `share`, (...), is not 0."""
+    """One Newton-Schulz step X + share X (I - X^T X)/2 of square X in place; `share` is a number or (...)."""
     share = share[..., None, None] if isinstance(share, Tensor) else share
     return X.add_(X @ ((eye_like(X) - X.mT @ X) * (share / 2)))

@@ -1,4 +1,8 @@
-"""SE(d): rigid motions of R^d; the group itself, so the section is the point and g^hor is se(d)."""
+"""SE(d), rigid motions of R^d, and SE(3)/SO(2), positions with orientations.
+
+SE(d) is its own group, so the section is the point and g^hor is se(d). Lengths have no scale of their own:
+results in another unit of length are the same results.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,12 @@ SO = SpecialOrthogonal()
 
 @dataclass(frozen=True, repr=False)
 class SpecialEuclidean(Framed):
-    """Poses [R, t], (..., d, d+1): x -> R x + t. g^hor: (omega, v), omega skew (d x d), v in R^d, in the
-    body's frame.
+    """Poses [R, t], (..., d, d+1): x -> R x + t. g^hor: [omega, v] in the body's frame, omega skew, v in R^d.
 
-    <W, W'> = <omega, omega'>/2 + <v, v'>: a turn by one radian is as long as a way of one unit of length.
-    Everything is left-invariant: a change of the world's coordinates changes nothing. SE(d) has no metric
-    that is invariant on both sides; `exp` and `log` are those of the group, screw motions, and `dist` is the
-    length of log.
+    <W, W'> = <omega, omega'>/2 + <v, v'>, in which a turn by one radian is as long as a way of one unit of
+    length. Everything is left-invariant: a change of the world's coordinates changes nothing. SE(d) has no
+    metric that is invariant on both sides; `exp` and `log` are those of the group, screw motions, and `dist`
+    is the length of `log`.
     """
 
     holds: ClassVar[str] = "poses [R, t], (..., d, d+1) with d >= 2"
@@ -43,7 +46,7 @@ class SpecialEuclidean(Framed):
         return E
 
     def residual(self, Y: Tensor) -> Tensor:
-        """That of R from the rotations."""
+        """The residual of R as a rotation."""
         return SO.residual(Y[..., :-1])
 
     @full_precision()
@@ -64,13 +67,15 @@ class SpecialEuclidean(Framed):
         return torch.cat([SO.skew(H[..., :-1]), H[..., -1:]], -1)
 
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
+        """R^T Delta, its left block made skew."""
         return self.hor(Lambda[..., :-1].mT @ Delta)
 
     def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
+        """R W."""
         return Lambda[..., :-1] @ W
 
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
-        P = W * V
+        P = W * V  # every coordinate of omega is there twice
         return P[..., :-1].sum((-2, -1)) / 2 + P[..., -1].sum(-1)
 
     def hor(self, W: Tensor) -> Tensor:
@@ -80,10 +85,13 @@ class SpecialEuclidean(Framed):
         """omega and v."""
         return [W[..., :-1], W[..., -1:]]
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """||omega||_F: turns have a longest step; a longest way would depend on the unit of length."""
+        return torch.linalg.vector_norm(W[..., :-1], dim=(-2, -1)) + _any_length(W[..., -1])
+
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[omega, v], [0, 0]]: by Cayley R (I - omega/2)^-1 W."""
-        X = torch.nn.functional.pad(W, (0, 0, 0, 1))
-        return Lambda + Lambda[..., :-1] @ R.dense(X)[..., :-1, :]
+        return Lambda + Lambda[..., :-1] @ _increment(W, R)
 
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
@@ -99,18 +107,28 @@ class SpecialEuclidean(Framed):
         v = solve(phi(R.mT @ turn), R.mT @ (Z[..., -1:] - Y[..., -1:]))
         return torch.cat([turn, R @ v], -1)
 
+    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The group mean of points (K, ..., *point): sum_k w_k log(Y, points[k]) = 0.
+
+        It moves with the world and with the body's frame. It does not minimise
+        sum_k w_k dist(Y, points[k])^2, for `dist` is the length of a screw motion and not of a geodesic. The
+        minimiser, the Frechet mean of `dist`, is
+
+            ghor.minimize(lambda Y: space.dist(Y, points).square().sum(), space.mean(points), space).x
+        """
+        return super().mean(points, weights)
+
 
 S2 = Sphere()
 
 
 @dataclass(frozen=True, repr=False)
 class PositionsOrientations(Framed):
-    """(t, n), (..., 2, 3): a position and a unit vector, n = R e_3 of a pose (R, t) whose turn about n does
-    not count.
+    """(t, n), (..., 2, 3): a position and a unit vector, the pose (R, t) with n = R e_3 up to turns about n.
 
     g^hor: (v, (w_1, w_2, 0)), a way and a turn in the frame of R. Lambda = [t; n; R e_1; R e_2], (..., 4, 3).
-    `exp` is that of SE(3), a screw motion, and `log` its inverse in closed form; `dist` is the length of log.
-    Invariant under rigid motions.
+    `exp` is that of SE(3), a screw motion, and `log` its inverse in closed form; `dist` is the length of
+    `log`. Everything is invariant under rigid motions.
     """
 
     holds: ClassVar[str] = "positions and orientations (..., 2, 3)"
@@ -135,9 +153,9 @@ class PositionsOrientations(Framed):
         return torch.stack([X[..., 0, :], self.project_part(S2, X[..., 1, :], X)], -2)
 
     def section(self, Y: Tensor) -> Tensor:
-        """R e_1 and R e_2 from n, after Duff et al. (2017); I at n = e_3."""
+        """R e_1 and R e_2 from n, after Duff et al. (2017), Building an orthonormal basis; I at n = e_3."""
         x, y, z = Y[..., 1, :].unbind(-1)
-        s = torch.where(z < 0, -1, 1).to(z.dtype)
+        s = torch.where(z < 0, -1, 1).to(z.dtype)  # not torch.sign, which is 0 at z = 0
         a = -1 / (s + z)
         b = x * y * a
         e1 = torch.stack([1 + s * x * x * a, s * b, -s * x], -1)
@@ -170,11 +188,14 @@ class PositionsOrientations(Framed):
         """v and w."""
         return [W[..., 0, :, None], W[..., 1, :, None]]
 
+    def step_length(self, W: Tensor) -> Tensor:
+        """|w|; see `SpecialEuclidean.step_length`."""
+        return torch.linalg.vector_norm(W[..., 1, :], dim=-1) + _any_length(W[..., 0, :])
+
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[w^, v], [0, 0]], by rows."""
-        v, w = W[..., 0, :].unsqueeze(-1), _hat(W[..., 1, :])
-        X = torch.nn.functional.pad(torch.cat([w, v], -1), (0, 0, 0, 1))
-        return Lambda + R.dense(X)[..., :3, [3, 2, 0, 1]].mT @ _rotation(Lambda).mT
+        X = torch.cat([_hat(W[..., 1, :]), W[..., 0, :].unsqueeze(-1)], -1)
+        return Lambda + _increment(X, R)[..., [3, 2, 0, 1]].mT @ _rotation(Lambda).mT
 
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
@@ -193,14 +214,34 @@ class PositionsOrientations(Framed):
         way, w = self.global_rep(Lambda, turn).unbind(-2)
         return self.push(Lambda, torch.stack([solve(phi(_hat(w)), way), w], -2))
 
+    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The exponential mean, sum_k w_k log(Y, points[k]) = 0; see `SpecialEuclidean.mean`."""
+        return super().mean(points, weights)
+
+
+def _increment(W: Tensor, R: Retraction) -> Tensor:
+    """[R(omega) - I, u] of W = [omega, v]: R(X) - I for X = [[omega, v], [0, 0]] without its last row.
+
+    exp(X) - I = phi(omega) [omega, v]. `R.dense(X)` would be the same, but takes as many squarings as v is
+    long, which depends on the unit of length; Cayley's solve is linear in v.
+    """
+    if R.name == "geodesic":
+        return phi(W[..., :-1]) @ W
+    return R.dense(torch.nn.functional.pad(W, (0, 0, 0, 1)))[..., :-1, :]
+
+
+def _any_length(v: Tensor) -> Tensor:
+    """0 of v = 0, NaN where v is not finite, and the smallest positive number otherwise."""
+    return (v != 0).any(-1).to(v.dtype) * torch.finfo(v.dtype).tiny + (0 * v).sum(-1)
+
 
 def _rotation(Lambda: Tensor) -> Tensor:
-    """R, whose columns are the rows 2, 3, 1 of Lambda."""
+    """R: its columns are the rows 2, 3, 1 of Lambda."""
     return torch.cat([Lambda[..., 2:, :], Lambda[..., 1:2, :]], -2).mT
 
 
 def _hat(w: Tensor) -> Tensor:
-    """w x, as a matrix."""
+    """The matrix of the cross product with w."""
     a, b, c = w.unbind(-1)
     o = torch.zeros_like(a)
     return torch.stack([o, -c, b, c, o, -a, -b, a, o], -1).unflatten(-1, (3, 3))

@@ -25,6 +25,7 @@ from ghor.spaces.base import Space
 
 POLISH_POINT = 10  # steps between two polishings, of Y alone or, more rarely, of all of Lambda
 SECTIONS = ("auto", "transported", "implicit")
+SECTION_KEYS = ("section", "frame_anchor", "master")  # in state[p]; a section has the first, or the others
 
 
 class Transported:
@@ -58,6 +59,10 @@ class Transported:
     def global_grad(self, Y: Tensor | None, G: Tensor, out: Tensor) -> None:
         """B <- global_rep(Lambda, rgrad(Y, G))."""
         self.space.global_grad(self.Lambda, G, out=out)
+
+    def away_from(self, Y: Tensor | None, Y0: Tensor, out: Tensor) -> None:
+        """The way from Y0 to Y in g^hor, see `Space.away_from`."""
+        out.copy_(self.space.away_from(self.Lambda, self.point(Y), Y0))
 
     def update(
         self, Y: Tensor | None, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor
@@ -115,7 +120,8 @@ class Implicit:
 
     def tensors(self) -> dict[str, Tensor]:
         """What goes into the state, by key."""
-        return {"anchor": self.R} if self.master is None else {"anchor": self.R, "master": self.master}
+        held = {"frame_anchor": self.R}
+        return held if self.master is None else {**held, "master": self.master}
 
     def point(self, Y: Tensor | None) -> Tensor:
         """Y, in the dtype of computation: what the weights are, or the copy in full precision."""
@@ -137,6 +143,14 @@ class Implicit:
         P = self._inverse(Y)
         self.space.implicit_grad(Y, self.R, P, G, out)
         self.P = None if torch.compiler.is_compiling() else P
+
+    def away_from(self, Y: Tensor | None, Y0: Tensor, out: Tensor) -> None:
+        """The way from Y0 to Y in g^hor, see `Space.away_from`."""
+        Y = self.point(Y)
+        if self.space.compact:
+            self.global_grad(Y, Y - self.space.representative(Y, Y0), out)
+        else:
+            out.copy_(self.space.away_from(self.space.frame(Y), Y, Y0))
 
     def update(
         self, Y: Tensor | None, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor
@@ -216,9 +230,9 @@ def from_state(
     if "section" in held:
         section: Section = Transported(space, E, space.checked_section(held["section"], E))
         Y = section.point(Y)
-    elif "anchor" in held:
+    elif "frame_anchor" in held:
         Y = held.get("master", Y)
-        section = Implicit(space, E, space.checked_anchor(held["anchor"]), Y if half else None)
+        section = Implicit(space, E, space.checked_anchor(held["frame_anchor"]), Y if half else None)
     else:
         return kind.start(space, E, Y, half)
     return section.to(kind, Y, half, vectors)

@@ -59,7 +59,7 @@ NOT_TURNING = (
 GROUPED = "its update of a weight depends on the other weights, beside which it may not be in g^hor"
 
 
-# -- laws: each gives the reason why it is broken, or None -------------------------------------------------------------
+# -- laws: each gives the reason why it is broken, or None -------------------------------------------------
 
 
 def _as_it_runs(case: Case) -> Trial:
@@ -266,7 +266,7 @@ def _tidy(V: Tensor, zero: Tensor) -> Tensor:
     return torch.where(zero & torch.isnan(V), 0, V)
 
 
-# -- g^hor -------------------------------------------------------------------------------------------------------------
+# -- g^hor -------------------------------------------------------------------------------------------------
 
 
 def hor(space: Space, X: Tensor) -> Tensor:

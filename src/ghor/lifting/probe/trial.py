@@ -17,7 +17,8 @@ from ghor.lifting.param_groups import DECAYS
 from ghor.spaces import Space
 
 STEPS = 40
-TOL = 2e-5  # of the largest velocity: rules that compute in float32 inside keep a law to 1e-6, broken laws show in 1e-3
+# of the largest velocity: rules that compute in float32 inside keep a law to 1e-6, broken laws show in 1e-3
+TOL = 2e-5
 RATE = 0.1  # ours: the user's may be 0, and beside a weight of order one a velocity of 1e-3 has few digits
 SIDE, ENTRIES = 128, 2**16  # of full matrices, and of a stack: larger ones are tried in a smaller copy
 CPU = torch.device("cpu")
@@ -79,7 +80,7 @@ def _shrunk(space: Space, shape: tuple[int, ...], side: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-# -- trials ------------------------------------------------------------------------------------------------------------
+# -- trials ------------------------------------------------------------------------------------------------
 
 
 class Trial:
@@ -242,7 +243,7 @@ def compare(a: Tensor, b: Tensor, scale: float, noise: float = 0.0, tol: float =
     return scale
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------------
 
 
 def _rate_like(value: Any) -> Any:

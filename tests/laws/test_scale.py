@@ -1,0 +1,108 @@
+"""Laws of scale: nothing depends on the unit in which points are measured, from 1e-12 to 1e12.
+
+A unit acts on points and on their tangent vectors: on all entries of positive definite matrices and of
+vectors, on the positions of poses. Every function of points commutes with it. Units are powers of two, so
+that changing them rounds nothing.
+"""
+
+import contextlib
+
+import pytest
+import torch
+from table import RETRACTIONS, close, eps, name, point, randn, tangent
+
+import ghor
+from ghor._torch.values import as_on_an_accelerator
+
+UNITS = [2.0**k for k in (-40, -20, 20, 40)]
+SHAPES = {
+    ghor.SPD(): (4, 3, 3),
+    ghor.SpecialEuclidean(): (4, 3, 4),
+    ghor.PositionsOrientations(): (4, 2, 3),
+    ghor.Euclidean(): (4, 3),
+}
+SPD, SE, PO, _ = SHAPES
+each_space = pytest.mark.parametrize("space", SHAPES, ids=name)
+each_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: f"{unit:.0e}")
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name)
+
+
+def factors(space, unit):
+    """What a unit multiplies points and vectors by."""
+    if space == SE:
+        return torch.tensor([1, 1, 1, unit])
+    return torch.tensor([[unit], [1]]) if space == PO else torch.tensor(unit)
+
+
+def in_unit(space, X, unit):
+    return X * factors(space, unit).to(X.dtype)
+
+
+@each_dtype
+@each_unit
+@each_space
+def test_points_stay_points(space, unit, dtype, gen):
+    Y = point(space, SHAPES[space], gen, dtype)
+    X = in_unit(space, Y, unit)
+    assert (space.residual(X) <= space.tolerance(X)).all()
+    assert torch.equal(space.project(X), in_unit(space, space.project(Y), unit))
+
+
+@each_dtype
+@each_unit
+@each_space
+def test_functions_of_points_do_not_see_the_unit(space, unit, dtype, gen):
+    Y = point(space, SHAPES[space], gen, dtype)
+    V, U = tangent(space, Y, gen), tangent(space, Y, gen)
+    Z = space.exp(Y, V)
+    functions = {
+        "exp": (space.exp, Y, V),
+        "retract": (space.retract, Y, V),
+        "log": (space.log, Y, Z),
+        "transport": (space.transport, Y, V, U),
+        "tangent": (space.tangent, Y, randn(SHAPES[space], gen, dtype)),
+    }
+    for what, (f, *given) in functions.items():
+        other = in_unit(space, f(*(in_unit(space, X, unit) for X in given)), 1 / unit)
+        assert (other - f(*given)).abs().max() <= 200 * eps(Y), what
+
+
+@each_dtype
+@each_unit
+def test_distances_of_positive_definite_matrices_have_no_unit(unit, dtype, gen):
+    P, Q = SPD.random(2, 4, 3, 3, generator=gen, dtype=dtype)
+    V = tangent(SPD, P, gen)
+    close(SPD.dist(unit * P, unit * Q), SPD.dist(P, Q), 50 * eps(P))
+    close(SPD.norm(unit * P, unit * V), SPD.norm(P, V), 50 * eps(P))
+    close(SPD.log_euclidean(unit * P, unit * Q), SPD.log_euclidean(P, Q), 200 * eps(P))
+
+
+@each_unit
+@each_space
+def test_means_do_not_see_the_unit(space, unit, gen):
+    Y = space.random(*SHAPES[space][1:], generator=gen, dtype=torch.float64)
+    V = space.tangent(Y, randn((5, *Y.shape), gen) / 2)
+    X = space.exp(Y.expand_as(V), V)
+    mean = in_unit(space, space.mean(in_unit(space, X, unit)), 1 / unit)
+    close(mean, space.mean(X), 1e-12)
+
+
+@each_dtype
+@each_unit
+@pytest.mark.parametrize("blind", [False, True], ids=["cpu", "accelerator"])
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+@pytest.mark.parametrize("space", [SPD, SE, PO], ids=name)
+def test_steps_do_not_see_the_unit(space, retraction, blind, unit, dtype, gen):
+    """Positions go as far as they are told; only turns have a longest step."""
+    Y, G = point(space, SHAPES[space], gen, dtype), randn(SHAPES[space], gen, dtype)
+    ends = []
+    for s in (1.0, unit):
+        X = torch.nn.Parameter(in_unit(space, Y, s))
+        with as_on_an_accelerator() if blind else contextlib.nullcontext():
+            opt = ghor.optim.SGD([X], space=space, lr=0.005, retraction=retraction)
+            for _ in range(3):
+                # a gradient is a covector; here W = -lr B is to scale as a vector does
+                X.grad = G / s if space == SPD else in_unit(space, G, s)
+                opt.step()
+        ends.append(in_unit(space, X.detach(), 1 / s))
+    close(ends[1], ends[0], 200 * eps(Y))

@@ -1,0 +1,89 @@
+"""Every configuration of torch's database of optimizers on weights of every kind of space: they stay there,
+the loss falls or stays finite, and a run resumes from its state dict to the bit."""
+
+import warnings
+
+import pytest
+import torch
+from database import CASES, case_id, options
+from steps import through_a_file
+from torch import nn
+
+import ghor
+
+C = torch.complex128
+KINDS = {
+    "complex Stiefel": (ghor.Stiefel(), (5, 2), C),
+    "Unitary": (ghor.Unitary(), (3, 3), C),
+    "Sphere": (ghor.Sphere(), (4, 3), torch.float64),
+    "Hyperbolic": (ghor.Hyperbolic(), (4, 3), torch.float64),
+    "Hyperbolic transported": (ghor.Hyperbolic(), (4, 3), torch.float64),
+    "SpecialEuclidean": (ghor.SpecialEuclidean(), (3, 4), torch.float64),
+    "PositionsOrientations": (ghor.PositionsOrientations(), (4, 2, 3), torch.float64),
+    "SPD": (ghor.SPD(), (3, 3), torch.float64),
+    "SymplecticStiefel": (ghor.SymplecticStiefel(), (6, 2), torch.float64),
+    "SymplecticGrassmann": (ghor.SymplecticGrassmann(), (6, 2), torch.float64),
+}
+# in the fast suite the plainest kernels of every configuration
+MOVING = [
+    case if case[2] == "forloop" else pytest.param(case, marks=pytest.mark.slow)
+    for case in CASES
+    if case[2] != "differentiable"
+]
+
+
+class Net(nn.Module):
+    """Two weights on a space, and targets there."""
+
+    def __init__(self, space, shape, dtype):
+        super().__init__()
+        gen = torch.Generator().manual_seed(0)
+        self.a, self.b = (nn.Parameter(space.random(*shape, generator=gen, dtype=dtype)) for _ in range(2))
+        self.targets = [space.random(*shape, generator=gen, dtype=dtype) for _ in range(2)]
+
+    def loss(self):
+        pairs = zip((self.a, self.b), self.targets, strict=True)
+        return sum((p - t).abs().square().sum() for p, t in pairs)
+
+
+def train(net, opt, steps):
+    losses = []
+    for _ in range(steps):
+        opt.zero_grad()
+        loss = net.loss()
+        loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def build(case, kind, net):
+    space, *_ = KINDS[kind]
+    section = "transported" if kind.endswith("transported") else "auto"
+    return getattr(ghor.optim, case[0])([net.a, net.b], space=space, section=section, **options(case))
+
+
+@pytest.mark.filterwarnings("ignore:weight_decay=")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", MOVING, ids=case_id)
+def test_it_stays_and_resumes(case, kind):
+    space, shape, dtype = KINDS[kind]
+    if dtype.is_complex and "fused" in options(case):
+        pytest.skip("torch's fused kernels take no complex weights")
+    net, plain = Net(space, shape, dtype), Net(space, shape, dtype)
+    theirs = getattr(ghor.optim, case[0]).Base([plain.a, plain.b], **options(case))
+    finite = all(map(torch.isfinite, map(torch.tensor, train(plain, theirs, 8))))
+    opt = build(case, kind, net)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*(was clipped to|has come|has grown|is held)")
+        losses = train(net, opt, 5)
+        twin = Net(space, shape, dtype)
+        twin.load_state_dict(net.state_dict())
+        other = build(case, kind, twin)
+        other.load_state_dict(through_a_file(opt.state_dict()))
+        losses += train(net, opt, 3)
+        train(twin, other, 3)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert bool((space.residual(p.detach()) <= space.tolerance(p.detach())).all())
+        assert torch.equal(p, q)
+    assert not finite or all(loss < float("inf") for loss in losses)

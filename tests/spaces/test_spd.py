@@ -1,0 +1,167 @@
+"""Positive definite matrices: what is definite in its digits, long steps, derivatives, NaN."""
+
+import math
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from table import close, randn
+
+import ghor
+
+SPD = ghor.SPD()
+F64 = torch.float64
+
+
+def near_the_boundary(count, gen):
+    """Float32 matrices whose smallest eigenvalue is within 2 n eps of 0, on either side."""
+    Q = torch.linalg.qr(torch.randn(count, 3, 3, generator=gen, dtype=F64))[0]
+    w = torch.rand(count, 3, generator=gen, dtype=F64)
+    w[:, 2] = (4 * w[:, 2] - 2) * 3 * torch.finfo(torch.float32).eps
+    w[:, 0] = 1
+    P = ((Q * w.unsqueeze(-2)) @ Q.mT).float()
+    return (P + P.mT) / 2
+
+
+# -- what is positive definite -----------------------------------------------------------------------------
+
+
+def test_indefinite_matrices_are_off_the_space(gen):
+    """Of matrices that a Cholesky factorisation in float32 accepts, 1 in 100 is indefinite there."""
+    P = near_the_boundary(20_000, gen)
+    least = torch.linalg.eigvalsh(P.double())[:, 0]
+    on = SPD.residual(P) == 0
+    assert (least[on] > 0).all()
+    assert on[least > 6 * torch.finfo(torch.float32).eps].all()  # nor is a definite one refused
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_projections_are_on_the_space_and_its_points_stay(dtype, gen):
+    X = SPD.project(randn((200, 4, 4), gen, dtype) + torch.eye(4, dtype=dtype))
+    assert (SPD.residual(X) == 0).all()
+    assert torch.equal(SPD.project(X), X)
+    graded = torch.diag(torch.tensor([1.0, 1e-9, 1e-20], dtype=dtype))  # definite in any scale of its rows
+    assert SPD.residual(graded) == 0
+    assert torch.equal(SPD.project(graded), graded)
+
+
+@pytest.mark.parametrize("lr", [0.1, 2.0], ids=["short", "long"])
+def test_no_step_leads_out_of_the_cone(lr, gen):
+    """Weights that grow for ever in some directions are held while they are definite, with a warning."""
+    Y = torch.nn.Parameter(SPD.random(10, 3, 3, generator=gen))
+    opt = ghor.optim.RMSprop([Y], space=SPD, lr=lr, maximize=True)
+    G = randn((10, 3, 3), gen, torch.float32)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(40):
+            Y.grad = G.clone()
+            opt.step()
+    assert (torch.linalg.eigvalsh(Y.detach().double()) > 0).all()
+    assert (SPD.residual(Y.detach()) == 0).all()
+    assert any("no digits left" in str(w.message) for w in said)
+    ghor.optim.SGD([Y], space=SPD)  # and they are accepted again
+
+
+def test_the_warning_offers_what_is_left_to_try(gen):
+    Y = torch.eye(2, dtype=F64)
+    Lambda = SPD.section(torch.diag(torch.tensor([1.0, 1e-15], dtype=F64)) + 0 * Y)
+    out = torch.stack([torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=F64), Lambda[1]])
+    with pytest.warns(UserWarning, match="held there; lower the learning rate"):
+        assert torch.equal(SPD.within_digits(Lambda, out), Lambda)
+    with pytest.warns(UserWarning, match="held there; use float64"):
+        SPD.within_digits(Lambda.float(), out.float())
+
+
+# -- long steps --------------------------------------------------------------------------------------------
+
+
+def test_cayley_is_continued_by_the_geodesic(gen):
+    """Up to ||W|| = 1 it is Cayley, at most (3/e)^2 times the geodesic; beyond, the ratio stays (3/e)^2."""
+    I = torch.eye(1, dtype=F64)
+    lengths = torch.tensor([0.5, 0.999999, 1.0, 1.000001, 1.5, 2.0, 5.0, 20.0], dtype=F64)
+    Delta = 2 * lengths[:, None, None] * I
+    ratio = (SPD.retract(I.expand_as(Delta), Delta) / SPD.exp(I.expand_as(Delta), Delta)).flatten()
+    close(ratio[0], torch.tensor((1.25 / 0.75) ** 2 / math.e, dtype=F64), 1e-14)
+    close(ratio[1:], torch.full_like(ratio[1:], (3 / math.e) ** 2), 1e-5)
+    back = (SPD.retract(I.expand_as(Delta), -Delta) * SPD.retract(I.expand_as(Delta), Delta)).flatten()
+    close(back, torch.ones_like(back), 1e-12)
+
+
+@pytest.mark.parametrize("length", [0.3, 3.0, 10.0])
+def test_sections_take_long_steps_as_points_do(length, gen):
+    Y = SPD.random(4, 3, 3, generator=gen, dtype=F64)
+    Lambda, W = SPD.section(Y), SPD.hor(randn((4, 3, 3), gen))
+    W = W * length / torch.linalg.matrix_norm(W, keepdim=True)
+    moved = SPD.apply_section(SPD.update_section(Lambda, W), Y)
+    torch.testing.assert_close(SPD.retract(Y, SPD.push(Lambda, W)), moved, rtol=1e-9, atol=0)
+    # 2 ||W|| along the geodesic, and no more than 2 (log 3 - 1) from it
+    assert (SPD.dist(Y, moved) - 2 * length).abs().max() < 0.2
+
+
+# -- derivatives -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [(5.0, 5.0, 5.0), (0.2, 0.2, 7.0), (1.0, 9.0, 9.0)], ids=str)
+def test_distances_are_differentiated_twice_where_singular_values_coincide(values, gen):
+    Y = SPD.random(3, 3, generator=gen, dtype=F64)
+    L = torch.linalg.cholesky(Y)
+    Z = (L @ torch.diag(torch.tensor(values, dtype=F64)) @ L.mT).requires_grad_()
+    Y.requires_grad_()
+
+    def f(Y, Z):
+        return SPD.dist(SPD.project(Y), SPD.project(Z))
+
+    assert torch.autograd.gradcheck(f, (Y, Z))
+    assert torch.autograd.gradgradcheck(f, (Y, Z))
+
+
+def test_the_distance_of_a_point_to_itself(gen):
+    Y = SPD.random(5, 3, 3, generator=gen, dtype=F64)
+    Z = Y.clone().requires_grad_()
+    d = SPD.dist(Y, Z)
+    d.sum().backward()
+    assert (d == 0).all()
+    assert (Z.grad == 0).all()
+
+
+# -- what has no answer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -100.0], ids=["nan", "inf", "indefinite"])
+def test_a_bad_matrix_gives_nan_and_the_others_their_own(bad, gen):
+    Y, Z = SPD.random(2, 3, 3, 3, generator=gen, dtype=F64)
+    X = Y.clone()
+    X[1, 0, 0] = bad
+    for f in (SPD.dist, SPD.log, SPD.log_euclidean):
+        for out, good in ((f(X, Z), f(Y, Z)), (f(Z, X), f(Z, Y))):
+            assert torch.isnan(out[1]).all()
+            assert torch.equal(out[::2], good[::2])
+    V = SPD.log(Y, Z)
+    for f in (SPD.exp, SPD.retract):
+        out = f(X, V)
+        assert torch.isnan(out[1]).all()
+        torch.testing.assert_close(out[::2], f(Y, V)[::2], rtol=1e-14, atol=0)
+    if bad != -100:
+        out = SPD.exp(Y, torch.where(X == Y, V, bad))
+        assert torch.isnan(out[1]).all()
+        assert torch.isfinite(out[::2]).all()
+
+
+def test_empty_batches():
+    Y = torch.empty(0, 3, 3)
+    assert SPD.project(Y).shape == SPD.log(Y, Y).shape == SPD.exp(Y, Y).shape == SPD.random(0, 3, 3).shape
+    assert SPD.dist(Y, Y).shape == (0,)
+    with pytest.raises(ValueError, match="square matrices"):
+        SPD.project(torch.empty(2, 0, 0))
+
+
+def test_the_identity_on_the_meta_device_is_cheap():
+    """torch.eye there imports 800 modules, and the first minimisation would take two seconds."""
+    code = (
+        "import sys, torch, ghor; n = len(sys.modules); ghor.SPD().E((3, 3), device='meta'); "
+        "assert len(sys.modules) < n + 50"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert torch.equal(SPD.E((2, 3, 3)), torch.eye(3).expand(2, 3, 3))
