@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from problems import STIEFEL, brockett, gen, svd
 from torch import nn
 
 import ghor
+from ghor.retraction import by_name
+from ghor.solve.points import Points
 
 
 def run(opt, params, f, steps=1):
@@ -71,8 +74,8 @@ def test_the_svd_problem_of_the_authors(seed, retraction, section):
     f, start, best = svd(seed)
     w = [nn.Parameter(x) for x in start]
     opt = ghor.optim.LBFGS(
-        w, space=STIEFEL, retraction=retraction, section=section, history_size=30, max_iter=1000, max_eval=1000,
-        tolerance_grad=1e-11, tolerance_change=0, line_search_fn="strong_wolfe",
+        w, space=STIEFEL, retraction=retraction, section=section, history_size=30, max_iter=1000,
+        max_eval=1000, tolerance_grad=1e-11, tolerance_change=0, line_search_fn="strong_wolfe",
     )  # fmt: skip
     norms = run(opt, w, lambda: f(w))
     assert next(i for i, norm in enumerate(norms) if norm <= 3.8e-7) < 300
@@ -116,16 +119,136 @@ def test_a_checkpoint_resumes_to_the_bit(search, section):
     for _ in range(3):
         opt.step(closure_of(net, opt))
     twin = copy.deepcopy(net)
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
     again = build(twin)
-    again.load_state_dict(torch.load(file, weights_only=True))
+    again.load_state_dict(saved(opt))
     for _ in range(3):
         opt.step(closure_of(net, opt))
         again.step(closure_of(twin, again))
     assert torch.equal(net.Y, twin.Y)
     assert torch.equal(net.b, twin.b)
+
+
+def saved(opt):
+    """The state dict, through a file."""
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("curved_first", [True, False])
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.bfloat16, torch.bfloat16), (torch.float32, torch.float64), (torch.float64, torch.float32)],
+    ids=str,
+)
+def test_a_checkpoint_resumes_in_every_dtype(dtypes, curved_first, section):
+    """The memory of all weights is in the state of the first, in a wider dtype than it may have."""
+    spaces = [STIEFEL, ghor.Euclidean()][:: 1 if curved_first else -1]
+    C = brockett(30, 4)[0]
+
+    def build(params, state=None):
+        opt = ghor.optim.LBFGS([{"params": params, "space": spaces}], lr=0.05, max_iter=4, section=section)
+        if state is not None:
+            opt.load_state_dict(state)
+        return opt
+
+    def step(opt, params):
+        Y, b = params[:: 1 if curved_first else -1]
+
+        def closure():
+            opt.zero_grad()
+            loss = C(Y.double()) + (b.double() - Y.double()[0]).square().sum()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+
+    shapes = [(30, 4), (4,)][:: 1 if curved_first else -1]
+    params = [
+        nn.Parameter(s.project(s.random(*shape, generator=gen(0))).to(dtype))
+        for s, shape, dtype in zip(spaces, shapes, dtypes, strict=True)
+    ]
+    with torch.no_grad():
+        for p, s in zip(params, spaces, strict=True):
+            p.copy_(s.project(p))
+    opt = build(params)
+    step(opt, params)
+    twins = [nn.Parameter(p.detach().clone()) for p in params]
+    again = build(twins, saved(opt))
+    for _ in range(2):
+        step(opt, params)
+        step(again, twins)
+    assert opt.state[params[0]]["n_iter"] == 12
+    for p, q in zip(params, twins, strict=True):
+        assert torch.equal(p, q)
+
+
+def test_the_section_can_change_its_kind_and_back():
+    """Inner products of the memory with each other, and with the gradient, stay what they were."""
+    net = Net()
+    opt = ghor.optim.LBFGS(net, max_iter=6, line_search_fn="strong_wolfe", section="transported")
+    group, grams = opt.param_groups[0], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for section in ("transported", "implicit", "transported", "implicit"):
+            opt.step(closure_of(net, opt))
+            assert len(set(opt.state[net.Y]) & {"section", "frame_anchor", "anchor"}) == 1
+            closure_of(net, opt)()
+            before, group["section"] = len(opt.state[net.Y]["old_dirs"]), section
+            for _ in range(2):  # as it was, and as the other kind from a file
+                points = opt._locate()
+                X = torch.stack([points.gradient([net.Y.grad, net.b.grad]), *opt._memory()])
+                grams.append(X @ X.mT)
+                opt.load_state_dict(saved(opt))
+                group = opt.param_groups[0]
+                group["section"] = "implicit" if section == "transported" else "transported"
+            assert before == len(opt.state[net.Y]["old_dirs"]) > 0
+            assert (grams[-1] - grams[-2]).abs().max() <= 1e-12 * grams[-1].abs().max()
+            group["section"] = section
+
+
+def test_the_state_of_torchs_own_is_not_taken_for_vectors_of_g_hor():
+    b, Y = nn.Parameter(torch.zeros(4).double()), nn.Parameter(Net().Y.detach().clone())
+    plain = torch.optim.LBFGS([b, Y], lr=1e-3, max_iter=3)
+    opt = ghor.optim.LBFGS([{"params": [b, Y], "space": [ghor.Euclidean(), STIEFEL]}])
+
+    def closure():
+        plain.zero_grad()
+        loss = (Y**4).sum() + (b - Y[0]).square().sum()
+        loss.backward()
+        return loss
+
+    plain.step(closure)
+    assert "old_dirs" in plain.state_dict()["state"][0]
+    opt.load_state_dict(plain.state_dict())
+    assert "old_dirs" not in opt.state[b]
+
+
+def test_memory_turns_where_an_anchor_is_renewed():
+    """The reference has transported frames, where coordinates stay: seen from here they turn, Q+^T Q B."""
+    x = STIEFEL.random(5, 2, generator=gen(0), dtype=torch.float64)
+    points, there = (Points([x], [STIEFEL], by_name("cayley"), s) for s in ("implicit", "transported"))
+    renewed = 0
+    for i in range(60):
+        raw = [torch.randn(5, 2, generator=gen(2 * i + k), dtype=torch.float64) for k in range(2)]
+        (d, memory), (D, kept) = ([at.gradient([G]) for G in raw] for at in (points, there))
+        t = 1.5 / float(d.norm())
+        at, reference = points.moved(d, t), there.moved(D, t)
+        points.renew(at, d, t, [memory])
+        here, new = points.batches[0], at.batches[0]
+        if not torch.equal(here.section.R, new.section.R):
+            renewed += 1
+            Q = STIEFEL.implicit_frame(new.Y, new.section.R)[0, :, 2:]
+            B = (
+                Q.mT
+                @ reference.batches[0].section.Lambda[0, :, 2:]
+                @ reference.batches[0].coordinates(kept)[0, 2:]
+            )
+            assert (new.coordinates(memory)[0, 2:] - B).norm() <= 1e-12 * memory.norm()
+        points, there = at, reference
+    assert renewed >= 3
 
 
 def test_euclidean_and_manifold_weights_together_and_copies():

@@ -61,6 +61,9 @@ def test_a_wrong_gradient_is_found():
     found = ghor.check_gradient(Wrong.apply, x, STIEFEL, generator=gen(1))
     assert not found.ok
     assert abs(found.slope - 1) < 0.1
+    assert str(found) == f"Slope(gradient NOT ok: slope {found.slope:.2f}, right derivatives have 2)"
+    right = ghor.check_hessian(smooth((7, 3)), x, STIEFEL, generator=gen(1))
+    assert repr(right) == f"Slope(Hessian ok: slope {right.slope:.2f}, right derivatives have 3)"
     assert not ghor.check_hessian(lambda Y: Y.detach().pow(3).mul(Y).sum(), x, STIEFEL, generator=gen(1)).ok
 
 
@@ -73,12 +76,12 @@ def test_the_slope_along_a_step_is_the_derivative(space, shape, retraction):
     )  # along Cayley a basis turns within its subspace
     for section in ["transported", "implicit"] if has_implicit(space) else ["transported"]:
         problem = Problem(f(shape), start(space, shape), space)
-        place = problem.place(problem.frames(retraction, section))
+        place = problem.place(problem.points(retraction, section))
         d = -place.gradient / place.gradient.norm() * 0.8
         t, h, along = 0.9, 1e-5, d.clone()
-        at = problem.place(place.frames.moved(d, t, [along]))
-        values = [problem.value(place.frames.moved(d, s)) for s in (t - h, t + h)]
-        assert abs(at.frames.slope(at.gradient, along, t) - (values[1] - values[0]) / (2 * h)) <= 1e-7
+        at = problem.place(place.points.moved(d, t, [along]))
+        values = [problem.value(place.points.moved(d, s)) for s in (t - h, t + h)]
+        assert abs(at.points.slope(at.gradient, along, t) - (values[1] - values[0]) / (2 * h)) <= 1e-7
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -132,9 +135,42 @@ def test_how_a_run_ends(capsys):
     assert stopped.status == "the callback asked to stop"
     assert len(seen) == 3
     assert "max_iterations" in ghor.minimize(f, x, STIEFEL, max_iterations=2, progress=True).status
-    assert "gradient_norm" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == list(seen[0])
+    assert len(lines) == 4
+    assert len(set(map(len, lines))) == 1  # the columns are aligned
     assert "max_seconds" in ghor.minimize(f, x, STIEFEL, max_seconds=0).status
     assert "max_evaluations" in ghor.minimize(f, x, STIEFEL, max_evaluations=5).status
+
+
+def test_a_callback_with_two_arguments_gets_the_point():
+    """In the form of x0, at every iteration including the last; the history keeps numbers only."""
+    f, x, _ = brockett(20, 3)
+    seen = []
+
+    def callback(record, x):
+        seen.append((record["value"], f(x["Y"]).item()))
+
+    result = ghor.minimize(lambda x: f(x["Y"]), {"Y": x}, STIEFEL, callback=callback)
+    assert [a for a, _ in seen] == [h["value"] for h in result.history]
+    assert all(a == b for a, b in seen)
+    assert all(isinstance(v, int | float) for h in result.history for v in h.values())
+    records = []
+    ghor.minimize(f, x, STIEFEL, callback=records.append)  # a builtin, of one argument
+    assert len(records) == result.iterations + 1
+
+
+def test_spd_makes_no_identity_on_the_meta_device(monkeypatch):
+    """torch.eye there imports 800 modules, which takes more than a second, at the first call."""
+    eye = torch.eye
+
+    def checked(*args, **kwargs):
+        assert str(kwargs.get("device")) != "meta"
+        return eye(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "eye", checked)
+    x = eye(3, dtype=torch.float64)
+    assert ghor.minimize(lambda X: (X - 2 * x).square().sum(), x, ghor.SPD()).success
 
 
 def test_what_makes_no_sense():
@@ -217,7 +253,7 @@ def test_second_derivatives_of_complex_points():
 def test_time_is_over_within_a_newton_step():
     """No time at all: one product with the Hessian, and not as many as it takes."""
     for seconds, few in ((None, False), (0.0, True)):
-        log = Log(None, 0.0, 1e-12, 1, None, seconds, None, False, history=[{"gradient_norm": 1.0}])
+        log = Log(None, 0.0, 1e-12, max_seconds=seconds, history=[{"gradient_norm": 1.0}])
         H, products = torch.arange(1, 11, dtype=torch.float64), []
         steihaug(torch.ones_like(H), lambda v, H=H, products=products: products.append(v) or H * v, 1e3, log)
         assert (len(products) == 1) is few

@@ -1,19 +1,19 @@
 """The optimizers of torch.optim, lifted: same names, same options, weights on any space.
 
-Each takes a module, or parameters and groups as torch does, and five options of ours, each also a group key:
+Each takes a module, or parameters and groups as torch does, and five more options, each also a group key:
 
     space               a ghor space for the weights; by default what ghor.constrain declared
     retraction          "cayley" (default) or "geodesic"
-    section             "auto" (default), "transported" or "implicit"; see ghor.section
+    section             "auto" (default), "transported" or "implicit"; see ghor.spaces.sections
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
-    anchor              where weight decay draws weights on manifolds: None (default), "start", or points of the space
+    anchor              where weight decay draws weights on manifolds: None (default), "start", or points
 
 Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is
 Adam. With one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and
 decays that. `LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see
-`ghor.solve.lbfgs`. It is here by name and not in `__all__`, which lists the lifted ones: those can stand for
-each other in a training loop. `Muon` orthogonalises block by block, and takes AdamW along for what is no
-matrix: see `ghor.muon`. ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
+`ghor.optim.lbfgs`. It is not in `__all__`, which lists those that can stand for each other in a training
+loop. `Muon` orthogonalises block by block, and uses AdamW for all that is not a matrix: see
+`ghor.optim.muon`. ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
 """
 
 from __future__ import annotations
@@ -47,15 +47,13 @@ __all__ = [
 
 
 class SGD(Lifted, torch.optim.SGD):
-    """Gradient descent in g^hor, with momentum, dampening and Nesterov's form as in torch: W = -lr
-    B_cache."""
+    """Gradient descent in g^hor, with torch's momentum, dampening and Nesterov's form: W = -lr B_cache."""
 
     Base = torch.optim.SGD
 
 
 class Adam(Lifted, torch.optim.Adam):
-    """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of B, coordinate by
-    coordinate."""
+    """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of the coordinates B."""
 
     Base = torch.optim.Adam
 
@@ -148,9 +146,7 @@ class _PaperAdam(Optimizer):
             state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
-        p, g, m, v = map(
-            as_real, (p, g, state["m"], state["v"])
-        )  # as torch's: real and imaginary parts on their own
+        p, g, m, v = map(as_real, (p, g, state["m"], state["v"]))  # as torch: real and imaginary parts apart
         for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):
             cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))
         p.addcdiv_(m, (v + group["delta"]).sqrt(), value=-group["lr"])
@@ -187,12 +183,12 @@ NAMED[torch.optim.Muon] = Muon
 
 # Why a name of torch.optim is not here, and what to use in its place.
 REFUSED = {
-    "ASGD": "it averages weights, and in g^hor it would average velocities; use SGD and torch.optim.swa_utils with "
-    "ghor.project",
-    "Adafactor": "it keeps sums over rows and columns, which are no coordinates of g^hor; use Adam, or Adafactor for "
-    "the Euclidean weights and a ghor optimizer for the others",
-    "SparseAdam": "a sparse gradient is not sparse in g^hor; use Adam, which takes sparse gradients of weights on "
-    "manifolds",
+    "ASGD": "it averages weights, and in g^hor it would average velocities; use SGD and "
+    "torch.optim.swa_utils with ghor.project",
+    "Adafactor": "it keeps sums over rows and columns, which are not coordinates of g^hor; use Adam, or "
+    "Adafactor for the Euclidean weights and a ghor optimizer for the others",
+    "SparseAdam": "a sparse gradient is not sparse in g^hor; use Adam, which takes sparse gradients of "
+    "weights on manifolds",
 }
 
 

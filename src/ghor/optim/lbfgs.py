@@ -14,18 +14,20 @@ from ghor.constraints.validation import check_on_space
 from ghor.lifting.lifted import Lifted
 from ghor.lifting.param_groups import name_of, refuse_late_declarations, spaces_of
 from ghor.retraction import by_name
+from ghor.solve.descent import search
 from ghor.solve.directions import Limited
-from ghor.solve.line_search import Trial, strong_wolfe
-from ghor.solve.points import Frames
+from ghor.solve.points import Points
+from ghor.solve.problem import Place
 from ghor.spaces import Euclidean
+from ghor.spaces.sections import SECTION_KEYS
 
 ABSOLUTE = 1e-10  # torch's: y^T s must exceed it
 VECTORS = ("old_dirs", "old_stps", "d", "prev_flat_grad")
+MEMORY = (*VECTORS, "t", "ro", "H_diag", "prev_loss")
 
 
 class LBFGS(Lifted, torch.optim.LBFGS):
-    """L-BFGS in g^hor: s = t W and y = B_new - B_old are vectors of one space, so no pair is ever
-    transported.
+    """L-BFGS in g^hor, where s = t W and y = B_new - B_old are vectors of one space: no pair is transported.
 
         W      <- -H B                            the two-loop recursion, inner product of g^hor
         t      <- strong Wolfe, or lr             slope <B_t, V_t>, exact along either retraction
@@ -41,25 +43,49 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     __module__ = "ghor.optim"
     Base = torch.optim.LBFGS
 
-    _frames: Frames | None = None
+    _points: Points | None = None
 
     def _reset(self) -> None:
         super()._reset()
-        self._frames = None
+        self._points = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_frames"}
+        return {k: v for k, v in super().__getstate__().items() if k != "_points"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but every tensor keeps the dtype in which it was saved.
+
+        torch casts the state of a weight to its dtype. Here the first weight holds the memory of all of them,
+        in the widest of their dtypes, and in float32 where weights are half precision.
+        """
+        seen: list[dict[str, Any]] = []
+        # registered last, so it sees what all other hooks have made of the state dict
+        handle = self.register_load_state_dict_pre_hook(lambda _, final: seen.append(final))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        group = self.param_groups[0]
+        for p, key in zip(group["params"], seen[-1]["param_groups"][0]["params"], strict=True):
+            values, own = seen[-1]["state"].get(key, {}), self.state.get(p, {})
+            keys = [k for k in (*MEMORY, *SECTION_KEYS) if k in values and k in own]
+            own |= {k: _copied(values[k], p.device) for k in keys}
+        curved = [
+            p for p, s in zip(group["params"], spaces_of(group), strict=True) if not isinstance(s, Euclidean)
+        ]
+        if any("moves" not in self.state.get(p, {}) for p in curved):
+            self._forget()  # of torch's own optimizer: its vectors are not in g^hor
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """The memory turns in here: it is flat, all weights in one."""
+        """None: the memory is flat, one for all weights, and turns with `Points`."""
         return set()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One group; its `space` may be a list with one for each parameter."""
         if self.param_groups:
             raise ValueError(
-                "LBFGS has one memory for all parameters and takes one group, got a second; pass the model itself, or "
-                "one group whose 'space' is a list with one for each parameter"
+                "LBFGS has one memory for all parameters and takes one group, got a second; pass the model "
+                "itself, or one group whose 'space' is a list with one for each parameter"
             )
         super().add_param_group(param_group)
         group = self.param_groups[0]
@@ -69,7 +95,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     f"{name_of(group, 0, i)} is sharded, and LBFGS works on whole weights; gather it"
                 )
 
-    # -- where we are --------------------------------------------------------------------------------------
+    # -- where we are ----------------------------------------------------------------------------------------
 
     def _memory(self) -> list[Tensor]:
         """The flat vectors in the state."""
@@ -77,20 +103,19 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         held = [state.get(key) for key in VECTORS]
         return [v for x in held if x is not None for v in (x if isinstance(x, list) else [x])]
 
-    def _locate(self) -> Frames:
-        """The frames, as they were left; from the weights, and without a memory, where others have moved
-        them."""
+    def _locate(self) -> Points:
+        """The points as they were left; where others have moved weights on manifolds, new ones, without a
+        memory."""
         refuse_late_declarations(self.param_groups)
         group = self.param_groups[0]
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
-        if self._frames is None:
+        points = self._points
+        if points is None or points.asked != group["section"]:
             states = [self.state.get(p, {}) for p in params]
-            self._frames = Frames(params, spaces, retraction, group["section"], states, self._memory())
-        points, frames = self._frames.points(), self._frames
-        moved = [i for i, (p, Y) in enumerate(zip(params, points, strict=True)) if not torch.equal(p, Y)]
-        kept = frames.states() if moved else None
+            points = Points(params, spaces, retraction, group["section"], states, self._memory())
+            self._keep(points, any(states))
+        moved = points.changed(params)
         if any(not isinstance(spaces[i], Euclidean) for i in moved):
-            kept = None
             for i in moved:
                 check_on_space([params[i]], spaces[i], [name_of(group, 0, i)], self._warn)
             name = name_of(group, 0, moved[0])
@@ -98,18 +123,30 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                 "changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty"
             )
             self._forget()
-        if moved:
-            frames = Frames(params, spaces, retraction, group["section"], kept)
-        frames.retraction = retraction
-        return frames
+            points = Points(params, spaces, retraction, group["section"])
+        elif moved:
+            states = [{} if i in moved else state for i, state in enumerate(points.states())]
+            points = Points(params, spaces, retraction, group["section"], states)
+        points.retraction = retraction
+        return points
+
+    def _keep(self, points: Points, in_state: bool = True) -> None:
+        """Go on from here; the state holds the frames that its memory belongs to, and no others."""
+        self._points = points
+        for p, own in zip(self.param_groups[0]["params"], points.states() if in_state else (), strict=False):
+            state = self.state[p] if own else self.state.get(p, {})
+            for key in SECTION_KEYS:
+                state.pop(key, None)
+            state.update(own)
 
     def _forget(self) -> None:
-        state = self.state[self.param_groups[0]["params"][0]]
-        for key in (*VECTORS, "t", "ro", "H_diag", "prev_loss"):
+        """Empty the memory."""
+        state = self.state.get(self.param_groups[0]["params"][0], {})
+        for key in MEMORY:
             state.pop(key, None)
         state["n_iter"] = 0
 
-    # -- the step ------------------------------------------------------------------------------------------
+    # -- the step --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
@@ -119,9 +156,16 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         self._warn.flush()
         return loss
 
+    def _put(self, points: Points) -> None:
+        """Write the points into the weights."""
+        for p, Y in zip(self.param_groups[0]["params"], points.tensors(), strict=True):
+            p.copy_(Y)
+
     def _stays(self, g: Tensor, flat_spaces: bool) -> bool:
-        """Whether there is nowhere to go: no gradient leads there. torch's own goes to NaN, and so do we
-        beside it."""
+        """Whether the gradient is not finite, and weights on manifolds are left where they are.
+
+        Euclidean weights alone go to NaN, as they do in torch.
+        """
         if flat_spaces or bool(torch.isfinite(g).all()):
             return False
         self._warn("nonfinite", "a gradient is not finite (is the loss?): the weights stay where they are")
@@ -130,35 +174,34 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     def _solve(self, closure: Callable[[], Any]) -> Any:
         group, params = self.param_groups[0], self.param_groups[0]["params"]
         flat_spaces = all(isinstance(s, Euclidean) for s in spaces_of(group))
-        lr, wolfe = float(group["lr"]), group["line_search_fn"]
+        lr, wolfe, last = float(group["lr"]), group["line_search_fn"], group["max_iter"]
         if wolfe not in (None, "strong_wolfe"):
             raise RuntimeError(f"line_search_fn is None or 'strong_wolfe', got {wolfe!r}")
-        frames, state, count = self._locate(), self.state[params[0]], 0
+        points, state = self._locate(), self.state[params[0]]
         state.setdefault("func_evals", 0)
         state.setdefault("n_iter", 0)
+        losses: list[Any] = []
 
-        def evaluate(at: Frames) -> tuple[Any, Tensor]:
-            nonlocal count
-            count += 1
+        def evaluate(at: Points) -> Place:
+            if losses:  # the first one is where the weights are
+                self._put(at)
+            losses.append(closure())
             state["func_evals"] += 1
-            loss = closure()
-            return loss, at.gradient([p.grad for p in params])
+            return Place(at, float(losses[-1]), at.gradient([p.grad for p in params]))
 
-        def put(at: Frames) -> None:
-            for p, Y in zip(params, at.points(), strict=True):
-                p.copy_(Y)
-
-        first_loss, g = evaluate(frames)
+        place = evaluate(points)
         self._refuse_nonfinite()
-        loss = float(first_loss)
-        if float(g.abs().max()) <= group["tolerance_grad"] or self._stays(g, flat_spaces):
-            return first_loss
+        if float(place.gradient.abs().max()) <= group["tolerance_grad"] or self._stays(
+            place.gradient, flat_spaces
+        ):
+            return losses[0]
         d, t, before = state.get("d"), state.get("t"), state.get("prev_flat_grad")
         size, least = group["history_size"], ABSOLUTE if flat_spaces else None
-        S, Y, ro = (state.get(key) or [] for key in ("old_stps", "old_dirs", "ro"))
-        pairs = Limited(size, S, Y, ro, state.get("H_diag", 1), least)
+        s, y, ro = (state.get(key) or [] for key in ("old_stps", "old_dirs", "ro"))
+        pairs = Limited(size, s, y, ro, state.get("H_diag", 1), least)
         try:
-            for iteration in range(1, group["max_iter"] + 1):
+            for iteration in range(1, last + 1):
+                g, then = place.gradient, place.value
                 state["n_iter"] += 1
                 fresh = d is None or state["n_iter"] == 1
                 if not fresh:
@@ -167,71 +210,47 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                 slope = float(g.dot(d))
                 if not flat_spaces and not slope < 0 and pairs.s:  # rounding has spoilt the memory
                     pairs, d, slope, fresh = Limited(size), g.neg(), -float(g.dot(g)), True
-                before, last_loss = g, loss
                 t = min(1.0, 1.0 / float(g.abs().sum())) * lr if fresh else lr
+                before = g
                 if slope > -group["tolerance_change"]:
                     break
-                longest = frames.ceiling(d)
-                t = min(t, longest)
-
-                def move(
-                    t: float, d: Tensor = d, g: Tensor = g, frames: Frames = frames
-                ) -> tuple[Frames, Tensor, Tensor]:
-                    along, before = d.clone(), g.clone()
-                    at = frames.moved(d, t, [along, before])
-                    put(at)
-                    return at, along, before
-
                 if wolfe is not None:
-
-                    def phi(t: float, move: Any = move) -> Trial:
-                        at, along, before = move(t)
-                        loss, g = evaluate(at)
-                        return Trial(t, float(loss), at.slope(g, along, t), (at, along, before, g))
-
-                    found = strong_wolfe(
-                        phi,
-                        Trial(0.0, loss, slope, (frames, d, g, g)),
-                        t,
-                        size=float(d.abs().max()),
-                        tolerance=group["tolerance_change"],
-                        iterations=group["max_eval"] - count,
-                        longest=longest,
-                        slack=0.0 if flat_spaces else 10 * frames.eps * abs(loss),
-                    )
-                    t, loss, (at, along, before, g) = found.t, found.f, found.at
+                    slack = 0.0 if flat_spaces else 10 * points.eps * abs(then)
+                    tolerance, left = group["tolerance_change"], group["max_eval"] - len(losses)
+                    bounds = {"size": float(d.abs().max()), "tolerance": tolerance, "iterations": left}
+                    step = search(place, d, slope, t, evaluate, pairs.vectors(), **bounds, slack=slack)
+                    t, place, d, before = step.t, step.place, step.direction, step.before
+                    points = place.points
+                    self._put(points)
                 else:
-                    at, along, before = move(t)
-                if t > 0:
-                    frames.renew(at, d, t, pairs.vectors())
-                frames, d = at, along
-                put(frames)
-                if wolfe is None and iteration != group["max_iter"]:
-                    value, g = evaluate(frames)
-                    loss = float(value)
-                    if self._stays(g, flat_spaces):
-                        break
+                    t = min(t, points.ceiling(d))
+                    along, before = d.clone(), g.clone()
+                    at = points.moved(d, t, [along, before])
+                    points.renew(at, d, t, pairs.vectors())
+                    points, d = at, along
+                    self._put(points)
+                    if iteration != last:  # as torch: the next step evaluates there
+                        place = evaluate(points)
+                        if self._stays(place.gradient, flat_spaces):
+                            break
                 if (
-                    iteration == group["max_iter"]
-                    or count >= group["max_eval"]
-                    or float(g.abs().max()) <= group["tolerance_grad"]
+                    iteration == last
+                    or len(losses) >= group["max_eval"]
+                    or float(place.gradient.abs().max()) <= group["tolerance_grad"]
                     or float((d * t).abs().max()) <= group["tolerance_change"]
-                    or abs(loss - last_loss) < group["tolerance_change"]
+                    or abs(place.value - then) < group["tolerance_change"]
                 ):
                     break
         finally:
-            put(frames)
-            self._frames = frames
-            held = {
-                "d": d,
-                "t": t,
-                "old_dirs": pairs.y,
-                "old_stps": pairs.s,
-                "ro": pairs.ro,
-                "H_diag": pairs.scale,
-            }
-            state.update(held, prev_flat_grad=before, prev_loss=loss)
-            for p, own in zip(params, frames.states(), strict=True):
-                if own:
-                    self.state[p].update(own)
-        return first_loss
+            self._put(points)
+            self._keep(points)
+            held = {"old_dirs": pairs.y, "old_stps": pairs.s, "ro": pairs.ro, "H_diag": pairs.scale}
+            state.update(held, d=d, t=t, prev_flat_grad=before, prev_loss=place.value)
+        return losses[0]
+
+
+def _copied(value: Any, device: torch.device) -> Any:
+    """A tensor, or the tensors in a list, as copies: the memory turns in place."""
+    if isinstance(value, list):
+        return [_copied(x, device) for x in value]
+    return value.to(device, copy=True) if torch.is_tensor(value) else value

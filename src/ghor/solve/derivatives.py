@@ -1,5 +1,4 @@
-"""Tests of derivatives by the slope of an error: what is left of a Taylor expansion along a random
-geodesic."""
+"""Tests of derivatives: how fast the remainder of a Taylor expansion along a random geodesic falls."""
 
 from __future__ import annotations
 
@@ -11,15 +10,15 @@ from typing import Any
 import torch
 from torch import Generator
 
-from ghor.solve.problem import Loss, Points, Problem, Spaces
+from ghor.solve.problem import Given, Loss, Problem, Spaces
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Slope:
-    """Errors at steps t, and the steepness of log(error) over log(t) where it is a line; `order` is what it
-    should be.
+    """Remainders `error` at steps t, and the `slope` of log(error) over log(t) where it is a line.
 
-    An expansion that is exact, to rounding, passes with the slope inf.
+    `order` is the slope of right derivatives: `ok` compares, and printing a Slope gives the verdict. An
+    expansion that is exact to rounding passes, with the slope inf.
     """
 
     slope: float
@@ -29,51 +28,59 @@ class Slope:
 
     @property
     def ok(self) -> bool:
-        """Whether the slope is what it should be, or better."""
+        """Whether the slope is `order`, or more."""
         return self.slope > self.order - 0.1
 
+    def __repr__(self) -> str:
+        of = {2: "gradient", 3: "Hessian"}.get(self.order, "expansion")
+        verdict = f"{of} ok" if self.ok else f"{of} NOT ok"
+        return f"Slope({verdict}: slope {self.slope:.2f}, right derivatives have {self.order})"
+
     def draw(self, axes: Any = None) -> Any:
-        """The errors and a line of the right slope, with matplotlib; returns the axes."""
+        """Draw the errors and a line of the right slope with matplotlib; returns the axes."""
         axes = importlib.import_module("matplotlib.pyplot").gca() if axes is None else axes
         top, least = max(self.error) or 1.0, min((e for e in self.error if e > 0), default=1.0)
         axes.loglog(self.t, self.error, label=f"error, slope {self.slope:.2f}")
         axes.loglog(
             self.t, [top * (t / self.t[-1]) ** self.order for t in self.t], "--", label=f"slope {self.order}"
         )
-        axes.set(xlabel="t", ylabel="what the expansion leaves", ylim=(least / 2, 2 * top))
+        axes.set(xlabel="t", ylabel="remainder of the expansion", ylim=(least / 2, 2 * top))
         axes.legend()
         return axes
 
 
 def check_gradient(
-    f: Loss, x: Points, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
+    f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
 ) -> Slope:
-    """|f(x_t) - f(x) - t <B, W>| along a geodesic falls as t^2 if the gradient of f is right: slope 2."""
+    """Test the gradient of f along a random geodesic x_t: |f(x_t) - f(x) - t <B, W>| falls as t^2, slope 2.
+
+    >>> print(check_gradient(f, x, Stiefel()))
+    Slope(gradient ok: slope 2.00, right derivatives have 2)
+    """
     return _check(f, x, space, 2, generator, draw)
 
 
 def check_hessian(
-    f: Loss, x: Points, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
+    f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
 ) -> Slope:
-    """|f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3 if the second derivatives are right: slope
-    3."""
+    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3, slope 3."""
     return _check(f, x, space, 3, generator, draw)
 
 
-def _check(f: Loss, x: Points, space: Spaces, order: int, generator: Generator | None, draw: bool) -> Slope:
+def _check(f: Loss, x: Given, space: Spaces, order: int, generator: Generator | None, draw: bool) -> Slope:
     problem = Problem(f, x, space)
-    place = problem.place(problem.frames("geodesic", "transported"), twice=order == 3)
+    place = problem.place(problem.points("geodesic", "transported"), twice=order == 3)
     g, value = place.gradient, place.value
     raw = [
         torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
-        for p in place.frames.points()
+        for p in place.points.tensors()
     ]
-    W = place.frames.gradient(raw)
+    W = place.points.gradient(raw)
     W = W / W.norm()
     first, second = float(g.dot(W)), float(W.dot(problem.hessian(place)(W))) if order == 3 else 0.0
     steps = [10 ** (-k / 4) for k in range(32, -1, -1)]
     errors = [
-        abs(problem.value(place.frames.moved(W, t)) - value - t * first - t * t / 2 * second) for t in steps
+        abs(problem.value(place.points.moved(W, t)) - value - t * first - t * t / 2 * second) for t in steps
     ]
     noise = 100 * torch.finfo(g.dtype).eps * max(abs(value), float(g.norm()))
     result = Slope(_steepness(steps, errors, noise), order, steps, errors)
@@ -83,7 +90,7 @@ def _check(f: Loss, x: Points, space: Spaces, order: int, generator: Generator |
 
 
 def _steepness(steps: list[float], errors: list[float], noise: float) -> float:
-    """The slope over the decade where it varies least, of errors above rounding."""
+    """The slope over the decade in which the errors above rounding are most nearly a line."""
     if any(map(math.isnan, errors)):
         return math.nan
     kept = [(math.log10(t), math.log10(e)) for t, e in zip(steps, errors, strict=True) if e > noise]

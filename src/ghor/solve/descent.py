@@ -2,52 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from ghor.solve.directions import Rule
 from ghor.solve.line_search import Trial, strong_wolfe
-from ghor.solve.points import Frames
+from ghor.solve.points import Points
 from ghor.solve.problem import Log, Place, Problem
 
 
-def descend(problem: Problem, frames: Frames, make: Callable[[], Rule], log: Log) -> Place:
-    """Until the log says so, or no step along -gradient lowers the value."""
-    place, rule, fresh = problem.place(frames), make(), True
+@dataclass(frozen=True)
+class Step:
+    """A step t along a direction: where to, the direction and the old gradient in the frames there."""
+
+    t: float
+    place: Place
+    direction: Tensor
+    before: Tensor
+
+
+def search(
+    place: Place,
+    d: Tensor,
+    slope: float,
+    t: float,
+    evaluate: Callable[[Points], Place],
+    memory: Sequence[Tensor],
+    **options: Any,
+) -> Step:
+    """The step t d that `strong_wolfe` finds, tried from t on, with the flat vectors in `memory` taken along.
+
+    If no step is better the result is `place` itself, with t = 0.
+    """
+
+    def phi(t: float) -> Trial:
+        along, before = d.clone(), place.gradient.clone()
+        at = evaluate(place.points.moved(d, t, [along, before]))
+        return Trial(t, at.value, at.points.slope(at.gradient, along, t), Step(t, at, along, before))
+
+    start = Trial(0.0, place.value, slope, Step(0.0, place, d, place.gradient))
+    found: Step = strong_wolfe(phi, start, t, longest=place.points.ceiling(d), **options).at
+    if found.t > 0:
+        place.points.renew(found.place.points, d, found.t, memory)
+    return found
+
+
+def descend(problem: Problem, points: Points, make: Callable[[], Rule], log: Log) -> Place:
+    """Step along the directions of a rule until the log is over, or no step along -gradient helps."""
+    place, rule = problem.place(points), make()
     while not log.over(place):
-        g = place.gradient
+        g, eps = place.gradient, points.eps
         d = rule.direction(g)
         slope = float(g.dot(d))
-        if not slope < 0:
-            rule, d, slope, fresh = make(), -g, -float(g.dot(g)), True
-
-        def phi(t: float, place: Place = place, d: Tensor = d) -> Trial:
-            along, before = d.clone(), place.gradient.clone()
-            at = problem.place(place.frames.moved(d, t, [along, before]))
-            return Trial(t, at.value, at.frames.slope(at.gradient, along, t), (at, along, before))
-
-        found = strong_wolfe(
-            phi,
-            Trial(0.0, place.value, slope),
-            min(1.0, 1.0 / float(g.abs().sum())) if fresh else 1.0,
+        if not slope < 0:  # rounding has spoilt what the rule knows
+            rule, d, slope = make(), -g, -float(g.dot(g))
+        step = search(
+            place,
+            d,
+            slope,
+            1.0 if rule.informed else place.points.first_step(g, place.value),
+            problem.place,
+            rule.vectors(),
             c2=rule.c2,
             size=float(d.norm()),
-            tolerance=frames.eps,
-            longest=place.frames.ceiling(d),
-            slack=10 * frames.eps * abs(place.value),
+            tolerance=eps * place.points.extent(),
+            slack=10 * eps * abs(place.value),
         )
-        if found.t == 0 and fresh:
-            log.status = (
-                f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
-            )
-            break
-        if found.t == 0:
+        if step.t > 0:
+            place = step.place
+            rule.update(step.direction.mul_(step.t), step.before, place.gradient)
+        elif rule.informed:
             rule = make()
         else:
-            at, along, before = found.at
-            place.frames.renew(at.frames, d, found.t, rule.vectors())
-            place = at
-            rule.update(along.mul_(found.t), before, place.gradient)
-        fresh = found.t == 0
+            log.get_stuck(place)
+            break
     return place

@@ -1,48 +1,57 @@
 """Directions from gradients: L-BFGS, BFGS and conjugate gradients. Vectors are flat, in the frames of one
-place."""
+point."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 
-class Rule:
-    """Steepest descent, and what the others have."""
+class Rule(Protocol):
+    """A direction from the gradient g and from the steps so far."""
 
-    c2 = 0.9  # of the Wolfe conditions
+    c2: ClassVar[float]  # of the Wolfe conditions
+
+    @property
+    def informed(self) -> bool:
+        """Whether a curvature is known, so that a step of length 1 is about right."""
 
     def direction(self, g: Tensor) -> Tensor:
-        """Where to go from a place with the gradient g."""
-        return -g
+        """A descent direction, in exact arithmetic."""
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
-        """After the step s, from where the gradient was `before` to where it is g."""
+        """Learn from the step s, from where the gradient was `before` to where it is g."""
 
     def vectors(self) -> list[Tensor]:
-        """What turns with the frames."""
-        return []
+        """The vectors that turn with the frames."""
 
 
 def curvature(s: Tensor, y: Tensor, least: float | None = None) -> Tensor | None:
-    """y^T s, if it exceeds `least`: by default what rounding makes of it."""
+    """y^T s if it exceeds `least`, by default its own rounding; otherwise None."""
     least = 10 * torch.finfo(s.dtype).eps * float(s.norm() * y.norm()) if least is None else least
     ys = y.dot(s)
     return ys if float(ys) > least else None
 
 
 @dataclass
-class Limited(Rule):
-    """L-BFGS: -H g, H the inverse Hessian that the last `size` pairs s, y = g - before give of `scale` I."""
+class Limited:
+    """L-BFGS: -H g, H the inverse Hessian that the last `size` pairs s, y = g - before make of `scale` I."""
 
+    c2: ClassVar[float] = 0.9
     size: int
     s: list[Tensor] = field(default_factory=list)
     y: list[Tensor] = field(default_factory=list)
     ro: list[Tensor] = field(default_factory=list)  # 1/y^T s
     scale: Tensor | float = 1.0
     least: float | None = None  # see `curvature`
+
+    @property
+    def informed(self) -> bool:
+        """Whether there is a pair."""
+        return bool(self.s)
 
     def direction(self, g: Tensor) -> Tensor:
         """The two-loop recursion."""
@@ -56,7 +65,7 @@ class Limited(Rule):
         return q
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
-        """The oldest pair goes."""
+        """Add a pair, and drop the oldest one; without positive curvature H would not stay positive."""
         y = g - before
         ys = curvature(s, y, self.least)
         if ys is None:
@@ -72,18 +81,26 @@ class Limited(Rule):
         return [*self.s, *self.y]
 
 
-class Dense(Rule):
-    """BFGS: the inverse Hessian as a matrix, H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T, in transported
-    frames."""
+class Dense:
+    """BFGS: the inverse Hessian as a matrix, H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T, ro = 1/y^T s.
 
+    It does not turn: frames have to be transported ones.
+    """
+
+    c2: ClassVar[float] = 0.9
     H: Tensor | None = None
+
+    @property
+    def informed(self) -> bool:
+        """Whether H has been started."""
+        return self.H is not None
 
     def direction(self, g: Tensor) -> Tensor:
         """-H g."""
         return -g if self.H is None else -(self.H @ g)
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
-        """Of rank two."""
+        """An update of rank two."""
         y = g - before
         ys = curvature(s, y)
         if ys is None:
@@ -94,27 +111,33 @@ class Dense(Rule):
         self.H.addr_(s, s, alpha=float((1 + y.dot(Hy) / ys) / ys))
         self.H.sub_((torch.outer(Hy, s) + torch.outer(s, Hy)) / ys)
 
+    def vectors(self) -> list[Tensor]:
+        """None."""
+        return []
 
-class Conjugate(Rule):
+
+class Conjugate:
     """Conjugate gradients, d <- -g + b s with b = max(0, <g, g - g_old>)/-<g_old, s>, s the last step.
 
     Polak and Ribiere's where the line search is exact, whatever the length of s; b = 0 starts afresh
     (Powell). Scaled by <s, y>/<y, y>, so that a step of 1 is about right.
     """
 
-    c2 = 0.3
+    c2: ClassVar[float] = 0.3
+    informed = False
     s: Tensor | None = None
     beta, scale = 0.0, 1.0
 
     def direction(self, g: Tensor) -> Tensor:
-        """-g, and what is left of the last step."""
+        """-g, and a multiple of the last step."""
         return g * -self.scale if self.s is None else (self.s * self.beta - g) * self.scale
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
-        """b and the scale."""
+        """Set b and the scale."""
         y, fall = g - before, -float(before.dot(s))
         ys = curvature(s, y)
-        self.scale = self.scale if ys is None else float(ys / y.dot(y))
+        if ys is not None:
+            self.scale, self.informed = float(ys / y.dot(y)), True
         self.beta = max(0.0, float(g.dot(y))) / fall if fall > 0 else 0.0
         self.s = s if self.beta > 0 else None
 

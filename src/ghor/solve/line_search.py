@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Trial:
-    """A step t, the value and the slope there, and whatever else is known of the place."""
+    """A step t, the value and the slope there, and anything else that the caller wants to keep of it."""
 
     t: float
     f: float
@@ -34,7 +34,7 @@ def strong_wolfe(
     longest: float = math.inf,
     slack: float = 0.0,
 ) -> Trial:
-    """A step that satisfies both, tried from t on and never beyond `longest`; else the best one seen.
+    """Find a step that satisfies both, from t on and never beyond `longest`; otherwise the best one seen.
 
     Ends when the bracket times `size` is below `tolerance`. Values that differ by no more than `slack` count
     as equal: within rounding of the value the slope alone decides. A value that is not finite counts as too
@@ -45,7 +45,7 @@ def strong_wolfe(
         return not a.f <= start.f + c1 * a.t * start.slope + slack
 
     def order(a: Trial, b: Trial) -> tuple[int, int]:
-        """The better one first; of equal values, that with the smaller slope."""
+        """Indices of the better and the worse one; of equal values the smaller slope is better."""
         better = abs(a.slope) <= abs(b.slope) if abs(a.f - b.f) < slack else a.f <= b.f
         return (0, 1) if better else (1, 0)
 
@@ -75,7 +75,8 @@ def strong_wolfe(
             break
         t = _cubic(bracket[0], bracket[1], left, right, slack)
         edge = 0.1 * (right - left)
-        near = min(right - t, t - left) < edge  # twice in a row, or on the edge: away from it
+        # Close to an end twice in a row, or on it: a tenth away from it, or the bracket would hardly shrink.
+        near = min(right - t, t - left) < edge
         if near and (stuck or t >= right or t <= left):
             t = right - edge if abs(t - right) < abs(t - left) else left + edge
             near = False
@@ -90,14 +91,17 @@ def strong_wolfe(
         if now.slope * (bracket[high].t - bracket[low].t) >= 0:
             bracket[high] = bracket[low]
         bracket[low] = now
-    return bracket[low]
+    best = bracket[low]
+    # Uphill within the slack, and no less steep: that is no progress, and would go on for ever.
+    creeps = slack > 0 and best.f > start.f and abs(best.slope) > -0.9 * start.slope
+    return start if creeps else best
 
 
 def _cubic(a: Trial, b: Trial, lower: float, upper: float, slack: float) -> float:
-    """The minimum of the cubic through values and slopes of two trials, between bounds; their middle if there
-    is none.
+    """The minimum of the cubic through values and slopes of two trials, within bounds; their middle if it has
+    none.
 
-    Of values that count as equal it is the zero of the slope, by the secant.
+    Where the values count as equal, the zero of the slope by the secant.
     """
     a, b = (a, b) if a.t <= b.t else (b, a)
     d1 = a.slope + b.slope - 3 * (a.f - b.f) / (a.t - b.t) if a.t != b.t else math.nan

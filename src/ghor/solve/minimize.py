@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ghor.solve.descent import descend
 from ghor.solve.directions import Conjugate, Dense, Limited, Rule
-from ghor.solve.problem import Log, Loss, Points, Problem, Result, Spaces
+from ghor.solve.problem import Callback, Given, Log, Loss, Problem, Result, Spaces
 from ghor.solve.trust_region import trust_region
 from ghor.spaces.sections import SECTIONS
 
@@ -17,27 +17,29 @@ DENSE_UP_TO = 4000  # coordinates for which BFGS keeps a matrix
 
 def minimize(
     f: Loss,
-    x0: Points,
+    x0: Given,
     space: Spaces = None,
     method: str = "auto",
     *,
-    tol: float = 1e-8,
-    rtol: float = 0.0,
+    tol: float | None = None,
+    rtol: float | None = None,
     max_iterations: int = 1000,
     max_evaluations: int | None = None,
     max_seconds: float | None = None,
     memory: int = 30,
     retraction: str = "cayley",
     section: str = "auto",
-    callback: Callable[[dict[str, float]], object] | None = None,
+    callback: Callback | None = None,
     progress: bool = False,
 ) -> Result:
     """A local minimum of f near x0: a point, a dict or a list of points, on a space for all or one for each.
 
     >>> result = minimize(lambda Y: -(Y.mT @ S @ Y).trace(), Stiefel().random(20, 3), Stiefel())
 
-    It ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||); `result.status` says in words
-    why it did.
+    It ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||). If neither is given, rtol is
+    eps^(2/3) of the dtype (4e-11 in float64, 2e-5 in float32), and a run that rounding ends earlier is a
+    success, too: so nothing depends on the scale of f or on a unit of length. `tol` is absolute, in the units
+    of f. `result.status` says in words why the run ended.
 
         lbfgs         the last `memory` curvature pairs, strong Wolfe line search
         bfgs          the whole inverse Hessian, for up to some thousand coordinates
@@ -45,7 +47,8 @@ def minimize(
         trust-region  Newton's method with products of the Hessian (f is differentiated twice)
         auto          lbfgs, and the trust region from where its line search can do no more
 
-    A callback gets a record each iteration, and ends the run by returning True.
+    A callback gets the record of each iteration, a dict of numbers, and the point if it takes two arguments;
+    it ends the run by returning True. The point is the solver's own: clone it before you write to it.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; there are {list(METHODS)}")
@@ -56,19 +59,19 @@ def minimize(
         raise ValueError(f"memory counts curvature pairs, 1 or more, got {memory}")
     problem = Problem(f, x0, space)
     log = Log(problem, tol, rtol, max_iterations, max_evaluations, max_seconds, callback, progress)
-    frames = problem.frames(retraction, "transported" if method == "bfgs" else section)
-    if method == "bfgs" and frames.size > DENSE_UP_TO:
-        raise ValueError(f"bfgs keeps a {frames.size} x {frames.size} matrix here; use method='lbfgs'")
+    points = problem.points(retraction, "transported" if method == "bfgs" else section)
+    if method == "bfgs" and points.size > DENSE_UP_TO:
+        raise ValueError(f"bfgs keeps a {points.size} x {points.size} matrix here; use method='lbfgs'")
     if method == "trust-region":
-        place = trust_region(problem, frames, log)
+        place = trust_region(problem, points, log)
     else:
         rules: dict[str, Callable[[], Rule]] = {"bfgs": Dense, "cg": Conjugate}
-        place = descend(problem, frames, rules.get(method, lambda: Limited(memory)), log)
-    if method == "auto" and log.status.startswith("no step"):
-        log.status = ""
-        place = trust_region(problem, place.frames, log)
+        place = descend(problem, points, rules.get(method, lambda: Limited(memory)), log)
+    if method == "auto" and log.stuck:
+        log.status, log.success = "", False
+        place = trust_region(problem, place.points, log)
     return Result(
-        x=problem.pack([p.clone() for p in place.frames.points()]),
+        x=problem.pack([p.clone() for p in place.points.tensors()]),
         value=place.value,
         gradient_norm=float(place.gradient.norm()),
         iterations=len(log.history) - 1,

@@ -1,8 +1,9 @@
-"""A loss on points of several spaces: its value, its gradient and its Hessian in g^hor; and what has been
-done."""
+"""A loss on points of several spaces: its value, gradient and Hessian in g^hor; and the log of a run."""
 
 from __future__ import annotations
 
+import inspect
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,19 +14,20 @@ from torch import Tensor
 
 from ghor.constraints.validation import check_on_space
 from ghor.retraction import by_name
-from ghor.solve.points import Frames
+from ghor.solve.points import Points
 from ghor.spaces import Euclidean, Space
 
 PATIENCE = 100  # iterations without a change beyond rounding
 
 Loss = Callable[[Any], Tensor]
-Points = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
+Given = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
 Spaces = Space | Mapping[str, Space] | Sequence[Space] | None
+Callback = Callable[[dict[str, float]], object] | Callable[[dict[str, float], Any], object]
 
 
 @dataclass
 class Result:
-    """What a solver found: the point, and how it got there. `history` has one record an iteration."""
+    """The point that a solver found, and how it got there; `history` has one record for each iteration."""
 
     x: Any = field(repr=False)
     value: float
@@ -41,29 +43,26 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Frames, with the value and the flat gradient there; and points and gradients that can be differentiated
-    again."""
+    """Points, with the value and the flat gradient there; for Hessians also tensors and gradients with their
+    graph."""
 
-    frames: Frames
+    points: Points
     value: float
     gradient: Tensor
-    graph: tuple[list[Tensor], Sequence[Tensor | None]]
+    graph: tuple[list[Tensor], Sequence[Tensor | None]] = ([], ())
 
 
 class Problem:
     """f on points x: a tensor, a dict or a list of tensors, each on its space."""
 
-    def __init__(self, f: Loss, x: Points, space: Spaces) -> None:
+    def __init__(self, f: Loss, x: Given, space: Spaces) -> None:
         self.f, self.evaluations, self.products = f, 0, 0
         self.pack: Callable[[list[Tensor]], Any] = lambda points: points
         if isinstance(x, Tensor):
             names, points, self.pack = ["x"], [x], lambda points: points[0]
         elif isinstance(x, Mapping):
-            names, points, self.pack = (
-                list(x),
-                list(x.values()),
-                lambda points: dict(zip(x, points, strict=True)),
-            )
+            names, points = list(x), list(x.values())
+            self.pack = lambda points: dict(zip(x, points, strict=True))
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
         if isinstance(space, type):
@@ -82,7 +81,7 @@ class Problem:
         for p, s, name in zip(points, self.spaces, names, strict=True):
             if not (isinstance(p, Tensor) and isinstance(s, Space)):
                 raise TypeError(
-                    f"{name} is a {type(p).__name__} on {s!r}; points are tensors, on spaces such as Stiefel()"
+                    f"{name} is a {type(p).__name__} on {s!r}; points are tensors on spaces like Stiefel()"
                 )
             if not (p.is_floating_point() or p.is_complex()):
                 raise TypeError(
@@ -93,9 +92,9 @@ class Problem:
                 check_on_space([p], s, [name])
         self.start = [p.detach().clone() for p in points]
 
-    def frames(self, retraction: str = "cayley", section: str = "auto") -> Frames:
-        """Frames above the starting points."""
-        return Frames(self.start, self.spaces, by_name(retraction), section)
+    def points(self, retraction: str = "cayley", section: str = "auto") -> Points:
+        """The starting points, with frames above them."""
+        return Points(self.start, self.spaces, by_name(retraction), section)
 
     def _loss(self, points: list[Tensor]) -> Tensor:
         self.evaluations += 1
@@ -104,33 +103,32 @@ class Problem:
             raise ValueError(f"f must return one real number as a tensor, got {value!r:.80}")
         return value.reshape(())
 
-    def value(self, frames: Frames) -> float:
+    def value(self, points: Points) -> float:
         """f alone."""
         with torch.no_grad():
-            return float(self._loss(frames.points()))
+            return float(self._loss(points.tensors()))
 
-    def place(self, frames: Frames, twice: bool = False) -> Place:
+    def place(self, points: Points, twice: bool = False) -> Place:
         """f and its gradient, as a function of x if it is to be differentiated twice."""
-        points = [p.detach().requires_grad_() for p in frames.points()]
+        x = [p.detach().requires_grad_() for p in points.tensors()]
         with torch.enable_grad():
-            value = self._loss(points)
+            value = self._loss(x)
             if not value.requires_grad:
                 raise ValueError(
                     "f does not depend on x, or was computed without gradients; use x in torch operations"
                 )
-            grads = torch.autograd.grad(value, points, allow_unused=True, create_graph=twice)
-        return Place(frames, float(value.detach()), frames.gradient(grads), (points, grads))
+            grads = torch.autograd.grad(value, x, allow_unused=True, create_graph=twice)
+        return Place(points, float(value.detach()), points.gradient(grads), (x, grads))
 
     def hessian(self, place: Place) -> Callable[[Tensor], Tensor]:
         """v -> Hess v in g^hor, of the pulled-back loss u -> f(Y(u)), Y(u) = Lambda R(u) E, at 0.
 
         The gradient of <v, grad f>: f'' Y'(0) v brought to g^hor, and <grad f, Y''(0) v>.
         """
-        points, grads = place.graph
-        expansion = place.frames.expansion(grads, place.gradient)
-        which = [
-            i for i, G in enumerate(grads) if G is not None and G.requires_grad
-        ]  # the others are constant
+        x, grads = place.graph
+        expansion = place.points.expansion(grads, place.gradient)
+        # the other gradients are constant
+        which = [i for i, G in enumerate(grads) if G is not None and G.requires_grad]
 
         def product(v: Tensor) -> Tensor:
             self.products += 1
@@ -138,33 +136,48 @@ class Problem:
             if not which:
                 return bend
             outputs, along = [grads[i] for i in which], [moves[i] for i in which]
-            H = torch.autograd.grad(outputs, points, along, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-            return place.frames.gradient(H).add_(bend)
+            H = torch.autograd.grad(outputs, x, along, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+            return place.points.gradient(H).add_(bend)
 
         return product
 
 
 @dataclass
 class Log:
-    """Records of a run, and when it is over."""
+    """Records of a run, and when it is over.
+
+    Without a tolerance of the user's the gradient norm must fall to eps^(2/3) of the first one, or to its own
+    rounding, eps |f|/extent: this depends neither on the scale of f nor on a unit of length. A run that ends
+    because rounding allows no more is then a success as well.
+    """
 
     problem: Problem
-    tol: float
-    rtol: float
-    max_iterations: int
-    max_evaluations: int | None
-    max_seconds: float | None
-    callback: Callable[[dict[str, float]], object] | None
-    progress: bool
+    tol: float | None = None
+    rtol: float | None = None
+    max_iterations: int = 1000
+    max_evaluations: int | None = None
+    max_seconds: float | None = None
+    callback: Callback | None = None
+    progress: bool = False
     history: list[dict[str, float]] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     status: str = ""
     success: bool = False
+    stuck: bool = False  # no step lowers the value
     since: int = 0  # the last iteration in which something changed beyond rounding
+
+    def __post_init__(self) -> None:
+        self.by_default = self.tol is None and self.rtol is None
+        if self.by_default:
+            self.rtol = max(torch.finfo(p.dtype).eps for p in self.problem.start) ** (2 / 3)
+        try:  # does it take the point, too?
+            self.with_point = self.callback is not None and bool(inspect.signature(self.callback).bind({}, 0))
+        except (TypeError, ValueError):
+            self.with_point = False
 
     def target(self) -> float:
         """The gradient norm that is asked for."""
-        return max(self.tol, self.rtol * self.history[0]["gradient_norm"])
+        return max(self.tol or 0.0, (self.rtol or 0.0) * self.history[0]["gradient_norm"])
 
     def late(self) -> bool:
         """Whether the time is over."""
@@ -181,6 +194,24 @@ class Log:
             self.since = len(self.history) - 1
         return len(self.history) - 1 - self.since >= PATIENCE
 
+    def get_stuck(self, place: Place, newton: float = math.inf) -> None:
+        """End here, where no step lowers the value; `newton` is the length of Newton's step, if known."""
+        self.stuck = True
+        self.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+        self.blame_rounding(place, newton)
+
+    def blame_rounding(self, place: Place, newton: float = math.inf) -> None:
+        """By the default tolerance a run that rounding has ended is a success.
+
+        Rounding is the reason if Newton's step is lost in that of x, or if the values could not show the
+        decrease, |g| extent <= sqrt(eps) |f|. A gradient that is not that of f is far above both.
+        """
+        norm, eps, extent = float(place.gradient.norm()), place.points.eps, place.points.extent()
+        size = max(abs(place.value), abs(self.history[0]["value"]))
+        if self.by_default and (newton <= 100 * eps * extent or norm * extent <= math.sqrt(eps) * size):
+            self.success = True
+            self.status = f"{place.value} is the smallest value to rounding, gradient norm {norm:.1e}"
+
     def over(self, place: Place) -> bool:
         """Take a record of this place; whether to stop here."""
         norm, problem = float(place.gradient.norm()), self.problem
@@ -194,23 +225,39 @@ class Log:
         }
         self.history.append(record)
         if self.progress:
-            print("  ".join(f"{k} {v:.6g}" for k, v in record.items()), flush=True)
-        target = self.target()
-        if norm <= target:
-            self.status, self.success = f"the gradient norm {norm:.1e} is below {target:.1e}", True
-        elif not norm < float("inf"):
-            self.status = f"the value {place.value} or its gradient is not finite"
-        elif self.callback is not None and self.callback(record) is True:
+            self.show(record)
+        target, extent = self.target(), place.points.extent() if self.by_default else 0.0
+        if extent > 0:
+            target = max(target, place.points.eps * abs(place.value) / extent)
+        if self.told_to_stop(record, place):
             self.status = "the callback asked to stop"
+        elif norm <= target:
+            self.status, self.success = f"the gradient norm {norm:.1e} is below {target:.1e}", True
+        elif not norm < math.inf:
+            self.status = f"the value {place.value} or its gradient is not finite"
         elif record["iteration"] >= self.max_iterations:
             self.status = f"{self.max_iterations} iterations, max_iterations, gradient norm {norm:.1e}"
         elif self.max_evaluations is not None and problem.evaluations >= self.max_evaluations:
             self.status = f"{problem.evaluations} evaluations, max_evaluations, gradient norm {norm:.1e}"
         elif self.late():
             self.status = f"{record['seconds']:.1f} seconds, max_seconds, gradient norm {norm:.1e}"
-        elif self.stalls(place.frames.eps):
+        elif self.stalls(place.points.eps):
             self.status = (
                 f"nothing has changed beyond rounding for {PATIENCE} iterations, gradient norm {norm:.1e}; "
                 "a wider dtype has more digits"
             )
+            self.blame_rounding(place)
         return bool(self.status)
+
+    def told_to_stop(self, record: dict[str, float], place: Place) -> bool:
+        """Call the callback."""
+        if self.callback is None:
+            return False
+        more = (self.problem.pack(place.points.tensors()),) if self.with_point else ()
+        return self.callback(record, *more) is True
+
+    def show(self, record: dict[str, float]) -> None:
+        """Print a line of the table of records, under a heading."""
+        if record["iteration"] == 0:
+            print("  ".join(f"{name:>{max(13, len(name))}}" for name in record))
+        print("  ".join(f"{value:>{max(13, len(name))}.6g}" for name, value in record.items()), flush=True)

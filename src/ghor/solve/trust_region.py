@@ -8,41 +8,56 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ghor.solve.points import Frames
+from ghor.solve.points import Points
 from ghor.solve.problem import Log, Place, Problem
 
 
-def trust_region(problem: Problem, frames: Frames, log: Log) -> Place:
+def trust_region(problem: Problem, points: Points, log: Log) -> Place:
     """min <g, u> + <u, H u>/2 over ||u|| <= radius in g^hor, then Lambda <- Lambda R(u), if the value agrees.
 
-    H is the Hessian of the pulled-back loss f(Lambda R(u) E), the Riemannian one at a critical point and
-    beyond.
+    H is the Hessian of the pulled-back loss f(Lambda R(u) E), at a critical point the Riemannian one.
     """
-    place, widest = problem.place(frames, twice=True), frames.radius()
-    radius, product = widest / 8, None
+    place, widest, eps = problem.place(points, twice=True), points.widest(), points.eps
+    radius, product = 0.0, None
     while not log.over(place):
         g = place.gradient
         product = product or problem.hessian(place)
+        radius = radius or _first_radius(place, product, widest)
         u, Hu, edge = steihaug(g, product, radius, log)
-        decrease = -float(g.dot(u) + u.dot(Hu) / 2)
-        t = min(1.0, place.frames.ceiling(u))
-        new = problem.place(place.frames.moved(u, t), twice=True)
-        # Within rounding of the value the model is right (Conn, Gould, Toint): both differences get the same
-        # slack.
-        slack = max(1.0, abs(place.value)) * frames.eps * 1e3
-        ratio = (place.value - new.value + slack) / (decrease + slack)
+        t = min(1.0, place.points.ceiling(u))
+        along = u.clone()
+        new = problem.place(place.points.moved(u, t, [along]), twice=True)
+        slope, length = float(g.dot(u)), t * float(u.norm())
+        decrease = -t * slope - t * t / 2 * float(u.dot(Hu))
+        ratio = (place.value - new.value) / decrease if decrease > 0 else 0.0
+        # Within rounding of the values their difference says nothing. The slopes at both ends still do: by
+        # the trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
+        noise = 10 * eps * max(abs(place.value), abs(log.history[0]["value"]))
+        if max(decrease, abs(place.value - new.value)) <= noise and float(new.gradient.norm()) < float(
+            g.norm()
+        ):
+            ratio = -t / 2 * (slope + new.points.slope(new.gradient, along, t)) / decrease
         if not ratio >= 0.25:
-            radius = min(radius, float(u.norm())) / 4
+            radius = min(radius, length) / 4
         elif ratio > 0.75 and edge:
             radius = min(2 * radius, widest)
-        if ratio > 0.1 and decrease >= 0:
+        if ratio > 0.1:
             place, product = new, None
-        elif radius < frames.eps * widest:
-            log.status = (
-                f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
-            )
+        elif radius <= eps * max(place.points.extent(), length):
+            newton = steihaug(g, product, math.inf, log)[0]  # not finite if the curvature is negative
+            log.get_stuck(place, float(newton.norm()))
             break
     return place
+
+
+def _first_radius(place: Place, product: Callable[[Tensor], Tensor], widest: float) -> float:
+    """An eighth of a radian; with positions, which have no such length, the step that minimises the model
+    along -gradient."""
+    if widest < math.inf:
+        return widest / 8
+    g, norm = place.gradient, float(place.gradient.norm())
+    bend = float(g.dot(product(g))) / norm / norm
+    return norm / bend if bend > 0 else norm * place.points.first_step(g, place.value)
 
 
 def steihaug(
@@ -50,24 +65,25 @@ def steihaug(
 ) -> tuple[Tensor, Tensor, bool]:
     """Conjugate gradients for H u = -g, to the edge where they leave the radius or meet negative curvature.
 
-    Ends at ||r|| <= ||g|| min(||g||, 0.1), so that the outer iteration converges quadratically, or at half of
-    what is asked for.
+    Ends at ||r|| <= ||g|| min(sqrt(||g||/||g_0||), 0.1), g_0 the first gradient of the run, so that the outer
+    iteration converges with order 3/2, or at half of the gradient norm that is asked for.
     """
-    u, Hu, r = torch.zeros_like(g), torch.zeros_like(g), g.clone()
-    d, rr = -r, float(g.dot(g))
-    size = math.sqrt(rr)
-    target = max(size * min(size, 0.1), log.target() / 2)
+    size = float(g.norm())
+    # Everything is divided by `size`: squares of small gradients would underflow in float32.
+    u, Hu, r = torch.zeros_like(g), torch.zeros_like(g), g / size
+    d, rr, edge = -r, 1.0, radius / size
+    target = max(min(math.sqrt(size / log.history[0]["gradient_norm"]), 0.1), log.target() / 2 / size)
     for _ in range(2 * len(g)):
         Hd = product(d)
         dHd, uu, ud, dd = (float(a.dot(b)) for a, b in ((d, Hd), (u, u), (u, d), (d, d)))
         alpha = rr / dHd if dHd > 0 else math.inf
-        if alpha == math.inf or uu + 2 * alpha * ud + alpha * alpha * dd >= radius * radius:
-            tau = (-ud + math.sqrt(max(0.0, ud * ud + dd * (radius * radius - uu)))) / dd
-            return u.add_(d, alpha=tau), Hu.add_(Hd, alpha=tau), True
+        if alpha == math.inf or uu + 2 * alpha * ud + alpha * alpha * dd >= edge * edge:
+            tau = (-ud + math.sqrt(max(0.0, ud * ud + dd * (edge * edge - uu)))) / dd
+            return u.add_(d, alpha=tau).mul_(size), Hu.add_(Hd, alpha=tau).mul_(size), True
         for a, b in ((u, d), (Hu, Hd), (r, Hd)):
             a.add_(b, alpha=alpha)
         new = float(r.dot(r))
         if math.sqrt(new) <= target or log.late():
             break
         d, rr = d.mul_(new / rr).sub_(r), new
-    return u, Hu, False
+    return u.mul_(size), Hu.mul_(size), False

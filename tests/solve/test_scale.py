@@ -1,0 +1,153 @@
+"""No result of a solver depends on the scale of the loss, or on the unit in which positions are measured.
+
+Powers of two commute with rounding: scaled by them a run is the same to the last bit.
+"""
+
+import pytest
+import torch
+from problems import STIEFEL, brockett, gen
+
+import ghor
+
+METHODS = ["lbfgs", "bfgs", "cg", "trust-region", "auto"]
+POSES = [
+    (ghor.SpecialEuclidean(), (3, 4), (..., -1)),
+    (ghor.PositionsOrientations(), (2, 3), (..., 0, slice(None))),
+]
+
+
+def same_run(a, b, factor=1.0):
+    assert (a.iterations, a.evaluations, a.hessian_products) == (
+        b.iterations,
+        b.evaluations,
+        b.hessian_products,
+    )
+    assert a.success
+    assert b.success
+    assert torch.equal(a.x * factor, b.x)
+
+
+@pytest.mark.parametrize(("dtype", "powers"), [(torch.float64, (-60, 60)), (torch.float32, (-40, 40))])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_scale_of_the_loss(method, dtype, powers):
+    f, x, _ = brockett(12, 2)
+    x = STIEFEL.project(x.to(dtype))
+
+    def run(scale):
+        return ghor.minimize(lambda Y: f(Y.double()).to(dtype) * scale, x, STIEFEL, method)
+
+    one = run(1.0)
+    for power in powers:
+        same_run(one, run(2.0**power))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_step_goes_uphill_beyond_rounding(method):
+    """In float32, and where the values are small: the absolute slack of a trust region would let it climb."""
+    S, weights = torch.diag(torch.linspace(1, 2, 20)), torch.tensor([3.0, 2.0, 1.0])
+    x = STIEFEL.random(20, 3, generator=gen(0))
+    for scale in (1e-12, 1e-6, 1.0, 1e6, 1e12):
+        result = ghor.minimize(lambda Y, c=scale: -(Y * (S @ Y) * weights).sum() * c, x, STIEFEL, method)
+        values = torch.tensor([h["value"] for h in result.history], dtype=torch.float64)
+        assert float(values.diff().max()) <= 10 * torch.finfo(torch.float32).eps * float(values.abs().max())
+        assert result.success, result.status
+        assert result.iterations <= 100
+        assert abs(result.value / scale + 2 * 3 + 37 / 19 * 2 + 36 / 19) <= 1e-5  # the largest eigenvalues
+
+
+def rosenbrock(x):
+    return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
+
+
+def far(x):
+    return (x - 1).square().sum() + (x**4).sum() / 10
+
+
+@pytest.mark.parametrize(
+    ("f", "x"), [(rosenbrock, [-1.2, 1.0]), (far, [0.0, 0.0, 0.0]), (far, [3.0, -1e3, 1.0])]
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_unit_of_length(method, f, x):
+    x = torch.tensor(x, dtype=torch.float64)
+    one = ghor.minimize(f, x, method=method)
+    for power in (-40, 40):
+        unit = 2.0**power
+        same_run(one, ghor.minimize(lambda x, unit=unit: f(x / unit), x * unit, method=method), unit)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_minimum_far_away(method):
+    """A radius of one unit would need a thousand iterations."""
+    for far in (1e-6, 1e3, 1e9):
+        result = ghor.minimize(
+            lambda x, far=far: (x - far).square().sum(), torch.zeros(3).double(), method=method
+        )
+        assert result.success
+        assert result.evaluations <= 10
+        assert float((result.x / far - 1).abs().max()) <= 1e-9
+
+
+@pytest.mark.parametrize(("space", "shape", "way"), POSES, ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_pose_far_away(method, space, shape, way):
+    """Turns have a longest step, positions have none."""
+    target, x = (space.random(*shape, generator=gen(i), dtype=torch.float64) for i in (1, 2))
+    for far in (1e-4, 1.0, 1e4):
+        goal = target.clone()
+        goal[way] *= far
+        result = ghor.minimize(lambda X, goal=goal: (X - goal).square().sum(), x, space, method)
+        assert result.success, result.status
+        assert result.evaluations <= 50
+        assert float((result.x - goal).norm()) <= 1e-9 * (1 + float(goal.norm()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_from_the_minimum_is_a_success(method, dtype):
+    """The first gradient is rounding, and cannot be reduced any more."""
+    S = torch.diag(torch.arange(1.0, 13, dtype=dtype))
+    x = STIEFEL.random(12, 2, generator=gen(0), dtype=dtype)
+    for _ in range(3):
+        result = ghor.minimize(lambda Y: (Y * (S @ Y)).sum(), x, STIEFEL, method)
+        assert result.success, result.status
+        x = result.x
+
+
+@pytest.mark.parametrize("method", ["auto", "trust-region"])
+def test_a_run_from_where_the_value_is_zero_but_for_rounding_is_a_success(method):
+    """Nothing can be compared with the value there; Newton's step is lost in the rounding of x."""
+    A = torch.randn(10, 4, generator=gen(0), dtype=torch.float64)
+    b, x = A @ torch.randn(4, generator=gen(1), dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    for _ in range(3):
+        result = ghor.minimize(lambda x: (A @ x - b).square().sum(), x, method=method)
+        assert result.success, result.status
+        x = result.x
+    assert (A @ x - b).norm() <= 1e-14 * b.norm()
+
+
+def test_a_wrong_gradient_is_no_success():
+    """Where no step lowers the value, and rounding is not the reason."""
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, Y):
+            ctx.save_for_backward(Y)
+            return Y.pow(3).sum()
+
+        @staticmethod
+        def backward(ctx, g):
+            return -3 * g * ctx.saved_tensors[0] ** 2
+
+    result = ghor.minimize(
+        Wrong.apply, STIEFEL.random(7, 3, generator=gen(0), dtype=torch.float64), STIEFEL, "lbfgs"
+    )
+    assert not result.success
+    assert result.status.startswith("no step lowers the value")
+
+
+def test_a_tolerance_of_the_users_is_absolute():
+    """In the units of f, whatever rounding says."""
+    f, x, _ = brockett(20, 3)
+    for scale, met in ((1.0, False), (1e-20, True)):
+        result = ghor.minimize(lambda Y, c=scale: c * f(Y), x, STIEFEL, tol=1e-18)
+        assert result.success is met
