@@ -11,10 +11,8 @@ from table import randn
 from torch.optim import Optimizer
 
 import ghor
-from ghor.lifting.probe import turning as parities
-from ghor.lifting.probe import verdict as probe
-from ghor.lifting.probe.laws import full, hor, not_in_ghor
-from ghor.lifting.probe.trial import Case, gradients
+from ghor.lifting import probe
+from ghor.lifting.probe import Case, gradients, not_in_ghor
 
 GR, SP, SO = ghor.Grassmann(), ghor.Sphere(), ghor.SpecialOrthogonal()
 
@@ -47,14 +45,14 @@ def test_parities_belong_to_class_objects():
 
         return Moment
 
-    assert parities.parity(make(1), {}) == {"m": "vector"}
-    assert parities.parity(make(2), {}) == {"m": "square"}
+    assert probe.parity(make(1), {}) == {"m": "vector"}
+    assert probe.parity(make(2), {}) == {"m": "square"}
 
 
 def test_verdicts_keep_no_class_alive():
     Base = define(bad=False)
     probe.refuse_unless_it_lifts(Base, {})
-    parities.parity(Base, {})
+    probe.parity(Base, {})
     gone = weakref.ref(Base)
     assert Base in probe._verdicts
     del Base
@@ -71,7 +69,7 @@ def test_vectors_that_are_kept_elsewhere_do_not_turn():
             p.sub_(group["lr"] * self.m)
 
     with pytest.raises(ValueError, match="keeps vectors that are not state tensors"):
-        parities.parity(Hidden, {})
+        probe.parity(Hidden, {})
 
 
 # -- rates -------------------------------------------------------------------------------------------------------------
@@ -205,17 +203,16 @@ def test_stack_false_is_named_only_where_it_helps():
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_velocities_off_ghor_are_told(space, shape, dtype):
-    W = hor(space, next(gradients(Case(Rule, {}, space, shape, dtype=dtype), (5,), 1)))
+    W = space.hor(next(gradients(Case(Rule, {}, space, shape, dtype=dtype), (5,), 1)))
     M = space.matrix(W)
-    assert not not_in_ghor(M, space.matrix(hor(space, W))).any()
-    assert torch.equal(full(space, W), space.algebra(M))
+    assert not not_in_ghor(M, space.matrix(space.hor(W))).any()
     if space == SP:
         M[2, 0] = 1e-3
     else:
         M[2, 0, 1] += 1e-3
-    off = not_in_ghor(M, space.matrix(hor(space, W)))
+    off = not_in_ghor(M, space.matrix(space.hor(W)))
     assert off.tolist() == [False, False, True, False, False]
-    error = probe.left_ghor(torch.optim.Adam, "proj.weight", space, W[2], hor(space, W)[2])
+    error = probe.left_ghor(torch.optim.Adam, "proj.weight", space, W[2], space.hor(W)[2])
     for word in ("Adam", "proj.weight", str(space), "nothing was moved", str(tuple(shape))):
         assert word in str(error)
 

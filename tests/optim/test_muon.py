@@ -361,7 +361,7 @@ def test_blocks_have_no_gauge_either():
     )
     assert (other - Y).norm() <= 1e-9 * Y.norm()
     (p,) = points(STIEFEL, (12, 4), 1)
-    with pytest.raises(ValueError, match="keeps 'left', which is no vector"):
+    with pytest.raises(ValueError, match="keeps 'left', which is not a vector"):
         ghor.lift(Shampoo, blocks=True)([p], space=STIEFEL, section="implicit")
 
 
