@@ -195,6 +195,68 @@ def test_stack_false_is_named_only_where_it_helps():
     assert "stack=False" not in refusal(define(bad=True))
 
 
+# -- rules of matrices, at any block -----------------------------------------------------------------------------------
+
+
+class Spectral(Rule):
+    """The gradient over its spectral norm: turns with its matrix, of any shape."""
+
+    def velocity(self, g, group):
+        return g / torch.linalg.matrix_norm(g, 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "dtype"),
+    [
+        (SP, (9,), torch.float64),
+        (ghor.Hyperbolic(), (3, 5), torch.float64),
+        (ST, (9, 1), torch.float64),
+        (ST, (1, 9), torch.float32),
+        (ST, (9, 3), torch.complex128),
+        (ghor.SpecialEuclidean(), (3, 4), torch.float64),
+        (ghor.SPD(), (3, 3), torch.float64),
+    ],
+    ids=str,
+)
+def test_blocks_are_tried_as_they_are(space, shape, dtype, gen):
+    """A is 0 where there is one column, and there is none on a sphere: nothing to try there, and no reason to refuse."""
+    params = points(space, shape, dtype=dtype)
+    opt = ghor.lift(Spectral, blocks=True)(params, space=space, lr=1e-2)
+    before = params[0].detach().clone()
+    for p in params:
+        p.grad = randn(tuple(p.shape), gen, dtype)
+    opt.step()
+    assert not torch.equal(params[0], before)
+    with pytest.raises(ValueError, match="does not turn"):
+        ghor.lift(torch.optim.Adam, blocks=True)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 2), (2, 1), (1, 3), (3, 3), (4, 2), (5, 5), (7, 49), (33, 5), (100, 10)], ids=str
+)
+def test_muon_turns_up_to_bfloat16_and_adam_does_not(shape):
+    rows, columns = shape
+    muon, adam = (
+        Case(Base, {"lr": 0.1}, GR, (rows + columns, columns), blocks=True)
+        for Base in (torch.optim.Muon, torch.optim.Adam)
+    )
+    assert probe._turns(muon) is None
+    assert probe._turns(adam) == probe.NOT_TURNING
+
+
+# -- options that do not change the rule ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", [ST, ghor.Hyperbolic()], ids=str)
+def test_differentiable_steps_are_refused_by_the_step(space):
+    """Not by a crash in the constructor, where the state is tried for its parity."""
+    (Y,) = points(space, (9, 3), 1)
+    opt = ghor.optim.Adam([Y], space=space, section="implicit", differentiable=True)
+    Y.grad = torch.ones_like(Y)
+    with pytest.raises(RuntimeError, match="differentiable=True does not go through"):
+        opt.step()
+
+
 # -- the look at a velocity --------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,6 +44,7 @@ STEPS = 40  # step-size estimates and averages of norms need some dozens to show
 TOL = 2e-5  # of the largest velocity: rules that compute in float32 keep a law to 1e-6, broken laws show in 1e-3
 RATE = 0.1  # ours: the user's may be 0, and beside a weight of order one a velocity of 1e-3 has few digits
 SIDE, SMALL, ENTRIES = 128, 2**12, 2**16  # largest side, and entries of the two stacks that are tried
+CPU = torch.device("cpu")
 SIZES = (1.0, 4.0, 0.25, 2.0, 0.5, 8.0, 1.0)  # of gradients over time, for rules that clip or average norms
 
 NOT_ELEMENTWISE = "its update is not odd and elementwise in the gradient, so it does not keep g^hor"
@@ -361,58 +362,60 @@ class Mix:
 
 
 def _nearly_orthogonal(g: Tensor, Y: Tensor) -> Tensor:
-    """g with rows at almost 90 degrees to those of Y."""
-    rows = Y / torch.linalg.vector_norm(Y, dim=-1, keepdim=True).clamp_min(1e-30)
-    g = g - (g * rows.conj()).sum(-1, keepdim=True) * rows
-    return g + 0.02 / g.shape[-1] ** 0.5 * torch.linalg.vector_norm(g, dim=-1, keepdim=True) * rows
+    """g at almost 90 degrees to Y, row by row; where rows have one entry, column by column."""
+    dim = -2 if g.dim() > 1 and g.shape[-1] == 1 else -1
+    rows = Y / torch.linalg.vector_norm(Y, dim=dim, keepdim=True).clamp_min(1e-30)
+    g = g - (g * rows.conj()).sum(dim, keepdim=True) * rows
+    return g + 0.02 / g.shape[dim] ** 0.5 * torch.linalg.vector_norm(g, dim=dim, keepdim=True) * rows
 
 
 # -- the law of matrix rules -----------------------------------------------------------------------------------
 
 
 def _turns(case: Case) -> str | None:
-    """Why velocity(O X P) = O velocity(X) P is broken for a block X of the case, O and P rotations; or None.
-
-    In norm, and to a fifth: such rules orthogonalise in bfloat16, and those that do not turn are off by as much
-    as they move. Gradients are well conditioned, for a small singular value comes out as noise.
-    """
-    small = case.within(SIDE, SMALL)
-    point = torch.empty(
-        (1, *small.shape[len(small.shape) - case.space.dims :]), dtype=case.dtype, device="meta"
-    )
-    for shape in sorted({tuple(X.shape[-2:]) for X in case.space.ghor_blocks(point)}):
+    """Why velocity(O X P) = O velocity(X) P is broken for a block X of the case, O and P rotations; or None."""
+    point = case.within(SIDE, SMALL).shape[len(case.shape) - case.space.dims :]
+    blocks = case.space.ghor_blocks(torch.empty((1, *point), dtype=case.dtype, device="meta"))
+    for shape in sorted({(X.shape[-2], X.shape[-1]) for X in blocks}):
         block = replace(case, shape=shape, count=2)
-        reason = _block_turns(block)
-        if reason is not None:
-            return reason
-        zero, points = _shadow(block), [_point(block, seed) for seed in (1, 2)]
-        at_zero = [Run(block, [zero], [zero]) for _ in points]
-        elsewhere = [Run(block, [Y], options=_faint_decay(block)) for Y in points]
-        if not _same(block, at_zero, elsewhere, None, STEPS):
+        for seed in (3, 4, 5):  # a 2 x 1 block has rotations that are nearly signed permutations
+            reason = _turns_with(block, seed)
+            if reason is not None:
+                return reason
+        at_zero = [Run(block, [_shadow(block)], [_shadow(block)]) for _ in range(2)]
+        elsewhere = [Run(block, [_point(block, seed)], options=_faint_decay(block)) for seed in (1, 2)]
+        if not _same(block, at_zero, elsewhere, None, 12):
             return DEPENDS
     return None
 
 
-def _block_turns(case: Case) -> str | None:
+def _turns_with(case: Case, seed: int) -> str | None:
+    """The law for random rotations, in norm and to a fifth.
+
+    Such rules orthogonalise in bfloat16: torch's Muon is up to 0.11 off. Rules that do not turn are off by 0.4
+    and more. Gradients have singular values near 1, for small ones come out as noise.
+    """
     rows, columns = case.shape
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     wide = torch.complex128 if case.dtype.is_complex else torch.float64
 
     def draw(a: int, b: int) -> Tensor:
-        return torch.randn(a, b, generator=generator, dtype=wide).to(case.device)
+        return torch.randn(a, b, generator=generator, dtype=wide)
 
-    O, P, U = (torch.linalg.qr(draw(k, k))[0].to(case.dtype) for k in (rows, columns, max(rows, columns)))
-    steady = U[:rows, :columns]  # singular values 1
-    zero, size = _shadow(case), 0.0
-    plain, turned = (Run(case, [zero], [zero]) for _ in range(2))
+    def rotation(k: int) -> Tensor:
+        return torch.linalg.qr(draw(k, k))[0].to(case.device, case.dtype)
+
+    O, P, steady = rotation(rows), rotation(columns), rotation(max(rows, columns))[:rows, :columns]
+    plain, turned = (Run(case, [_shadow(case)], [_shadow(case)]) for _ in range(2))
+    size = 0.0
     for t in range(12):
-        noise = draw(rows, columns).to(case.dtype) / (5 * (math.sqrt(rows) + math.sqrt(columns)))
+        noise = draw(rows, columns).to(steady) / (5 * (math.sqrt(rows) + math.sqrt(columns)))
         X = SIZES[t % len(SIZES)] * (steady + noise)
         (V,), (W,) = plain.step(X), turned.step(O @ X @ P)
         size = max(size, float(torch.linalg.vector_norm(V)))
-        if not math.isfinite(size):
+        if not bool(torch.isfinite(V).all()):
             return NOT_FINITE
-        if plain.weights[0].any():
+        if bool(plain.weights[0].any()):
             return OWN_LIST
         if not float(torch.linalg.vector_norm(O @ V @ P - W)) <= 0.2 * size:
             return NOT_TURNING
@@ -432,7 +435,7 @@ class Case:
     shape: tuple[int, ...]
     count: int = 2
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     stack: bool = True
     blocks: bool = False
     own: dict[str, Any] = field(
