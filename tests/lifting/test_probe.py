@@ -265,7 +265,7 @@ def test_differentiable_steps_are_refused_by_the_step(space):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_velocities_off_ghor_are_told(space, shape, dtype):
-    W = space.hor(next(gradients(Case(Rule, {}, space, shape, dtype=dtype), (5,), 1)))
+    W = space.hor(next(gradients(Case(Rule, {}, space, shape, 5, dtype))))
     M = space.matrix(W)
     assert not not_in_ghor(M, space.matrix(space.hor(W))).any()
     if space == SP:

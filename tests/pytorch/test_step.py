@@ -25,7 +25,7 @@ from table import each_section, kinds, name, point, randn
 from torch import nn
 
 import ghor
-from ghor.lifting import probe
+from ghor.lifting.probe import turning
 
 
 @classes
@@ -239,8 +239,8 @@ def test_an_implicit_step_does_not_probe(cls, monkeypatch):
     net = Net()
     opt = build(cls, net, section="implicit")
     train(net, opt, gradients(net, 2))
-    calls, try_it = [], probe._parity
-    monkeypatch.setattr(probe, "_parity", lambda *a: calls.append(a) or try_it(*a))
+    calls, try_it = [], turning._parity
+    monkeypatch.setattr(turning, "_parity", lambda *a: calls.append(a) or try_it(*a))
     train(net, opt, gradients(net, 5))
     assert calls == []
 
@@ -250,8 +250,8 @@ def test_the_probe_runs_once_for_a_rule(gen):
     opt = ghor.optim.Adam([Y], space=STIEFEL, section="implicit")
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     take_steps(opt, gen)
-    known = len(probe._parities[torch.optim.Adam])
+    known = len(turning._parities[torch.optim.Adam])
     for _ in range(5):
         take_steps(opt, gen)
         schedule.step()
-    assert len(probe._parities[torch.optim.Adam]) == known
+    assert len(turning._parities[torch.optim.Adam]) == known

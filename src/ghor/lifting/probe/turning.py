@@ -1,0 +1,86 @@
+"""How the state of a rule turns with a frame: found by trying."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ghor.lifting.probe.runs import Case, Run, frozen, shadow, to_be_tried
+from ghor.spaces import Stiefel
+
+_parities: WeakKeyDictionary[type[Optimizer], dict[Any, dict[str, str]]] = WeakKeyDictionary()
+
+
+def parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool = False) -> dict[str, str]:
+    """Which state tensors of Base are vectors of g^hor and which are squares: {"exp_avg": "vector", ...}.
+
+    A frame that turns takes vectors along and leaves squares. Tried with gradients of both signs. Raises
+    ValueError for state that is neither, and for rules that subtract a vector's square from a square
+    (RMSprop's centered form), which go NaN when only one of the two turns. With `only_vectors` also for
+    squares and for tensors of other shapes.
+    """
+    known, options = _parities.setdefault(Base, {}), to_be_tried(Base, options)
+    key = frozen(options), only_vectors
+    if key not in known:
+        known[key] = _parity(Base, options, only_vectors)
+    return known[key]
+
+
+def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) -> dict[str, str]:
+    """The state after gradients g is compared with that after -g, and then turned."""
+
+    def refuse(why: str) -> ValueError:
+        return ValueError(f"{Base.__name__} {why}; use section='transported'")
+
+    generator = torch.Generator().manual_seed(1)
+    g, Q = (torch.randn(6, n, generator=generator, dtype=torch.float64) for n in (5, 6))
+    case = Case(Base, options, Stiefel(), (6, 5), dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        run, other = (Run(case, [shadow(case)], [shadow(case)]) for _ in range(2))
+        for t in range(8):
+            run.step(g * (1 + 0.01 * t))
+            other.step(-g * (1 + 0.01 * t))
+        (p,), (q,) = run.params, other.params
+        state = {k: v for k, v in run.optimizer.state[p].items() if torch.is_tensor(v) and v.dim()}
+        kinds = {}
+        for key, value in state.items():
+            if value.shape == p.shape:
+                twin = other.optimizer.state[q][key]
+                kinds[key] = "vector" if _close(value, -twin) else "square" if _close(value, twin) else ""
+                if not kinds[key]:
+                    raise refuse(
+                        f"has a state {key!r} that is neither odd nor even in the gradient, so it cannot be "
+                        "taken to another frame"
+                    )
+            if only_vectors and kinds.get(key) != "vector":
+                raise refuse(
+                    f"keeps {key!r}, which is not a vector of g^hor and cannot be taken to another frame"
+                )
+        vectors = [state[key] for key, kind in kinds.items() if kind == "vector"]
+        for v in vectors:
+            v.neg_()
+        if not _close(
+            run.step(-g)[0], other.step(-g)[0]
+        ):  # vectors turned over: as good as the state after -g
+            raise refuse(
+                "keeps vectors that are not state tensors of the weight's shape, so they cannot be taken to "
+                "another frame"
+            )
+        for key, kind in kinds.items():
+            if kind == "vector":
+                v = run.optimizer.state[p][key]
+                v.copy_(torch.linalg.qr(Q)[0].to(v.dtype) @ v)
+        if not bool(torch.isfinite(run.step(-g)[0]).all()):
+            raise refuse(
+                "with these options subtracts the square of a first moment from a second one, which goes wrong "
+                "where only one of them turns with the frame"
+            )
+    return kinds
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= 1e-6 * (float(a.abs().max()) or 1.0))
