@@ -91,8 +91,8 @@ NOT_TURNING = (
 )
 TWO_MODES = (
     "it has a train and an eval mode: it steps on one sequence of weights and shows the mean of another, and "
-    "in g^hor the weight is 0; use ghor.optim.AdamW with a schedule, or average with torch.optim.swa_utils and "
-    "ghor.project"
+    "in g^hor the weight is 0; use ghor.optim.AdamW with a schedule, or average with torch.optim.swa_utils "
+    "and ghor.project"
 )
 NOT_BUILT = "it cannot be built from a list of parameters and these options"
 STACKED = (NORMS, ANOTHER, STATES)  # reasons that may not hold for a weight with a shadow of its own
@@ -249,12 +249,12 @@ def left_ghor(Base: type[Optimizer], name: str, space: Space, W: Tensor, project
     return ValueError(
         f"the velocity that {Base.__name__} has for {name} is {off:.1e} off g^hor of {space}, and {size:.1e} "
         "in size: its block A must be skew, A + A* = 0 (0 on Grassmann), to machine precision. The rule is "
-        f"not elementwise on a tensor of shape {tuple(W.shape)}; nothing was moved. Use a rule that is, such as "
-        "ghor.optim.Adam"
+        f"not elementwise on a tensor of shape {tuple(W.shape)}; nothing was moved. Use a rule that is, "
+        "such as ghor.optim.Adam"
     )
 
 
-# -- laws: each gives the reason why it is broken, or None ----------------------------------------------------
+# -- laws: each gives the reason why it is broken, or None ---------------------------------------------------
 
 
 def _elementwise(case: Case) -> str | None:
@@ -269,8 +269,8 @@ def _elementwise(case: Case) -> str | None:
 def _turns(case: Case) -> str | None:
     """velocity(O X P) = O velocity(X) P for the blocks X, O and P rotations; from any weight.
 
-    Rules of matrices orthogonalise in bfloat16: torch's Muon is up to 0.11 off, in norm. Rules that do not turn
-    are off by 0.4 and more, at least for some of four rotations.
+    Rules of matrices orthogonalise in bfloat16: torch's Muon is up to 0.11 off, in norm. Rules that do not
+    turn are off by 0.4 and more, at least for some of four rotations.
     """
     tensor = torch.empty(case.within(SIDE, SMALL).shape, dtype=case.dtype, device="meta")
     blocks = case.space.ghor_blocks(tensor.view(-1, *tensor.shape[tensor.dim() - case.space.dims :]))
@@ -338,7 +338,7 @@ def _from_zero(case: Case, options: dict[str, Any] | None = None) -> list[Run]:
 
 
 def _from_points(case: Case, size: float) -> list[Run]:
-    """The first and the last weight, each alone, from a point: not so large that velocities are lost in it."""
+    """The first and the last weight, each alone, from a point in which velocities are not lost."""
     return [Run(case, [point(case, k) * min(1.0, 100 * size)], None, faint_decay(case)) for k in (1, 2)]
 
 
@@ -347,16 +347,16 @@ def _same(
 ) -> bool:
     """Whether the first and the last weight move alike on both sides, up to `changed`; also much later.
 
-    A side is one run of all weights, or one run for each of the two. With a `tol` other than TOL in norm, else
-    entry by entry. Gradients are nearly orthogonal to the weights of the other side, row by row: some rules
-    look at the weight only then.
+    A side is one run of all weights, or one run for each of the two. With a `tol` other than TOL in norm,
+    else entry by entry. Gradients are nearly orthogonal to the weights of the other side, row by row: some
+    rules look at the weight only then.
     """
-    alone, scale, weight = len(others) == 2 and not others[0].reset, 0.0, 0.0
+    alone, weight = len(others) == 2 and not others[0].reset, 0.0
+    scale = torch.zeros(2, 1, device=case.device)
 
     def size(X: Tensor) -> Tensor:
-        return (
-            X.flatten(1).abs() if tol == TOL else torch.linalg.vector_norm(X.flatten(1), dim=1, keepdim=True)
-        )
+        X = X.flatten(1)
+        return X.abs() if tol == TOL else torch.linalg.vector_norm(X, dim=1, keepdim=True)
 
     def alike(G: Tensor) -> bool:
         nonlocal scale, weight
@@ -371,7 +371,7 @@ def _same(
                 weight = max(weight, float(Y.abs().max()))
         V, U = _first_and_last(ours, G), _first_and_last(others, M)
         V = torch.stack([change(X) for change, X in zip(changed, V, strict=True)]) if changed else V
-        scale = torch.maximum(size(V), size(U)).amax(1, True).maximum(torch.as_tensor(scale))
+        scale = torch.maximum(size(V), size(U)).amax(1, True).maximum(scale)
         # a rule may compute in float32, and round the weight to it
         return bool((size(V - U) <= tol * scale + 8 * torch.finfo(torch.float32).eps * weight).all())
 

@@ -76,8 +76,8 @@ def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) 
                 v.copy_(torch.linalg.qr(Q)[0].to(v.dtype) @ v)
         if not bool(torch.isfinite(run.step(-g)[0]).all()):
             raise refuse(
-                "with these options subtracts the square of a first moment from a second one, which goes wrong "
-                "where only one of them turns with the frame"
+                "with these options subtracts the square of a first moment from a second one, which goes "
+                "wrong where only one of them turns with the frame"
             )
     return kinds
 
