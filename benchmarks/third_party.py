@@ -1,12 +1,11 @@
-"""Every optimizer of seven libraries: does it lift, and is the lift the same rule on the full matrix of
-g^hor?
+"""Every optimizer of seven libraries: does it lift, and is the lift its rule on the full matrix of g^hor?
 
     python benchmarks/third_party.py                        # some 250 classes, 10 to 30 minutes
     python benchmarks/third_party.py --quick                # 20 steps at 12 x 4
     python benchmarks/third_party.py --only Lion            # classes with this in their name
     python benchmarks/third_party.py --out table.md
 
-What is accepted is run for 200 steps on three weights at once, with gradients of sizes 1, 10 and 0.1 that are
+An accepted class is run for 200 steps on three weights at once, with gradients of sizes 1, 10 and 0.1 that are
 a fixed sequence in g^hor, beside a reference that shares no code with ghor: the same class on one N x N
 parameter for each weight, with gradient [[A, -B^T], [B, 0]], its velocity W taken as it is, Lambda <- Lambda
 (I - W/2)^-1 (I + W/2) with dense matrices in float64. The number is the largest |Y - Lambda E| over all
@@ -58,12 +57,12 @@ LIBRARIES = (
 SHAPES = ((12, 4), (90, 50))
 DTYPES = (torch.float32, torch.float64)
 SIZES = (1.0, 10.0, 0.1)  # of the gradients of the three weights
-LIMIT = {torch.float32: 1e-5, torch.float64: 1e-13}  # below it nobody asks whether it is rounding
+LIMIT = {torch.float32: 1e-5, torch.float64: 1e-13}  # below, it is rounding
 ARGUMENTS = {"lr": 1e-3, "momentum": 0.9}  # where the class has no default
 REFUSAL = "cannot be lifted to manifolds: "
 
 
-# ---------------------------------------------------------------------------------------------------- classes
+# -- classes -------------------------------------------------------------------------------------------------
 
 
 def classes(library: str) -> dict[str, type[Optimizer]]:
@@ -99,7 +98,7 @@ def timm_modules() -> list[types.ModuleType]:
 
 
 def arguments(Base: type[Optimizer], library: str) -> dict[str, Any]:
-    """What has to be given."""
+    """The arguments that the class cannot do without."""
     given = {}
     for p in list(inspect.signature(Base.__init__).parameters.values())[2:]:
         required = p.default is p.empty or not isinstance(
@@ -111,7 +110,7 @@ def arguments(Base: type[Optimizer], library: str) -> dict[str, Any]:
     return given
 
 
-# ---------------------------------------------------------------------------------------------------- the reference
+# -- the reference -------------------------------------------------------------------------------------------
 
 
 def gradients(N: int, n: int, steps: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -215,7 +214,7 @@ def own_rounding(
     return worst
 
 
-# ---------------------------------------------------------------------------------------------------- the table
+# -- the table -----------------------------------------------------------------------------------------------
 
 
 def judge(
@@ -303,7 +302,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="20 steps at 12 x 4")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path, help="a file for the table")
-    parser.add_argument("--json", type=Path, help="a file for the rows; what is in it is not run again")
+    parser.add_argument("--json", type=Path, help="a file for the rows; those in it are not run again")
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # theirs
     torch.set_num_threads(1)

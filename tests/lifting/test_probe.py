@@ -1,4 +1,4 @@
-"""The probe: whose verdict it is, at which rate, to which rounding, in which words, at what cost."""
+"""The probe: verdicts belong to classes; any rate, rounding, words, blocks, and what a verdict costs."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ from ghor.lifting.probe import Case, gradients, not_in_ghor
 GR, SP, SO = ghor.Grassmann(), ghor.Sphere(), ghor.SpecialOrthogonal()
 
 
-# -- verdicts belong to class objects ----------------------------------------------------------------------------------
+# -- verdicts belong to class objects ------------------------------------------------------------------------
 
 
 def define(bad):
@@ -72,7 +72,7 @@ def test_vectors_that_are_kept_elsewhere_do_not_turn():
         probe.parity(Hidden, {})
 
 
-# -- rates -------------------------------------------------------------------------------------------------------------
+# -- rates ---------------------------------------------------------------------------------------------------
 
 
 class Renamed(Rule):
@@ -107,7 +107,7 @@ class Constant(Rule):
     ids=lambda v: v.__name__ if isinstance(v, type) else str(v),
 )
 def test_any_rate_can_be_tried(Base, options, gen):
-    """A warm-up begins with 0: the weight does not move, and the rule is no less liftable."""
+    """A warm-up begins with 0: the weight does not move, and the rule lifts all the same."""
     Y = points(ST, (9, 3), 1)[0]
     opt = ghor.lift(Base)([Y], space=ST, **options)
     before, Y.grad = Y.detach().clone(), randn((9, 3), gen)
@@ -116,11 +116,11 @@ def test_any_rate_can_be_tried(Base, options, gen):
     assert torch.equal(Y, before) != (moves and options.get("lr") != 1e-30)
     if Base is po.Lion:
         return
-    with pytest.raises(ValueError, match=NO):  # and a rule that is none stays none, with any rate
+    with pytest.raises(ValueError, match=NO):  # a rule that does not lift does so at no rate
         ghor.lift(type("Bad", (Base,), {"move": lambda self, group, p, g: p.sub_(g.cumsum(-1))}))
 
 
-# -- rounding is no law broken -----------------------------------------------------------------------------------------
+# -- rounding breaks no law -------------------------------------------------------------------------------
 
 
 class Float32Inside(Rule):
@@ -150,7 +150,13 @@ def test_a_small_dependence_on_the_weight_is_one():
         ghor.lift(AlmostFree)
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+def test_complex_rules_are_tried_with_complex_gradients():
+    """VSGD takes the square of a complex gradient for that of its absolute value."""
+    assert refusal(po.VSGD) is None
+    assert "not odd and elementwise" in refusal(po.VSGD, dtype=torch.complex128)
+
+
+# -- words ---------------------------------------------------------------------------------------------------
 
 
 class WithClosure(Rule):
@@ -195,7 +201,7 @@ def test_stack_false_is_named_only_where_it_helps():
     assert "stack=False" not in refusal(define(bad=True))
 
 
-# -- rules of matrices, at any block -----------------------------------------------------------------------------------
+# -- rules of matrices, at any block -------------------------------------------------------------------------
 
 
 class Spectral(Rule):
@@ -219,7 +225,7 @@ class Spectral(Rule):
     ids=str,
 )
 def test_blocks_are_tried_as_they_are(space, shape, dtype, gen):
-    """A is 0 where there is one column, and there is none on a sphere: nothing to try there, and no reason to refuse."""
+    """With one column A is 0, and on a sphere there is no A: nothing to try, no reason to refuse."""
     params = points(space, shape, dtype=dtype)
     opt = ghor.lift(Spectral, blocks=True)(params, space=space, lr=1e-2)
     before = params[0].detach().clone()
@@ -244,7 +250,7 @@ def test_muon_turns_up_to_bfloat16_and_adam_does_not(shape):
     assert probe._turns(adam) == probe.NOT_TURNING
 
 
-# -- options that do not change the rule ---------------------------------------------------------------------------------
+# -- options that do not change the rule ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("space", [ST, ghor.Hyperbolic()], ids=str)
@@ -257,7 +263,7 @@ def test_differentiable_steps_are_refused_by_the_step(space):
         opt.step()
 
 
-# -- the look at a velocity --------------------------------------------------------------------------------------------
+# -- the look at a velocity ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -279,7 +285,7 @@ def test_velocities_off_ghor_are_told(space, shape, dtype):
         assert word in str(error)
 
 
-# -- cost --------------------------------------------------------------------------------------------------------------
+# -- cost ----------------------------------------------------------------------------------------------------
 
 
 def test_named_optimizers_are_not_tried(monkeypatch):

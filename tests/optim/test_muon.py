@@ -180,7 +180,7 @@ def test_torchs_scalings_take_the_sides_of_the_points(space, shape, sides, gen):
     same(moved[1], moved[0] * 0.2 * math.sqrt(max(sides)), rtol=1e-4, atol=1e-12)
 
 
-def test_options_of_groups_that_nobody_knows(gen):
+def test_unknown_options_of_groups(gen):
     p = nn.Parameter(STIEFEL.random(7, 3, generator=gen))
     with pytest.raises(ValueError, match=r"unknown option 'lrr' of AdamW; there are \['amsgrad'"):
         ghor.optim.Muon(
@@ -268,8 +268,7 @@ def test_no_scale(space, shape, dtype, gen):
 
 
 def test_a_small_block_is_one_unless_it_is_rounding(gen):
-    """A and B of one size in bfloat16, where 1000 units of rounding are more than the whole; NaN is no small
-    block."""
+    """In bfloat16 1000 units of rounding are more than the whole, yet A moves; and NaN is not rounding."""
     Y = nn.Parameter(torch.eye(6, 3, dtype=torch.bfloat16))
     opt = ghor.optim.Muon([Y], space=STIEFEL, lr=0.1)
     Y.grad = randn((6, 3), gen, torch.float32).bfloat16()

@@ -5,9 +5,9 @@
     W <- -lr [msign(V_A); msign(V_B)]              msign X = X (X^H X)^(-1/2), by Newton-Schulz
 
 msign is an odd polynomial: it takes skew blocks to skew blocks, so W stays in g^hor. And
-msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step does not depend
-on the section: Muon has no gauge there, unlike Adam. On the symplectic spaces frames differ by symplectic matrices, which are
-not rotations; there the step does depend on the section, as that of SGD does.
+msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step does not
+depend on the section: Muon has no gauge there, unlike Adam. On the symplectic spaces frames differ by
+symplectic matrices, which are not rotations; there the step does depend on the section, as that of SGD does.
 
 msign gives every block the same size, however small it was, and would blow up a block that is nothing but
 rounding: for losses that do not see rotations of the columns, A is 1e-6 of B in float32. A block that is

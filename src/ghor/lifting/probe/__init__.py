@@ -426,7 +426,7 @@ class Turn:
 
     def __init__(self, case: Case, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.O, self.P = (orthogonal(case, (k, k), generator).to(case.dtype) for k in case.shape)
+        self.O, self.P = (orthogonal(case, (k, k), generator).to(case.device, case.dtype) for k in case.shape)
 
     def __call__(self, X: Tensor) -> Tensor:
         return self.O @ X @ self.P

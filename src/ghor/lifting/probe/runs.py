@@ -40,9 +40,8 @@ class Case:
     device: torch.device = CPU
     stack: bool = True
     blocks: bool = False
-    own: dict[str, Any] = field(
-        default_factory=dict, hash=False
-    )  # group keys that the constructor does not know
+    # group keys that the constructor does not know
+    own: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def within(self, side: int, entries: int) -> Case:
         """The same with sides of at most `side`, tall or wide as before, and about `entries` in all.
@@ -91,7 +90,7 @@ def shadow(case: Case, *lead: int) -> Tensor:
 def point(case: Case, seed: int) -> Tensor:
     """A weight whose entries have the size that they have on an orthogonal space."""
     X = _randn(case, case.shape, torch.Generator().manual_seed(seed))
-    return (X / math.sqrt(max(case.shape))).to(case.dtype)
+    return (X / math.sqrt(max(case.shape))).to(case.device, case.dtype)
 
 
 def gradients(case: Case, steps: int = STEPS) -> Iterator[Tensor]:
@@ -107,7 +106,7 @@ def gradients(case: Case, steps: int = STEPS) -> Iterator[Tensor]:
         steady = _randn(case, shape, generator)
     for t in range(steps):
         noise = share * _randn(case, shape, generator)
-        yield (SIZES[t % len(SIZES)] * (steady + noise)).to(case.dtype)
+        yield (SIZES[t % len(SIZES)] * (steady + noise)).to(case.device, case.dtype)
 
 
 def orthogonal(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -118,7 +117,7 @@ def orthogonal(case: Case, shape: tuple[int, ...], generator: torch.Generator) -
 
 def _randn(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     wide = torch.complex128 if case.dtype.is_complex else torch.float64
-    return torch.randn(shape, generator=generator, dtype=wide).to(case.device)
+    return torch.randn(shape, generator=generator, dtype=wide)  # on the CPU, alike for all devices
 
 
 class NotBuilt(Exception):
