@@ -287,8 +287,8 @@ def summary(rows: list[tuple[str, str, dict[str, Any]]]) -> str:
                 small = [value for value, _ in runs if value <= limit]
                 as_own = sum(limit < value <= 10 * own for value, own in runs)
                 lines.append(
-                    f"- {how}, {name}, {len(runs)} runs against {against}: {len(small)} within {limit:.0e} (at most "
-                    f"{max(small, default=0.0):.1e}), {as_own} within their own rounding, "
+                    f"- {how}, {name}, {len(runs)} runs against {against}: {len(small)} within {limit:.0e} "
+                    f"(at most {max(small, default=0.0):.1e}), {as_own} within their own rounding, "
                     f"{len(runs) - len(small) - as_own} beyond"
                 )
     return "\n".join(lines)
