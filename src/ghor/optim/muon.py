@@ -31,7 +31,7 @@ from ghor.constraints.registry import spaces_by_id
 from ghor.lifting.lifted import Lifted
 from ghor.lifting.stack import Stack
 from ghor.linalg import frobenius
-from ghor.spaces import Euclidean, Sphere
+from ghor.spaces import Euclidean, Space, Sphere
 
 PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry for each parameter
 
@@ -42,31 +42,32 @@ ROUNDING, AT_MOST = 1000, 1 / 32
 
 
 def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
-    """msign of a batch of matrices (M, a, b), nearly: singular values come out between 0.7 and 1.2, as in
-    torch.
+    """msign of a batch of matrices (M, a, b) with ||X||_F = 1, nearly: singular values end up in 0.7 ... 1.2.
 
-    X <- a X + X (b X^H X + c (X^H X)^2), from X/||X||_F, on the shorter side; 0 stays 0. In the dtype of X,
-    where torch has bfloat16: with 3 digits the choice of frame would show.
+    X <- a X + X (b X^H X + c (X^H X)^2), on the shorter side; 0 stays 0. In the dtype of X, where torch has
+    bfloat16: with 3 digits the choice of frame would show.
     """
     a, b, c = coefficients
     wide = X.shape[-2] < X.shape[-1]
-    X = unit(X.mH if wide else X)
+    X = X.mH if wide else X
     for _ in range(steps):
         G = X.mH @ X
         X = torch.baddbmm(X, X, torch.baddbmm(G, G, G, beta=b, alpha=c), beta=a)
     return X.mH if wide else X
 
 
-def unit(X: Tensor) -> Tensor:
-    """X/||X||_F of every matrix (M, a, b), whatever its scale; 0 of 0."""
-    X = X / largest(X)[:, None, None]  # first: squares may overflow, or vanish
-    return X / frobenius(X).clamp_min(1)[:, None, None]
-
-
-def largest(X: Tensor) -> Tensor:
-    """The largest |entry| of every point (M, ...); 1 where all of them are 0."""
-    size = X.abs().flatten(1).amax(1)
-    return torch.where(size == 0, 1, size)
+def unit_blocks(V: Tensor, space: Space, floor: float) -> list[Tensor]:
+    """The blocks X of V (M, *point) as X/||X||_F; 0 where ||X||_F <= floor ||V||_F. Depends on no scale."""
+    peak = V.abs().flatten(1).amax(1)
+    peak = torch.where(peak == 0, 1, peak)  # divided by first: squares of entries may overflow, or vanish
+    blocks = space.ghor_blocks(V / peak.view(-1, *[1] * (V.dim() - 1)))
+    sizes = [frobenius(X) for X in blocks]
+    least = floor * torch.stack(sizes).square().sum(0).sqrt()
+    # `size <= least`, not its opposite: NaN stays NaN
+    return [
+        X * torch.where(size <= least, 0, 1 / size)[:, None, None]
+        for X, size in zip(blocks, sizes, strict=True)
+    ]
 
 
 def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
@@ -306,13 +307,8 @@ class Muon(Lifted, _Muon):
         V = s.points(B.lerp(M, group["momentum"]) if group["nesterov"] else M)
         O, space = torch.zeros_like(V), s.space.one
         floor = min(max(group["eps"], ROUNDING * torch.finfo(s.where[0]).eps), AT_MOST)
-        blocks = space.ghor_blocks(V / s.each(largest(V)))
-        sizes = [frobenius(X) for X in blocks]
-        least = floor * torch.stack(sizes).square().sum(0).sqrt()
-        for X, size, out in zip(blocks, sizes, space.ghor_blocks(O), strict=True):
-            # not size > least, which would turn NaN into a step of 0
-            noise = (size <= least)[..., None, None]
-            out.copy_(newton_schulz(torch.where(noise, 0, X), group["ns_coefficients"], group["ns_steps"]))
+        for X, out in zip(unit_blocks(V, space, floor), space.ghor_blocks(O), strict=True):
+            out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"]))
         W = space.hor(O)  # exactly skew
         s.W.mul_(1 - group["lr"] * group["weight_decay"])  # 0 without an anchor
         sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
