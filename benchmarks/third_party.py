@@ -1,5 +1,4 @@
-"""Every optimizer of seven libraries: does it lift, and is the lift the same rule on the full matrix of
-g^hor?
+"""Every optimizer of seven libraries: does it lift, and is the lift its rule on the full matrix of g^hor?
 
     python benchmarks/third_party.py                        # some 250 classes, 10 to 30 minutes
     python benchmarks/third_party.py --quick                # 20 steps at 12 x 4
@@ -303,7 +302,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="20 steps at 12 x 4")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path, help="a file for the table")
-    parser.add_argument("--json", type=Path, help="a file for the rows; what is in it is not run again")
+    parser.add_argument("--json", type=Path, help="a file for the rows; those in it are not run again")
     args = parser.parse_args()
     warnings.simplefilter("ignore")  # theirs
     torch.set_num_threads(1)

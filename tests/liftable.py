@@ -1,4 +1,4 @@
-"""Rules to be lifted or refused, and the question whether they are."""
+"""A small rule to derive others from, and whether the lift refuses them."""
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ def points(space, shape, count=2, dtype=torch.float64):
 
 
 def refusal(Base, space=ST, shape=(9, 3), stack=True, count=2, dtype=torch.float64, group=None, **options):
-    """The reason why Base is refused there, None where it is taken."""
+    """The reason why Base is refused there, or None."""
     try:
         Lifted = ghor.lift(Base, stack=stack)
         params = {"params": points(space, shape, count, dtype), **(group or {})}

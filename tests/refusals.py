@@ -1,4 +1,4 @@
-"""What is refused is refused whole: the error has all the words, and nothing has changed."""
+"""Checks that a refusal names everything it should and leaves everything as it was."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""Rules that users write, and what shows whether a rule descends."""
+"""Rules as users write them, and a loss to try them on."""
 
 import torch
 from steps import STIEFEL

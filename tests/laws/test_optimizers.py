@@ -11,9 +11,8 @@ from table import randn
 from torch import nn
 
 import ghor
-from ghor.lifting.probe import verdict as probe
-from ghor.lifting.probe.laws import turns
-from ghor.lifting.probe.trial import Case
+from ghor.lifting import probe
+from ghor.lifting.probe import Case
 
 SP = ghor.Sphere()
 
@@ -329,5 +328,5 @@ def test_a_shadow_alone_has_the_very_shape_of_the_weight(gen):
 @pytest.mark.parametrize("shape", [(24, 6), (6, 24), (8, 8), (12, 6)])
 def test_equivariant_rules(Base, reason, shape):
     """Muon and SGD turn with A and with B; Adam does not."""
-    got = turns(Case(Base, {"lr": 0.1}, ST, shape))
+    got = probe._turns(Case(Base, {"lr": 0.1}, ST, shape))
     assert (got is None) if reason is None else reason in got

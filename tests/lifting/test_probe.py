@@ -1,4 +1,4 @@
-"""The probe: whose verdict it is, at which rate, to which rounding, in which words, at what cost."""
+"""The probe: verdicts belong to classes; any rate, rounding, words, blocks, and what a verdict costs."""
 
 import gc
 import weakref
@@ -11,15 +11,13 @@ from table import randn
 from torch.optim import Optimizer
 
 import ghor
-from ghor.lifting.probe import turning as parities
-from ghor.lifting.probe import verdict as probe
-from ghor.lifting.probe.laws import full, hor, not_in_ghor
-from ghor.lifting.probe.trial import Case, gradients
+from ghor.lifting import probe
+from ghor.lifting.probe import Case, gradients, not_in_ghor
 
 GR, SP, SO = ghor.Grassmann(), ghor.Sphere(), ghor.SpecialOrthogonal()
 
 
-# -- verdicts belong to class objects ----------------------------------------------------------------------------------
+# -- verdicts belong to class objects ------------------------------------------------------------------------
 
 
 def define(bad):
@@ -47,14 +45,14 @@ def test_parities_belong_to_class_objects():
 
         return Moment
 
-    assert parities.parity(make(1), {}) == {"m": "vector"}
-    assert parities.parity(make(2), {}) == {"m": "square"}
+    assert probe.parity(make(1), {}) == {"m": "vector"}
+    assert probe.parity(make(2), {}) == {"m": "square"}
 
 
 def test_verdicts_keep_no_class_alive():
     Base = define(bad=False)
     probe.refuse_unless_it_lifts(Base, {})
-    parities.parity(Base, {})
+    probe.parity(Base, {})
     gone = weakref.ref(Base)
     assert Base in probe._verdicts
     del Base
@@ -71,10 +69,10 @@ def test_vectors_that_are_kept_elsewhere_do_not_turn():
             p.sub_(group["lr"] * self.m)
 
     with pytest.raises(ValueError, match="keeps vectors that are not state tensors"):
-        parities.parity(Hidden, {})
+        probe.parity(Hidden, {})
 
 
-# -- rates -------------------------------------------------------------------------------------------------------------
+# -- rates ---------------------------------------------------------------------------------------------------
 
 
 class Renamed(Rule):
@@ -109,7 +107,7 @@ class Constant(Rule):
     ids=lambda v: v.__name__ if isinstance(v, type) else str(v),
 )
 def test_any_rate_can_be_tried(Base, options, gen):
-    """A warm-up begins with 0: the weight does not move, and the rule is no less liftable."""
+    """A warm-up begins with 0: the weight does not move, and the rule lifts all the same."""
     Y = points(ST, (9, 3), 1)[0]
     opt = ghor.lift(Base)([Y], space=ST, **options)
     before, Y.grad = Y.detach().clone(), randn((9, 3), gen)
@@ -118,11 +116,11 @@ def test_any_rate_can_be_tried(Base, options, gen):
     assert torch.equal(Y, before) != (moves and options.get("lr") != 1e-30)
     if Base is po.Lion:
         return
-    with pytest.raises(ValueError, match=NO):  # and a rule that is none stays none, with any rate
+    with pytest.raises(ValueError, match=NO):  # a rule that does not lift does so at no rate
         ghor.lift(type("Bad", (Base,), {"move": lambda self, group, p, g: p.sub_(g.cumsum(-1))}))
 
 
-# -- rounding is no law broken -----------------------------------------------------------------------------------------
+# -- rounding breaks no law -------------------------------------------------------------------------------
 
 
 class Float32Inside(Rule):
@@ -152,7 +150,13 @@ def test_a_small_dependence_on_the_weight_is_one():
         ghor.lift(AlmostFree)
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+def test_complex_rules_are_tried_with_complex_gradients():
+    """VSGD takes the square of a complex gradient for that of its absolute value."""
+    assert refusal(po.VSGD) is None
+    assert "not odd and elementwise" in refusal(po.VSGD, dtype=torch.complex128)
+
+
+# -- words ---------------------------------------------------------------------------------------------------
 
 
 class WithClosure(Rule):
@@ -197,7 +201,69 @@ def test_stack_false_is_named_only_where_it_helps():
     assert "stack=False" not in refusal(define(bad=True))
 
 
-# -- the look at a velocity --------------------------------------------------------------------------------------------
+# -- rules of matrices, at any block -------------------------------------------------------------------------
+
+
+class Spectral(Rule):
+    """The gradient over its spectral norm: turns with its matrix, of any shape."""
+
+    def velocity(self, g, group):
+        return g / torch.linalg.matrix_norm(g, 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "dtype"),
+    [
+        (SP, (9,), torch.float64),
+        (ghor.Hyperbolic(), (3, 5), torch.float64),
+        (ST, (9, 1), torch.float64),
+        (ST, (1, 9), torch.float32),
+        (ST, (9, 3), torch.complex128),
+        (ghor.SpecialEuclidean(), (3, 4), torch.float64),
+        (ghor.SPD(), (3, 3), torch.float64),
+    ],
+    ids=str,
+)
+def test_blocks_are_tried_as_they_are(space, shape, dtype, gen):
+    """With one column A is 0, and on a sphere there is no A: nothing to try, no reason to refuse."""
+    params = points(space, shape, dtype=dtype)
+    opt = ghor.lift(Spectral, blocks=True)(params, space=space, lr=1e-2)
+    before = params[0].detach().clone()
+    for p in params:
+        p.grad = randn(tuple(p.shape), gen, dtype)
+    opt.step()
+    assert not torch.equal(params[0], before)
+    with pytest.raises(ValueError, match="does not turn"):
+        ghor.lift(torch.optim.Adam, blocks=True)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 2), (2, 1), (1, 3), (3, 3), (4, 2), (5, 5), (7, 49), (33, 5), (100, 10)], ids=str
+)
+def test_muon_turns_up_to_bfloat16_and_adam_does_not(shape):
+    rows, columns = shape
+    muon, adam = (
+        Case(Base, {"lr": 0.1}, GR, (rows + columns, columns), blocks=True)
+        for Base in (torch.optim.Muon, torch.optim.Adam)
+    )
+    assert probe._turns(muon) is None
+    assert probe._turns(adam) == probe.NOT_TURNING
+
+
+# -- options that do not change the rule ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", [ST, ghor.Hyperbolic()], ids=str)
+def test_differentiable_steps_are_refused_by_the_step(space):
+    """Not by a crash in the constructor, where the state is tried for its parity."""
+    (Y,) = points(space, (9, 3), 1)
+    opt = ghor.optim.Adam([Y], space=space, section="implicit", differentiable=True)
+    Y.grad = torch.ones_like(Y)
+    with pytest.raises(RuntimeError, match="differentiable=True does not go through"):
+        opt.step()
+
+
+# -- the look at a velocity ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,22 +271,21 @@ def test_stack_false_is_named_only_where_it_helps():
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_velocities_off_ghor_are_told(space, shape, dtype):
-    W = hor(space, next(gradients(Case(Rule, {}, space, shape, dtype=dtype), (5,), 1)))
+    W = space.hor(next(gradients(Case(Rule, {}, space, shape, 5, dtype))))
     M = space.matrix(W)
-    assert not not_in_ghor(M, space.matrix(hor(space, W))).any()
-    assert torch.equal(full(space, W), space.algebra(M))
+    assert not not_in_ghor(M, space.matrix(space.hor(W))).any()
     if space == SP:
         M[2, 0] = 1e-3
     else:
         M[2, 0, 1] += 1e-3
-    off = not_in_ghor(M, space.matrix(hor(space, W)))
+    off = not_in_ghor(M, space.matrix(space.hor(W)))
     assert off.tolist() == [False, False, True, False, False]
-    error = probe.left_ghor(torch.optim.Adam, "proj.weight", space, W[2], hor(space, W)[2])
+    error = probe.left_ghor(torch.optim.Adam, "proj.weight", space, W[2], space.hor(W)[2])
     for word in ("Adam", "proj.weight", str(space), "nothing was moved", str(tuple(shape))):
         assert word in str(error)
 
 
-# -- cost --------------------------------------------------------------------------------------------------------------
+# -- cost ----------------------------------------------------------------------------------------------------
 
 
 def test_named_optimizers_are_not_tried(monkeypatch):

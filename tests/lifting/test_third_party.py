@@ -1,5 +1,4 @@
-"""Optimizers from elsewhere: those that lift work, those that would do something else than they say are
-refused."""
+"""Optimizers of other libraries: those that lift work; those that would become another rule are refused."""
 
 import contextlib
 import copy
@@ -95,7 +94,7 @@ def everything_in_the_collection():
 
 
 def takes(Lifted, Y, space=STIEFEL, **options):
-    """Why a lifted optimizer refuses two weights like Y; None: it takes them."""
+    """Why a lifted optimizer refuses two weights like Y, or None."""
     params = [nn.Parameter(Y.detach().clone()) for _ in range(2)]
     try:
         Lifted(params, space=space, **options)
@@ -108,8 +107,7 @@ def takes(Lifted, Y, space=STIEFEL, **options):
 
 @pytest.mark.parametrize("Base", everything_in_the_collection())
 def test_whatever_lifts_closes(Base):
-    """The law of the lift: weights that are computed together move as they do one by one, and all of them
-    move.
+    """Weights that are computed together move as they do one by one, and all of them move.
 
     Gradients of different sizes, over weights and over time, with a part that is always the same: so norms
     over a tensor, statistics over all tensors, and rules that look at how far a weight has come, show
@@ -143,7 +141,7 @@ def test_whatever_lifts_closes(Base):
     assert STIEFEL.residual(together).max() <= 1e-12
 
 
-# -- copies and checkpoints --------------------------------------------------------------------------------------------
+# -- copies and checkpoints ----------------------------------------------------------------------------------
 
 
 @lifting
@@ -198,7 +196,7 @@ def test_state_dicts_of_lifted_third_party_optimizers_resume(Base, lr, gen):
     assert torch.equal(Y, Z)
 
 
-# -- refused -----------------------------------------------------------------------------------------------------------
+# -- refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,7 +232,7 @@ def test_refused_with_the_reason(Base, reason):
     "Base", [po.NovoGrad, po.AdaGC, po.StableAdamW, po.AdaNorm, po.AvaGrad, po.Adai], ids=lambda v: v.__name__
 )
 def test_norms_over_a_tensor_are_refused(Base):
-    """They keep g^hor, and would take the norm of a whole stack of weights for that of one."""
+    """They keep g^hor, but would take the norm of a whole stack for that of one weight."""
     with pytest.raises(ValueError, match="cannot be lifted to manifolds: "):
         ghor.lift(Base)
 
@@ -250,7 +248,7 @@ def test_norms_over_a_tensor_are_refused(Base):
     ids=lambda v: v.__name__ if isinstance(v, type) else next(iter(v)) if isinstance(v, dict) else "",
 )
 def test_options_are_tried_too(Base, options, reason, gen):
-    """What lifts by default may not with an option; the constructor tries the options it is given."""
+    """A rule may lift by default but not with an option; the constructor tries the options it is given."""
     Lifted, Y = ghor.lift(Base), drawn(gen, (9, 3))
     if reason is None:
         Lifted([Y], space=STIEFEL, **options)

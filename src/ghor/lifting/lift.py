@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from ghor.lifting.lifted import NAMED, Lifted
@@ -29,7 +30,7 @@ def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> 
         raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
     if issubclass(Base, Lifted):
         return Base
-    if Base in NAMED and stack and not blocks:
+    if Base in NAMED and ((stack and not blocks) or Base is torch.optim.Muon):  # there is one way to Muon
         return NAMED[Base]
     made_by = Base, stack and not blocks, blocks
     if made_by not in _lifted:

@@ -1,10 +1,10 @@
-"""Rules of matrices, the second class that lifts: they see the blocks A and B of g^hor as parameters of their
-own.
+"""Rules of matrices, the second class that lifts: they see the blocks A and B of g^hor as parameters.
 
 A rule that turns with its matrix, velocity(O X P) = O velocity(X) P for rotations O and P, takes skew blocks
-to skew ones and does not depend on the section. It is given each block of each weight as a matrix, a view of
-the shadow. Of its state, tensors of the block's shape are kept in the weight's shape, as key; all else under
-key.0, key.1, by block.
+to skew blocks, and where frames differ by rotations (not on the symplectic spaces) it does not depend on the
+section. Each block of each weight is given to it as a matrix, a view of the shadow. State tensors of the
+block's shape are kept in the weight's shape, under the rule's key; all other state under key.0, key.1, by
+block.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from ghor.lifting.stack import Stack
 
 
 class InBlocks(Lifted):
-    """What optimizers share that `lift(Base, blocks=True)` makes."""
+    """Base class of `lift(Base, blocks=True)`."""
 
     stack = False
     blocks = True
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """Momentum turns with the frame; a rule that keeps anything else but numbers needs a transported
-        one."""
+        """All state tensors, which must be vectors: other rules need a transported section."""
         return set(parity(self.Base, options_of(self.Base, self._options, group), only_vectors=True))
 
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
-        """Blocks in place of shadows."""
+        """Put blocks in place of the shadows, with their views of gradient and state."""
         rule, stacks, grads = super()._before()
         lent: dict[int, list[Tensor]] = {}
         for s, B in zip(stacks, grads, strict=True):
@@ -52,6 +51,8 @@ class InBlocks(Lifted):
         return rule, stacks, grads
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
+        """Base's rule on the blocks, then the projection to g^hor."""
+
         def skewed(optimizer: Any) -> None:
             rule(optimizer)
             for s in stacks:
@@ -60,32 +61,30 @@ class InBlocks(Lifted):
         super()._velocities(skewed, stacks)
 
     def _put_back(self) -> None:
-        """The state of blocks becomes that of their weights."""
-        flight, lent = self._swapped, self.__dict__.pop("_lent", {})
-        if flight is not None and self.state is not flight.state:
-            for s in flight.stacks:
+        """Join the states of blocks to those of their weights."""
+        swapped, lent = self._swapped, self.__dict__.pop("_lent", {})
+        if swapped is not None and self.state is not swapped.state:
+            for s in swapped.stacks:
                 states = [self.state.pop(X, {}) for X in lent.get(id(s.H), ())]
                 self.state[s.H] = _joined(s, lent.get(id(s.H), []), states) if any(states) else s.state
         super()._put_back()
 
 
 def blocks_of(s: Stack, X: Tensor) -> list[Tensor]:
-    """The blocks of each point of a tensor in the layout of the shadow, as matrices; views."""
-    return [
-        block
-        for blocks in zip(*s.space.one.ghor_blocks(s.points(s.local(X))), strict=True)
-        for block in blocks
-    ]
+    """The blocks of every point of X, a tensor like the shadow: matrices, and views."""
+    by_kind = s.space.one.ghor_blocks(s.points(s.local(X)))
+    return [block for of_point in zip(*by_kind, strict=True) for block in of_point]
 
 
 def _joined(s: Stack, shadows: list[Tensor], states: list[dict[str, Any]]) -> dict[str, Any]:
+    """The states of all blocks of a stack as one, see the head of this file."""
     out: dict[str, Any] = {}
     for key in states[0]:
         values = [state.get(key) for state in states]
         if all(torch.is_tensor(v) and v.shape == X.shape for v, X in zip(values, shadows, strict=True)):
             out[key] = whole = s.state.get(key, torch.zeros_like(s.H))
             for v, view in zip(values, blocks_of(s, whole), strict=True):
-                if v is not None and v.data_ptr() != view.data_ptr():
+                if v is not None and v.data_ptr() != view.data_ptr():  # the rule has made it, or rebound it
                     view.copy_(v)
         else:
             out |= {f"{key}.{j}": v for j, v in enumerate(values)}

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ghor.lifting.lifted import NAMED, Lifted
+from ghor.lifting.probe import REFUSED
 from ghor.linalg import as_real
 from ghor.optim.lbfgs import LBFGS
 from ghor.optim.muon import Muon
@@ -179,17 +180,6 @@ NAMED.update(
     }
 )
 NAMED[torch.optim.Muon] = Muon
-
-
-# Why a name of torch.optim is not here, and what to use in its place.
-REFUSED = {
-    "ASGD": "it averages weights, and in g^hor it would average velocities; use SGD and "
-    "torch.optim.swa_utils with ghor.project",
-    "Adafactor": "it keeps sums over rows and columns, which are not coordinates of g^hor; use Adam, or "
-    "Adafactor for the Euclidean weights and a ghor optimizer for the others",
-    "SparseAdam": "a sparse gradient is not sparse in g^hor; use Adam, which takes sparse gradients of "
-    "weights on manifolds",
-}
 
 
 def __getattr__(name: str) -> Any:

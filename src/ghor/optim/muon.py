@@ -1,11 +1,17 @@
-"""Muon in g^hor: momentum, and the blocks A and B of it orthogonalised, each by itself.
+"""Muon in g^hor: momentum, and its blocks A and B orthogonalised, each by itself.
 
     M <- mu M + (1 - mu) B                         B = [A; B], the gradient in g^hor
     V <- (1 - mu) B + mu M  (nesterov), or M
     W <- -lr [msign(V_A); msign(V_B)]              msign X = X (X^H X)^(-1/2), by Newton-Schulz
 
-msign is an odd polynomial, so that of a skew block is skew and W stays in g^hor. msign(O X P) = O msign(X) P
-for rotations O and P: the step does not depend on the section, and Muon has no gauge, where Adam has one.
+msign is an odd polynomial: it takes skew blocks to skew blocks, so W stays in g^hor. And
+msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step does not
+depend on the section: Muon has no gauge there, unlike Adam. On the symplectic spaces frames differ by
+symplectic matrices, which are not rotations; there the step does depend on the section, as that of SGD does.
+
+msign gives every block the same size, however small it was, and would blow up a block that is nothing but
+rounding: for losses that do not see rotations of the columns, A is 1e-6 of B in float32. A block that is
+small beside the whole of V therefore counts as 0; see `Muon`.
 """
 
 from __future__ import annotations
@@ -17,51 +23,58 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim._muon import (
-    DEFAULT_A,
-    DEFAULT_B,
-    DEFAULT_C,
-    DEFAULT_NS_STEPS,
-    EPS,
-    _adjust_lr,
-    _zeropower_via_newtonschulz,
-)
 
 from ghor._torch.bare_step import bare_step
+from ghor._torch.muon import DEFAULTS, orthogonalised
 from ghor._torch.sharding import is_sharded, spread
 from ghor.constraints.registry import spaces_by_id
 from ghor.lifting.lifted import Lifted
 from ghor.lifting.stack import Stack
 from ghor.linalg import frobenius
-from ghor.spaces import Euclidean, Sphere
+from ghor.spaces import Euclidean, Space, Sphere
 
-COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
 PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry for each parameter
 
+# Units of rounding below which a block counts as 0, and the most that may come to. A is a difference of
+# products with the gradient, whose rounding is about eps |G|; near an optimum |V| is a hundredth of |G| and
+# less. In half precision 1000 eps is more than 1: there a thirty-second of V is as good as rounding.
+ROUNDING, AT_MOST = 1000, 1 / 32
 
-def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int, eps: float) -> Tensor:
-    """msign of a batch of matrices (M, a, b), nearly: singular values come out between 0.7 and 1.2, as in
-    torch.
 
-    X <- a X + X (b X^H X + c (X^H X)^2), from X/||X||_F, on the shorter side. In the dtype of X, where torch
-    has bfloat16: with 3 digits the frame would show.
+def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
+    """msign of a batch of matrices (M, a, b) with ||X||_F = 1, nearly: singular values end up in 0.7 ... 1.2.
+
+    X <- a X + X (b X^H X + c (X^H X)^2), on the shorter side; 0 stays 0. In the dtype of X, where torch has
+    bfloat16: with 3 digits the choice of frame would show.
     """
     a, b, c = coefficients
     wide = X.shape[-2] < X.shape[-1]
     X = X.mH if wide else X
-    X = X / frobenius(X).clamp_min(eps)[:, None, None]
     for _ in range(steps):
         G = X.mH @ X
         X = torch.baddbmm(X, X, torch.baddbmm(G, G, G, beta=b, alpha=c), beta=a)
     return X.mH if wide else X
 
 
-def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
-    """What the rate of a weight on a manifold is multiplied with: None is 1, so that lr is an angle; others
-    as torch's.
+def unit_blocks(V: Tensor, space: Space, floor: float) -> list[Tensor]:
+    """The blocks X of V (M, *point) as X/||X||_F; 0 where ||X||_F <= floor ||V||_F. Depends on no scale."""
+    peak = V.abs().flatten(1).amax(1)
+    peak = torch.where(peak == 0, 1, peak)  # divided by first: squares of entries may overflow, or vanish
+    blocks = space.ghor_blocks(V / peak.view(-1, *[1] * (V.dim() - 1)))
+    sizes = [frobenius(X) for X in blocks]
+    least = floor * torch.stack(sizes).square().sum(0).sqrt()
+    # `size <= least`, not its opposite: NaN stays NaN
+    return [
+        X * torch.where(size <= least, 0, 1 / size)[:, None, None]
+        for X, size in zip(blocks, sizes, strict=True)
+    ]
 
-    Of B alone each principal angle turns by lr (2 atan(lr/2) with Cayley), of A alone each plane; of both
-    together no vector turns by more than (1 + sqrt 5)/2 lr, the spectral norm of [[1, 1], [1, 0]].
+
+def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
+    """The factor of a manifold weight's rate: 1 for None, so that lr is an angle; the others are torch's.
+
+    With B alone each principal angle turns by lr (2 atan(lr/2) with Cayley), with A alone each plane; with
+    both no vector turns by more than (1 + sqrt 5)/2 lr, the spectral norm of [[1, 1], [1, 0]].
     """
     rows, columns = shape[0], math.prod(shape[1:])
     if adjust_lr_fn == "original":
@@ -78,29 +91,40 @@ class _Muon(Optimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-3,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
-        eps: float = EPS,
-        ns_steps: int = DEFAULT_NS_STEPS,
+        lr: float | Tensor = DEFAULTS["lr"],
+        weight_decay: float = DEFAULTS["weight_decay"],
+        momentum: float = DEFAULTS["momentum"],
+        nesterov: bool = DEFAULTS["nesterov"],
+        ns_coefficients: tuple[float, float, float] = DEFAULTS["ns_coefficients"],
+        eps: float = DEFAULTS["eps"],
+        ns_steps: int = DEFAULTS["ns_steps"],
         adjust_lr_fn: str | None = None,
         adamw: dict[str, Any] | None = None,
     ) -> None:
         options: Any = (lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn)
         if len(ns_coefficients) != 3 or not 0 <= ns_steps < 100:
             raise ValueError(
-                f"ns_coefficients are 3 numbers and ns_steps is less than 100, got {ns_coefficients} and {ns_steps}"
+                "ns_coefficients are 3 numbers and ns_steps is less than 100, "
+                f"got {ns_coefficients} and {ns_steps}"
             )
-        self._adamw = torch.optim.AdamW(
-            [torch.zeros(1)], **(adamw or {})
-        ).defaults  # they check their options
+        # Both of torch's constructors check their options.
+        self._adamw = torch.optim.AdamW([torch.zeros(1)], **(adamw or {})).defaults
         super().__init__(params, torch.optim.Muon([torch.zeros(1, 1)], *options).defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As AdamW's: step counts of old state dicts are numbers."""
+        """After load_state_dict, deepcopy and unpickling.
+
+        A state dict of torch.optim.Muon does not say which groups are AdamW's: they stay what they are. As in
+        AdamW, step counts of old state dicts are numbers.
+        """
+        before = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
+        if "_adamw" not in self.__dict__:  # pickled by 0.1, as lift(torch.optim.Muon, blocks=True)
+            self._adamw = torch.optim.AdamW([torch.zeros(1)]).defaults
+        for i, group in enumerate(self.param_groups):
+            known = before[i] if i < len(before) else {"adamw": False}
+            for key in known.keys() & {"adamw", *self._adamw, *DEFAULTS}:
+                group.setdefault(key, known[key])
         for held in self.state.values():
             if "step" in held and not torch.is_tensor(held["step"]):
                 held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
@@ -164,49 +188,55 @@ class _Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """torch's two steps, each on its own groups."""
+        """torch's two steps, each on its own groups; torch's Muon has none for sharded matrices, we do."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         groups = self.param_groups
+        of_muon = [group for group in groups if group["params"] and not group["adamw"]]
+        sharded = [(p, g) for g in of_muon for p in g["params"] if is_sharded(p) and p.grad is not None]
         try:
-            for of in (torch.optim.Muon, torch.optim.AdamW):
-                self.param_groups = [
-                    g for g in groups if g["params"] and g["adamw"] is (of is torch.optim.AdamW)
-                ]
-                if of is torch.optim.Muon:
-                    self.param_groups = [self._rest(group) for group in self.param_groups]
-                bare_step(of, differentiable=False)(self)
+            self.param_groups = [_without_sharded(group) for group in of_muon] if sharded else of_muon
+            bare_step(torch.optim.Muon, differentiable=False)(self)
+            self.param_groups = [group for group in groups if group["params"] and group["adamw"]]
+            bare_step(torch.optim.AdamW, differentiable=False)(self)
         finally:
             self.param_groups = groups
+        for p, group in sharded:
+            self._step_sharded(p, group)
         return loss
 
-    def _rest(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A group without its sharded matrices, which torch's Muon cannot do: these are stepped here."""
-        sharded = [p for p in group["params"] if p.grad is not None and is_sharded(p)]
-        for p in sharded:
-            buf = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
-            buf.lerp_(p.grad, 1 - group["momentum"])
-            update = p.grad.lerp(buf, group["momentum"]) if group["nesterov"] else buf
-            options = group["ns_coefficients"], group["ns_steps"], group["eps"]
-            O = spread(_zeropower_via_newtonschulz(update.full_tensor(), *options).to(p.dtype), p)
-            p.mul_(1 - group["lr"] * group["weight_decay"])
-            p.add_(O, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], p.shape))
-        return {**group, "params": [p for p in group["params"] if not is_sharded(p)]} if sharded else group
+    def _step_sharded(self, p: Any, group: dict[str, Any]) -> None:
+        """torch's Muon for a DTensor: only the update is gathered, and every process orthogonalises it."""
+        buf = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+        buf.lerp_(p.grad, 1 - group["momentum"])
+        update = p.grad.lerp(buf, group["momentum"]) if group["nesterov"] else buf
+        options = group["ns_coefficients"], group["ns_steps"], group["eps"]
+        O = spread(orthogonalised(update.full_tensor(), *options).to(p.dtype), p)
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.add_(O, alpha=-group["lr"] * ratio(group["adjust_lr_fn"] or "original", p.shape))
+
+
+def _without_sharded(group: dict[str, Any]) -> dict[str, Any]:
+    return {**group, "params": [p for p in group["params"] if not is_sharded(p)]}
 
 
 _Muon.__name__ = "Muon"
 
 
 class Muon(Lifted, _Muon):
-    """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum of B; see `ghor.muon`.
+    """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum of B; see
+    `ghor.optim.muon`.
 
     Options and defaults are torch's. On a manifold weight `lr` is the angle that a step turns, unless
-    `adjust_lr_fn` asks for torch's scalings by name. Euclidean matrices are torch.optim.Muon's, bit for bit.
-    All other Euclidean weights, and those of nn.Embedding where a module is given, are AdamW's: a group of
-    their own, with the options `adamw`. A group can say which it is: {"params": [...], "adamw": True, "lr":
-    3e-4}.
+    `adjust_lr_fn` asks for torch's scalings by name, and `eps` is relative: a block of V smaller than eps
+    ||V||, or than 1000 units of rounding of ||V||, counts as 0, so the step does not depend on the scale of
+    the loss. `ghor.lift(torch.optim.Muon)` is this class, also with `blocks=True`.
+
+    Euclidean matrices are torch.optim.Muon's, bit for bit. All other Euclidean weights, and those of
+    nn.Embedding where a module is given, are AdamW's: a group of their own, with the options `adamw`. A group
+    can say which it is: {"params": [...], "adamw": True, "lr": 3e-4}.
 
     >>> opt = Muon(model, lr=0.02, adamw={"lr": 3e-4, "weight_decay": 0.01})
     """
@@ -226,12 +256,13 @@ class Muon(Lifted, _Muon):
         self._add_parts(param_group, super().add_param_group)
 
     def _for_adamw(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[bool]:
-        space = group.get("space", self._ours["space"])
-        spaces = (
-            space if isinstance(space, (list, tuple)) and len(space) == len(params) else [space] * len(params)
-        )
+        """Weights on manifolds are Muon's, of any shape."""
+        given = group.get("space", self._ours["space"])
+        each = isinstance(given, (list, tuple)) and len(given) == len(params)
         declared = spaces_by_id()
-        for p, space, other in zip(params, spaces, super()._for_adamw(params, group), strict=True):
+        for p, space, other in zip(
+            params, given if each else [given] * len(params), super()._for_adamw(params, group), strict=True
+        ):
             found = declared.get(id(p)) if space is None else space
             yield other and (found is None or isinstance(found, Euclidean))
 
@@ -240,19 +271,25 @@ class Muon(Lifted, _Muon):
         return {"momentum_buffer", "exp_avg"}
 
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
-        """Stacks of Muon's are ours; torch's step gets the rest."""
+        """Take the shadows that are orthogonalised here out of the groups, so that torch's Muon does not see
+        them.
+
+        Their state is made here as well: torch.compile takes the state that it finds for all there will be.
+        """
         out = super()._before()
         ours = [s for s in out[1] if not s.group["adamw"]]
         for s in ours:
             if not self.state[s.H]:
                 self.state[s.H]["momentum_buffer"] = torch.zeros_like(s.H)
-        for gi, group in enumerate(self.param_groups):
-            shadows = {id(s.H) for s in ours if s.gi == gi}
+        shadows = {id(s.H) for s in ours}
+        for group in self.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in shadows]
         self._stateless = any(not self.state.get(p) for group in self.param_groups for p in group["params"])
         return out
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
+        """torch's rules for what is theirs, ours for the shadows that `_before` has taken out."""
+
         def both(optimizer: Any) -> None:
             rule(optimizer)
             for s in stacks:
@@ -268,10 +305,10 @@ class Muon(Lifted, _Muon):
         B, M = s.local(grad), s.local(self.state[s.H]["momentum_buffer"])
         M.lerp_(B, 1 - group["momentum"])
         V = s.points(B.lerp(M, group["momentum"]) if group["nesterov"] else M)
-        O = torch.zeros_like(V)
-        space = s.space.one
-        for X, out in zip(space.ghor_blocks(V), space.ghor_blocks(O), strict=True):
-            out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"], group["eps"]))
+        O, space = torch.zeros_like(V), s.space.one
+        floor = min(max(group["eps"], ROUNDING * torch.finfo(s.where[0]).eps), AT_MOST)
+        for X, out in zip(unit_blocks(V, space, floor), space.ghor_blocks(O), strict=True):
+            out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"]))
         W = space.hor(O)  # exactly skew
         s.W.mul_(1 - group["lr"] * group["weight_decay"])  # 0 without an anchor
         sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
