@@ -49,7 +49,8 @@ class Stack:
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half = dtype != params[0].dtype
         split = space.split(params[0]).shape
-        self.E = space.one.E(split[len(split) - space.dims :], device="meta")  # its layout is all that counts
+        # its layout and dtype are all that counts
+        self.E = space.one.E(split[len(split) - space.dims :], dtype=params[0].dtype, device="meta")
         self.batch = (len(params), *split[: len(split) - space.dims])
         self.H = self.whole(
             torch.zeros((*self.batch[:stacked], *self.shape), dtype=dtype, device=self.where[1]), stacked

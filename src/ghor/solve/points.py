@@ -38,7 +38,7 @@ class Block:
         self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
         split = space.split(like).shape
-        self.E = self.space.E(split[len(split) - space.dims :], device="meta")
+        self.E = self.space.E(split[len(split) - space.dims :], dtype=like.dtype, device="meta")
         self.complex, self.curved = like.is_complex(), not isinstance(space, Euclidean)
         self.part = slice(begin, begin + len(index) * like.numel() * (2 if self.complex else 1))
         self.root = _root(self.space, self.E, like, self.dtype) if self.curved else None
