@@ -175,8 +175,10 @@ def section_kind(optimizer: Contract, gi: int, space: Space, p: Tensor, name: st
     """What the group's `section` comes to. "auto" is transported for state that a turning frame would
     spoil."""
     group = optimizer.param_groups[gi]
+    if group["section"] == "auto" and "section" in optimizer.state.get(p, {}):
+        return "transported"  # a state goes on with the frame that it holds
     try:
-        kind = space.section_kind(group["section"], p.shape)
+        kind = space.section_kind(group["section"], p.shape, p.dtype)
         if kind == "implicit":
             turning_keys(optimizer, group)
     except ValueError as error:

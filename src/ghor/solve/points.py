@@ -195,7 +195,8 @@ class Frames:
                     self.age = int(states[index[0]]["moves"])
             if block.out != block.dtype:
                 Y = held.pop("master") if "master" in held else block.space.project(Y)
-            kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, block.shape)
+            flat = isinstance(space, Euclidean)
+            kind = "transported" if flat else space.section_kind(section, block.shape, block.dtype)
             turning = [block.scaled(v) for v in vectors]
             block.section = from_state(KINDS[kind], block.space, block.E, held, Y, False, turning)
             block.Y = block.section.point(Y)

@@ -207,8 +207,9 @@ class Space(ABC):
         """A section that comes from a file: rounding repaired, ValueError if it is none."""
         return Lambda
 
-    def section_kind(self, asked: str, shape: Sequence[int]) -> str:
-        """ "transported" or "implicit", for points of this shape and what a group's `section` asks for."""
+    def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
+        """ "transported" or "implicit", for points of this shape and dtype (real if None) and what a group's
+        `section` asks for."""
         if asked == "implicit" and not self.implicit:
             raise ValueError(f"{self} has no implicit section; use section='transported'")
         return "implicit" if asked == "implicit" else "transported"

@@ -177,7 +177,7 @@ class Hyperbolic(Padded, Framed):
 
     # -- the implicit section: the boost alone, with an empty anchor ----------------------------------------------------
 
-    def section_kind(self, asked: str, shape: Sequence[int]) -> str:
+    def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
         return "transported" if asked == "transported" else "implicit"
 
     def implicit_start(self, Y: Tensor) -> Tensor:

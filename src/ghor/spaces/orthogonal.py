@@ -49,7 +49,7 @@ class Anchored(MatrixSpace):
         Q = torch.cat([-(X + Z1 @ X), eye_like(Z2.mH) - Z2 @ X], -2)
         return torch.cat([Y, Q], -1)
 
-    def section_kind(self, asked: str, shape: Sequence[int]) -> str:
+    def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
         """Where N = n there is no complement to do without. "auto" goes by time: `benchmarks/step.py
         --crossover`."""
         N, n = self.size(shape)

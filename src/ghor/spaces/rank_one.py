@@ -16,8 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
-
 import torch
 from torch import Tensor
 
@@ -106,10 +104,10 @@ class Step:
         long: bool = False,
     ) -> None:
         y1, self.y2, self.b = y[..., :1], y[..., 1:], b
-        r: Tensor | int = 1 if sign is None else sign
+        r = y1.new_ones(()) if sign is None else sign
         p = torch.reciprocal(r + y1) if p is None else p
-        yb, bb = scalar(self.y2, b), scalar(b, b)
-        F1, self.F2, h = coefficients(k, bb, retraction, long)
+        yb, self.bb = scalar(self.y2, b), scalar(b, b)
+        F1, self.F2, h = coefficients(k, self.bb, retraction, long)
         s = k * r
         u = s * p * yb * self.F2
         self.g = F1 - u
@@ -163,10 +161,12 @@ class Step:
         across.addcmul_(torch.addcmul(ac * self.y2, cc, self.b), self.b)
         return across.addcmul_(s, diagonal, value=2).add_(s)
 
-    def spread_(self, squares: Sequence[Tensor]) -> None:
-        """`spread` in place of squares stored as (0, s)."""
+    def spread_(self, squares: Sequence[Tensor], where: Tensor | None = None) -> None:
+        """Squares stored as (0, s) spread, in place, at all points or at some, `where` (..., 1)."""
         for X in squares:
-            X[..., 1:] = self.spread(X[..., 1:]).clamp_min_(0)
+            s = X[..., 1:]
+            spread = self.spread(s).clamp_min_(0)
+            s.copy_(spread if where is None else torch.where(where, spread, s))
 
 
 # -- a row that is not a point ----------------------------------------------------------------------------------------
@@ -183,8 +183,7 @@ class Padded(Space):
 
     @property
     def one(self) -> Space:
-        alone: Self = self if self.padding_idx is None else replace(self, padding_idx=None)
-        return super(Padded, alone).one
+        return super().one if self.padding_idx is None else replace(self, padding_idx=None).one
 
     def check_padding(self, shape: Sequence[int]) -> None:
         """Raise ValueError unless there is such a row."""
