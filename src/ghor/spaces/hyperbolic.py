@@ -37,7 +37,7 @@ class Hyperbolic(Padded, Framed):
     spreads: ClassVar[bool] = True
     max_velocity: ClassVar[float] = 1.0  # Cayley needs |b| < 2
 
-    # -- points -------------------------------------------------------------------------------------------------------
+    # -- points ----------------------------------------------------------------------------------------------
 
     def check_shape(self, shape: Sequence[int]) -> None:
         self.refuse_shape(shape, len(shape) >= 1 and shape[-1] >= 2)
@@ -96,7 +96,7 @@ class Hyperbolic(Padded, Framed):
             )
         return _lifted(2 * u / (1 - square))
 
-    # -- Algorithm 3 --------------------------------------------------------------------------------------------------
+    # -- Algorithm 3 -----------------------------------------------------------------------------------------
 
     def frame(self, Y: Tensor) -> Tensor:
         return Y.unsqueeze(-2)
@@ -150,7 +150,9 @@ class Hyperbolic(Padded, Framed):
             length = torch.linalg.vector_norm(W, dim=-1, keepdim=True)
             t = length if R.name == "geodesic" else length * (4 / 3)
             if free and not torch.compiler.is_compiling():
-                if W.numel() == 0 or not float((x0 * t.exp()).max()) > far:  # no way of length t leads further
+                if (
+                    W.numel() == 0 or not float((x0 * t.exp()).max()) > far
+                ):  # no way of length t leads further
                     return W
             tiny = torch.finfo(W.dtype).tiny
             out = scalar(xs, _boost(Lambda, W)) / length.clamp_min(tiny)
@@ -175,7 +177,7 @@ class Hyperbolic(Padded, Framed):
             orthonormalised(Lambda[..., 1:, 1:], share)
         return Lambda
 
-    # -- the implicit section: the boost alone, with an empty anchor ----------------------------------------------------
+    # -- the implicit section: the boost alone, with an empty anchor -----------------------------------------
 
     def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
         return "transported" if asked == "transported" else "implicit"
@@ -239,7 +241,7 @@ class Hyperbolic(Padded, Framed):
         Y[..., :1], Y[..., 1:] = x0, xs
         return self.implicit_inverse(Y, R)
 
-    # -- geometry -----------------------------------------------------------------------------------------------------
+    # -- geometry --------------------------------------------------------------------------------------------
 
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
         """X + x <x, X>."""
@@ -263,7 +265,7 @@ class Hyperbolic(Padded, Framed):
         return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
 
-# -- vectors of Minkowski space ---------------------------------------------------------------------------------------
+# -- vectors of Minkowski space ------------------------------------------------------------------------------
 
 
 def _lifted(xs: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def scalar(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1, keepdim=True)
 
 
-# -- retractions ------------------------------------------------------------------------------------------------------
+# -- retractions ---------------------------------------------------------------------------------------------
 
 
 def sinhc(s: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False)
     return -c * h, F2, h
 
 
-# -- frames and steps -------------------------------------------------------------------------------------------------
+# -- frames and steps ----------------------------------------------------------------------------------------
 
 
 def pull(k: int, y: Tensor, G: Tensor, p: Tensor, sign: Tensor | int = 1) -> Tensor:
@@ -169,7 +170,7 @@ class Step:
             s.copy_(spread if where is None else torch.where(where, spread, s))
 
 
-# -- a row that is not a point ----------------------------------------------------------------------------------------
+# -- a row that is not a point -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)

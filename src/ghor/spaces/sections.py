@@ -82,7 +82,7 @@ class Transported:
     def _bounded(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """W, shortened where the point would outgrow its digits."""
         W = self.space.bounded(Lambda, W)
-        return self.space.hold(Lambda, W, R, self.E.dtype) if self.space.has("hold") else W
+        return self.space.hold(Lambda.to(W.dtype), W, R, self.E.dtype) if self.space.has("hold") else W
 
     def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
         """Back to the group where rounding has left it; `share` (M) is 0 for those that may not change."""

@@ -67,7 +67,7 @@ class Sphere(Padded, Orthogonal):
         """Y/||Y||; the padding row stays as it is."""
         return self.keep_padding(super().project(self.read(X)), X)
 
-    # -- the implicit section of real vectors, in closed form: the anchor is the sign r of `rank_one` -----------------
+    # -- the implicit section of real vectors, in closed form: the anchor is the sign r of `rank_one` --------
 
     def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
         if dtype is not None and dtype.is_complex:
@@ -127,7 +127,7 @@ class Sphere(Padded, Orthogonal):
         y.addcmul_(y, (1 - scalar(y, y)) * (share / 2))
         return None
 
-    # -- geometry -----------------------------------------------------------------------------------------------------
+    # -- geometry --------------------------------------------------------------------------------------------
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """theta/sin(theta) (Z - cos(theta) Y), the angle from chord and complement, exact to machine
