@@ -77,8 +77,8 @@ class Hyperbolic(Padded, Framed):
         if not far * torch.finfo(X.dtype).eps < 1:
             wider = "" if X.dtype == torch.float64 else ", or use float64"
             raise ValueError(
-                f"the point is at distance {math.log(2 * far):.0f} from the origin of {self}, where {X.dtype} has no "
-                f"digits left; scale it down{wider}"
+                f"the point is at distance {math.log(2 * far):.0f} from the origin of {self}, where {X.dtype} "
+                f"has no digits left; scale it down{wider}"
             )
         return self.keep_padding(Y.to(X.dtype), X)
 
@@ -141,19 +141,18 @@ class Hyperbolic(Padded, Framed):
         """W, shortened where the step would lead out to where the digits of `dtype` end: eps x_0 = 1/4.
 
         Along a geodesic with the outward speed o = <x_s, b>/|b|, x_0 cosh(t) + o sinh(t) = far at
-        t = log((far + sqrt(far^2 - x_0^2 + o^2))/(x_0 + o)). Other retractions go at most 4/3 as far. The factor
-        is a constant for autograd. Reads no value where that is not free.
+        t = log((far + sqrt(far^2 - x_0^2 + o^2))/(x_0 + o)). Other retractions go at most 4/3 as far. The
+        factor is a constant for autograd. Reads no value where that is not free.
         """
-        far, free = 0.25 / torch.finfo(dtype).eps, may_read(W) and not W.requires_grad
+        far = 0.25 / torch.finfo(dtype).eps
+        free = may_read(W) and not (W.requires_grad or torch.compiler.is_compiling())
         with torch.no_grad():
             x0, xs = Lambda[..., 0, :1], Lambda[..., 0, 1:]
             length = torch.linalg.vector_norm(W, dim=-1, keepdim=True)
             t = length if R.name == "geodesic" else length * (4 / 3)
-            if free and not torch.compiler.is_compiling():
-                if (
-                    W.numel() == 0 or not float((x0 * t.exp()).max()) > far
-                ):  # no way of length t leads further
-                    return W
+            # no way of length t leads further out than x_0 e^t
+            if free and (W.numel() == 0 or not float((x0 * t.exp()).max()) > far):
+                return W
             tiny = torch.finfo(W.dtype).tiny
             out = scalar(xs, _boost(Lambda, W)) / length.clamp_min(tiny)
             limit = x0.clamp_min(far)  # from beyond it, too, the way inwards is free

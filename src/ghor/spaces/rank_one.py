@@ -49,7 +49,7 @@ def sinc(s: Tensor) -> Tensor:
 def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False) -> Coefficients:
     """F1, F2 and h of bb = |b|^2: R(W) e_1 = (1 + F1, F2 b), R(W) (0, m) = (-k F2 b.m, m - k h b (b.m)).
 
-    On hyperbolic space Cayley moves by 2 artanh(|b|/2), which ends at |b| = 2. Where `long` steps may come, it
+    On hyperbolic space Cayley moves by 2 artanh(|b|/2), which ends at |b| = 2. Where steps may be `long`, it
     goes on from |b| = 1 with the speed 4/3 that it has there.
     """
     c = k * bb

@@ -24,8 +24,8 @@ class Sphere(Padded, Orthogonal):
     """The sphere: vectors (..., N) of length one; St(1, N) with vectors in place of one-column matrices.
 
     A matrix on Sphere() has rows of length one: the oblique manifold. Complex vectors have the canonical
-    metric of U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if given,
-    is not a point, and optimizers leave it alone: that of an nn.Embedding.
+    metric of U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if
+    given, is not a point, and optimizers leave it alone: that of an nn.Embedding.
 
     The section of real vectors is a function of Y and of one sign, so the implicit section is the default.
     """
