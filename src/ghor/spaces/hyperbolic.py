@@ -77,8 +77,8 @@ class Hyperbolic(Padded, Framed):
         if not far * torch.finfo(X.dtype).eps < 1:
             wider = "" if X.dtype == torch.float64 else ", or use float64"
             raise ValueError(
-                f"the point is at distance {math.log(2 * far):.0f} from the origin of {self}, where {X.dtype} "
-                f"has no digits left; scale it down{wider}"
+                f"the point is at distance {math.log(2 * far):.0f} from the origin of {self}, where "
+                f"{X.dtype} has no digits left; scale it down{wider}"
             )
         return self.keep_padding(Y.to(X.dtype), X)
 

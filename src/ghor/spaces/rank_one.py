@@ -77,11 +77,11 @@ def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False)
 # -- frames and steps ----------------------------------------------------------------------------------------
 
 
-def pull(k: int, y: Tensor, G: Tensor, p: Tensor, sign: Tensor | int = 1) -> Tensor:
+def pull(k: int, y: Tensor, G: Tensor, p: Tensor, sign: Tensor | None = None) -> Tensor:
     """Q^T G = G_2 - k r y_2 (G_1 + p y_2.G_2): (..., N) -> (..., N - 1)."""
     y2, G2 = y[..., 1:], G[..., 1:]
     along = torch.addcmul(G[..., :1], p, scalar(y2, G2))
-    along = along if isinstance(sign, int) else along * sign
+    along = along if sign is None else along * sign
     return torch.addcmul(G2, y2, along, value=-k)
 
 
