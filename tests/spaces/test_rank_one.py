@@ -50,7 +50,7 @@ def test_a_step_is_that_of_dense_matrices(k, sign, retraction, length, gen):
     step = Step(k, y, b, retraction, r)
     moved = frame(k, y, sign) @ dense(k, b, retraction)
     close(torch.cat([step.y1, step.point()]), moved[:, 0], 1e-14)
-    T = torch.linalg.solve(frame(k, moved[:, 0], float(step.sign)), moved)[1:, 1:]
+    T = torch.linalg.solve(frame(k, moved[:, 0], 1.0 if r is None else float(step.sign)), moved)[1:, 1:]
     close(torch.stack([step.turned(e) for e in torch.eye(5, dtype=F64)], 1), T, 2e-14)
     close(step.spread(s), T.square() @ s, 2e-14)
     G = randn((6,), gen)
@@ -95,7 +95,7 @@ class Kernels(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("space", "most"), [(S, 100), (H, 125)], ids=str)
+@pytest.mark.parametrize(("space", "most"), [(S, 85), (H, 105)], ids=str)
 def test_kernels_of_a_step(space, most, gen):
     """A step of Adam between two polishings, with short steps."""
     Y = torch.nn.Parameter(space.random(40, 8, generator=gen))

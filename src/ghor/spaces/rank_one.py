@@ -23,8 +23,6 @@ from torch import Tensor
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
-Coefficients = tuple[Tensor, Tensor, Tensor]  # F1, F2, h
-
 
 def scalar(a: Tensor, b: Tensor) -> Tensor:
     """a.b, with the last dimension kept."""
@@ -46,32 +44,29 @@ def sinc(s: Tensor) -> Tensor:
     return torch.sinc(s.sqrt() / math.pi)
 
 
-def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False) -> Coefficients:
-    """F1, F2 and h of bb = |b|^2: R(W) e_1 = (1 + F1, F2 b), R(W) (0, m) = (-k F2 b.m, m - k h b (b.m)).
+def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False) -> tuple[Tensor, Tensor]:
+    """F and h of bb = |b|^2: R(W) e_1 = (1 - k h bb, F b), R(W) (0, m) = (-k F b.m, m - k h b (b.m)).
 
     On hyperbolic space Cayley moves by 2 artanh(|b|/2), which ends at |b| = 2. Where steps may be `long`, it
     goes on from |b| = 1 with the speed 4/3 that it has there.
     """
-    c = k * bb
     if retraction.name == "geodesic":
         ratio = sinc if k == 1 else sinhc
-        h = ratio(bb / 4).square() / 2
-        return -c * h, ratio(bb), h
+        return ratio(bb), ratio(bb / 4).square() / 2
     if retraction.name != "cayley":
-        F1, F2, _, h = (X.squeeze(-1) for X in retraction.thin(torch.zeros_like(c)[..., None], c[..., None]))
-        return F1, F2, h
+        c = (k * bb).unsqueeze(-1)
+        _, F, _, h = retraction.thin(torch.zeros_like(c), c)
+        return F.squeeze(-1), h.squeeze(-1)
     if not long or k == 1:
-        F2 = torch.reciprocal(torch.add(1, c, alpha=0.25))
-        h = F2 / 2
-        return -c * h, F2, h
+        F = torch.reciprocal(torch.add(1, bb, alpha=k / 4))
+        return F, F / 2
     beyond = bb > 1
-    _, F2, h = coefficients(k, torch.where(beyond, 0, bb), retraction)
+    F, h = coefficients(k, torch.where(beyond, 0, bb), retraction)
     length = torch.where(beyond, bb, 1).sqrt()
     stretch = (math.log(3) + (length - 1) * 4 / 3) / length  # of b, for a boost along the geodesic
     s = (stretch * length).square()
-    F2 = torch.where(beyond, stretch * sinhc(s), F2)
-    h = torch.where(beyond, (stretch * sinhc(s / 4)).square() / 2, h)
-    return -c * h, F2, h
+    F = torch.where(beyond, stretch * sinhc(s), F)
+    return F, torch.where(beyond, (stretch * sinhc(s / 4)).square() / 2, h)
 
 
 # -- frames and steps ----------------------------------------------------------------------------------------
@@ -105,62 +100,63 @@ class Step:
         long: bool = False,
     ) -> None:
         y1, self.y2, self.b = y[..., :1], y[..., 1:], b
-        r = y1.new_ones(()) if sign is None else sign
-        p = torch.reciprocal(r + y1) if p is None else p
+        p = torch.reciprocal((1 if sign is None else sign) + y1) if p is None else p
         yb, self.bb = scalar(self.y2, b), scalar(b, b)
-        F1, self.F2, h = coefficients(k, self.bb, retraction, long)
-        s = k * r
-        u = s * p * yb * self.F2
-        self.g = F1 - u
-        self.y1 = torch.addcmul(y1, y1, self.g) - r * u
-        self.sign, self.p = r, torch.reciprocal(r + self.y1)
+        self.F2, h = coefficients(k, self.bb, retraction, long)
+        # numbers a point; factors k wait until they can be part of an addcmul, which is free
+        self.k, e, bh = k, p * yb * self.F2, self.bb * h
+        v = e if sign is None else e * sign
+        self.g = v + bh  # y+ = y (1 - k g) + F2 b in the coordinates y_2
+        self.y1 = torch.addcmul(y1, y1, self.g, value=-k).add_(e, alpha=-k)
+        self.sign, self.p = sign, torch.reciprocal((1 if sign is None else sign) + self.y1)
         if sign is None:
-            # alpha = p+ (1 + g) y1 - 1 and beta = p - p+ (1 + g), without their cancellation far out
-            alpha, beta = self.p * (u - 1), -p * self.p * F1
+            # alpha = 1 - p+ (1 - k g) y1 and beta = p - p+ (1 - k g), without their cancellation far out
+            alpha, beta = torch.addcmul(self.p, self.p, v, value=-k), p * self.p * bh
         else:
             turns = self.p.abs() > 4
             self.sign = torch.where(turns if moved is None else turns & moved, -sign, sign)
             self.p = torch.reciprocal(self.sign + self.y1)
-            scale = torch.addcmul(self.p, self.p, self.g)
-            alpha, beta = scale * y1 - 1, p - scale
-        q, kF2, hyb = self.p * self.F2, k * self.F2, k * h * yb
-        # T m = m + y_2 (ay y_2.m + ab b.m) + b (cy y_2.m + cb b.m)
-        self.ay = -s * beta
-        self.ab = kF2 * alpha - self.ay * hyb
-        self.cy = s * q
-        self.cb = q * kF2 * y1 - k * h - self.cy * hyb
+            scale = torch.addcmul(self.p, self.p, self.g, value=-k)
+            alpha, beta = 1 - scale * y1, (p - scale) * sign
+        q, f = self.p * self.F2, h * yb
+        # T m = m + k y_2 (ab b.m - k ay y_2.m) + k b (cy y_2.m + cb b.m)
+        self.ay = beta
+        self.ab = torch.addcmul(beta * f, self.F2, alpha, value=-1)
+        self.cy, f = (q, f) if sign is None else (q * sign, f * sign)
+        self.cb = q * torch.add(self.F2 * y1, f, alpha=-k) - h
 
     def point(self) -> Tensor:
         """The coordinates y_2 of y+ = Lambda R(W) E; the first one is `y1`."""
-        return torch.addcmul(self.y2, self.g, self.y2).addcmul(self.F2, self.b)
+        return torch.addcmul(self.y2, self.g, self.y2, value=-self.k).addcmul_(self.F2, self.b)
 
     def turn(self, m: Tensor) -> tuple[Tensor, Tensor]:
-        """<a, m> and <c, m>: T m = m + y_2 <a, m> + b <c, m>."""
+        """k <a, m> and k <c, m>: T m = m + y_2 <a, m> + b <c, m>."""
         ym, bm = scalar(self.y2, m), scalar(self.b, m)
-        return torch.addcmul(self.ay * ym, self.ab, bm), torch.addcmul(self.cy * ym, self.cb, bm)
+        along_y = torch.addcmul(self.ab * bm, self.ay, ym, value=-self.k)
+        return along_y, torch.addcmul(self.cy * ym, self.cb, bm)
 
     def turned(self, m: Tensor) -> Tensor:
         """T m; for several vectors (..., n, N) with y and b (..., 1, N)."""
         along_y, along_b = self.turn(m)
-        return m + torch.addcmul(along_y * self.y2, along_b, self.b)
+        return torch.add(m, torch.addcmul(along_y * self.y2, along_b, self.b), alpha=self.k)
 
     def turn_(self, vectors: Sequence[Tensor]) -> None:
         """Vectors (0, m) of g^hor <- (0, T m), in place; where b = 0 they keep every bit."""
         for X in vectors:
             along_y, along_b = self.turn(X[..., 1:])
-            X[..., 1:].addcmul_(along_y, self.y2).addcmul_(along_b, self.b)
+            X[..., 1:].addcmul_(along_y, self.y2, value=self.k).addcmul_(along_b, self.b, value=self.k)
 
     def spread(self, s: Tensor) -> Tensor:
         """sum_j T_ij^2 s_j: what squares of coordinates become on average."""
-        a = torch.addcmul(self.ay * self.y2, self.ab, self.b)
+        a = torch.addcmul(self.ab * self.b, self.ay, self.y2, value=-self.k)  # k a and k c
         c = torch.addcmul(self.cy * self.y2, self.cb, self.b)
-        diagonal = torch.addcmul(a * self.y2, c, self.b)  # of T - I
+        diagonal = torch.addcmul(a * self.y2, c, self.b)  # of T - I, times k
         sa, sc = s * a, s * c
         aa, ac, cc = scalar(sa, a), scalar(sa, c), scalar(sc, c)
         # the rest is sum_j s_j (y_i a_j + b_i c_j)^2, which is not negative but for rounding
-        across = torch.addcmul(aa * self.y2, ac, self.b) * self.y2
+        across = torch.addcmul(aa * self.y2, ac, self.b).mul_(self.y2)
         across.addcmul_(torch.addcmul(ac * self.y2, cc, self.b), self.b)
-        return across.addcmul_(s, diagonal, value=2).add_(s)
+        return across.addcmul_(s, diagonal, value=2 * self.k).add_(s)
 
     def spread_(self, squares: Sequence[Tensor], where: Tensor | None = None) -> None:
         """Squares stored as (0, s) spread, in place, at all points or at some, `where` (..., 1)."""

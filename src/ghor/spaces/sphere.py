@@ -115,6 +115,7 @@ class Sphere(Padded, Orthogonal):
             step.spread_([self.vector(X) for X in squares], fast)
         y[..., 1:] = step.point()
         y[..., :1] = step.y1
+        assert step.sign is not None
         sign.copy_(step.sign)
         return step.p.unsqueeze(-1)
 
