@@ -20,7 +20,6 @@ import ghor.spaces
 from ghor.spaces.base import Space
 from ghor.spaces.framed import Framed
 from ghor.spaces.grassmann import Subspaces
-from ghor.spaces.hyperbolic import Boosted
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.orthogonal import Orthogonal
 from ghor.spaces.rotations import OrthogonalGroup
@@ -106,8 +105,9 @@ def has_complex(space: Space) -> bool:
 
 
 def is_graph(space: Space) -> bool:
-    """Whether every tensor has a point near it, even 0: one coordinate is a function of the free others."""
-    return isinstance(space, Boosted)
+    """Whether every tensor has a point near it, 0 as well: all but one coordinate are free, and give that
+    one."""
+    return isinstance(space, ghor.Hyperbolic)
 
 
 def is_cone(space: Space) -> bool:

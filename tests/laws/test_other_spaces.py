@@ -9,8 +9,8 @@ from table import SPACES, close, name, randn
 
 import ghor
 from ghor.retraction import by_name
-from ghor.spaces import rank_one as lorentz
 from ghor.spaces.framed import Framed
+from ghor.spaces.rank_one import Step
 
 F64 = torch.float64
 FRAMED = [s for s in SPACES if isinstance(s, Framed)]
@@ -117,7 +117,7 @@ def test_going_over_from_one_section_to_the_other(gen):
 def test_second_moments_spread_with_the_frame(retraction, gen):
     """T is a rotation, and squares become sum_j T_ij^2 s_j."""
     x, b, s = HYPERBOLIC.random(5, generator=gen, dtype=F64), randn((4,), gen) / 4, randn((4,), gen).square()
-    step = lorentz.Step(x, b, by_name(retraction))
+    step = Step(-1, x, b, by_name(retraction))
     T = torch.stack([step.turned(e) for e in torch.eye(4, dtype=F64)], 1)
     close(T.mT @ T, torch.eye(4, dtype=F64), 1e-14)
     close(step.spread(s), T.square() @ s, 1e-14)

@@ -349,7 +349,7 @@ class Lifted(Optimizer):
     def section_kind(self, group: dict[str, Any], space: Space, p: Tensor, name: str) -> str:
         """ "transported" or "implicit". "auto" is transported if a turning frame would spoil the state."""
         try:
-            kind = space.section_kind(group["section"], p.shape)
+            kind = space.section_kind(group["section"], p.shape, p.dtype)
             if kind == "implicit":
                 self.turning_keys(group)
         except ValueError as error:

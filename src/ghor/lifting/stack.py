@@ -74,7 +74,8 @@ class Stack:
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half = dtype != params[0].dtype
         split = space.split(params[0]).shape
-        self.E = space.one.E(split[len(split) - space.dims :], device="meta")  # only its layout is used
+        # E is asked for its layout and dtype only, so its values are not made.
+        self.E = torch.empty(split[len(split) - space.dims :], dtype=params[0].dtype, device="meta")
         self.batch = (len(params), *split[: len(split) - space.dims])
         self.H = self.whole(
             torch.zeros((*self.batch[:stacked], *self.shape), dtype=dtype, device=self.where[1]), stacked

@@ -94,7 +94,7 @@ def _check_sections(kind: str, space: Any, shape: Any, members: list[tuple[str, 
     """Whether loaded sections of one kind lie in the group; a stack of them first, then one by one for the
     name."""
     split = space.split(torch.empty(shape, device="meta")).shape
-    E = space.one.E(split[len(split) - space.dims :], device="meta")
+    E = torch.empty(split[len(split) - space.dims :], device="meta")
     batch = len(split) - space.dims
 
     def look(values: list[Tensor]) -> None:

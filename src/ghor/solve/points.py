@@ -52,8 +52,8 @@ class PointBatch:
         self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
         split = space.split(like).shape
-        # Only its layout counts. (`space.E` would do; torch.eye on the meta device imports 800 modules.)
-        self.E = torch.empty(split[len(split) - space.dims :], device="meta")
+        # E is asked for its layout and dtype only. (torch.eye on the meta device imports 800 modules.)
+        self.E = torch.empty(split[len(split) - space.dims :], dtype=like.dtype, device="meta")
         self.complex, self.curved = like.is_complex(), not isinstance(space, Euclidean)
         self.part = slice(begin, begin + len(index) * like.numel() * (2 if self.complex else 1))
         self.root = _root(self.space, self.E, like, self.dtype) if self.curved else None
@@ -216,7 +216,11 @@ class Points:
                     self.age = int(states[index[0]]["moves"])
             if batch.out != batch.dtype:
                 Y = held.pop("master") if "master" in held else batch.space.project(Y)
-            kind = "transported" if isinstance(space, Euclidean) else space.section_kind(section, batch.shape)
+            kind = (
+                "transported"
+                if isinstance(space, Euclidean)
+                else space.section_kind(section, batch.shape, batch.dtype)
+            )
             # The other way round nothing turns: an implicit frame, formed, is a transported one.
             turning = [batch.scaled(v) for v in vectors] if "section" in held and kind == "implicit" else []
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)

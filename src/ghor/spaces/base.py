@@ -245,8 +245,9 @@ class Space(ABC):
         """A section read from a file, with rounding repaired; ValueError if it is not in the group."""
         return Lambda
 
-    def section_kind(self, asked: str, shape: Sequence[int]) -> str:
-        """ "transported" or "implicit", for points of this shape and the option `section` of a group."""
+    def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
+        """ "transported" or "implicit", for points of this shape and dtype (real if None) and the option
+        `section` of a group."""
         if asked == "implicit" and not self.implicit:
             raise ValueError(f"{self} has no implicit section; use section='transported'")
         return "implicit" if asked == "implicit" else "transported"

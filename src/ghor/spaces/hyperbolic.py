@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,18 +11,92 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
+from ghor._torch.values import may_read
 from ghor.retraction import Retraction, geodesic
-from ghor.spaces import rank_one as lorentz
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
+from ghor.spaces.rank_one import Padded, Step, pull, scalar, sinhc
 
 
-class Boosted(Framed):
-    """Frames, steps and the implicit section, which has an empty anchor."""
+@dataclass(frozen=True, repr=False)
+class Hyperbolic(Padded, Framed):
+    """Vectors (..., n+1) with -x_0^2 + x_1^2 + ... + x_n^2 = -1, x_0 > 0. g^hor: boosts b in R^n, stored as
+    (0, b).
 
+    The section is the boost at x, a function of x alone, so the implicit section stores nothing and is the
+    default. A transported frame is that boost times a rotation: Lambda = [x; 0, o_1; ...; 0, o_n], o_j in
+    R^n. At distance r from e_0 the digits of a point tell places eps e^r/2 apart: 5e-4 at r = 9, 0.2 at r =
+    15 in float32, 1e-6 at r = 23 in float64. Where they run out, eps x_0 = 1/4 (r = 15.2 in float32, 35.4 in
+    float64, 4.2 in bfloat16), a weight is held, with a warning. The row `padding_idx` of a matrix, if given,
+    is not a point, and optimizers leave it alone: that of an nn.Embedding.
+    """
+
+    sides: ClassVar[int] = 1
+    holds: ClassVar[str] = "vectors (..., n+1) with n >= 1"
     implicit: ClassVar[bool] = True
     spreads: ClassVar[bool] = True
     max_velocity: ClassVar[float] = 1.0  # Cayley needs |b| < 2
+
+    # -- points ----------------------------------------------------------------------------------------------
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        self.refuse_shape(shape, len(shape) >= 1 and shape[-1] >= 2)
+        self.check_padding(shape)
+
+    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+        """e_0."""
+        self.check_shape(shape)
+        E = torch.zeros(tuple(shape), dtype=dtype, device=device)
+        E[..., 0] = 1
+        return E
+
+    @full_precision()
+    def residual(self, Y: Tensor) -> Tensor:
+        """|<x, x> + 1|; infinite beyond the digits, where 1 is less than rounding of x_0. 0 for the padding
+        row."""
+        Y = self.read(Y)
+        x0, xs = Y[..., 0], Y[..., 1:]
+        off = (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs()
+        return torch.where(x0 * torch.finfo(Y.dtype).eps >= 1, math.inf, off)
+
+    def tolerance(self, Y: Tensor) -> Tensor:
+        """Rounding of <x, x> grows with x_0^2."""
+        return self.room(Y) + 4 * torch.finfo(Y.dtype).eps * compute(self.read(Y))[..., 0] ** 2
+
+    def from_normal(self, X: Tensor) -> Tensor:
+        """In a uniform direction from e_0, at a uniform distance between 0 and 1."""
+        r = torch.special.ndtr(X[..., :1])
+        return _lifted(torch.sinh(r) * torch.nn.functional.normalize(X[..., 1:], dim=-1))
+
+    @full_precision()
+    def project(self, X: Tensor) -> Tensor:
+        """The point with X's spatial part: x_0 = sqrt(1 + |x_s|^2). The padding row stays as it is."""
+        self.check_project(X)
+        Y = _lifted(compute(self.read(X))[..., 1:])
+        far = float(Y.detach()[..., 0].max())
+        if not far * torch.finfo(X.dtype).eps < 1:
+            wider = "" if X.dtype == torch.float64 else ", or use float64"
+            raise ValueError(
+                f"the point is at distance {math.log(2 * far):.0f} from the origin of {self}, where "
+                f"{X.dtype} has no digits left; scale it down{wider}"
+            )
+        return self.keep_padding(Y.to(X.dtype), X)
+
+    def to_ball(self, Y: Tensor) -> Tensor:
+        """The point of the Poincare ball: x_s/(1 + x_0), (..., n+1) -> (..., n)."""
+        return Y[..., 1:] / (1 + Y[..., :1])
+
+    def from_ball(self, u: Tensor) -> Tensor:
+        """The inverse of `to_ball`: (1 + |u|^2, 2 u)/(1 - |u|^2), for |u| < 1."""
+        square = scalar(u, u)
+        if bool((square.detach() >= 1).any()):
+            raise ValueError(
+                f"{self}.from_ball takes points of the open unit ball, got one of norm "
+                f"{float(square.detach().max()) ** 0.5:.6g}"
+            )
+        return _lifted(2 * u / (1 - square))
+
+    # -- Algorithm 3 -----------------------------------------------------------------------------------------
 
     def frame(self, Y: Tensor) -> Tensor:
         return Y.unsqueeze(-2)
@@ -38,13 +111,14 @@ class Boosted(Framed):
 
     def pullback(self, Lambda: Tensor, G: Tensor) -> Tensor:
         """(0, Q^T G), Q the columns of the frame beyond the first."""
-        return _turned(Lambda, lorentz.pull(Lambda[..., 0, :], G))
+        x = Lambda[..., 0, :]
+        return _turned(Lambda, pull(-1, x, G, 1 / (1 + x[..., :1])))
 
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
-        return _turned(Lambda, lorentz.coordinates(Lambda[..., 0, :], Delta))
+        return _turned(Lambda, _coordinates(Lambda[..., 0, :], Delta))
 
     def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
-        return lorentz.push(Lambda[..., 0, :], _boost(Lambda, W))
+        return _push(Lambda[..., 0, :], _boost(Lambda, W))
 
     def hor(self, W: Tensor) -> Tensor:
         """Nothing along e_0."""
@@ -53,24 +127,45 @@ class Boosted(Framed):
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """x+ by the boost, O by Wigner's rotation."""
         x, O = Lambda[..., 0, :], Lambda[..., 1:, 1:]
-        b = _boost(Lambda, W)
-        shorten = None if W.requires_grad else self.shorten
-        x_new = lorentz.lifted(lorentz.Step(x, b, R, shorten).spatial())
+        b = _boost(Lambda, self.hold(Lambda, W, R, Lambda.dtype))
+        x_new = _lifted(Step(-1, x, b, R, long=True).point())
         if not W.requires_grad:  # the derivative at 0 is not that of a constant
             x_new = torch.where((b != 0).any(-1, keepdim=True), x_new, x)
         x_new = x_new.unsqueeze(-2)
         if Lambda.shape[-2] > 1:
-            turned = lorentz.Step(x.unsqueeze(-2), b.unsqueeze(-2), R, shorten).turned(O)
+            turned = Step(-1, x.unsqueeze(-2), b.unsqueeze(-2), R, long=True).turned(O)
             x_new = torch.cat([x_new, torch.cat([Lambda[..., 1:, :1], turned], -1)], -2)
         return x_new
 
-    @abstractmethod
-    def shorten(self, x0: Tensor, bb: Tensor, xb: Tensor) -> Tensor:
-        """A factor for b, below 1 where the step would lead out to where the digits end: eps x_0 = 1/4. Reads
-        no value.
+    def hold(self, Lambda: Tensor, W: Tensor, R: Retraction, dtype: torch.dtype) -> Tensor:
+        """W, shortened where the step would lead out to where the digits of `dtype` end: eps x_0 = 1/4.
 
-        bb = |b|^2 and xb = <x_s, b>.
+        Along a geodesic with the outward speed o = <x_s, b>/|b|, x_0 cosh(t) + o sinh(t) = far at
+        t = log((far + sqrt(far^2 - x_0^2 + o^2))/(x_0 + o)). Other retractions go at most 4/3 as far. The
+        factor is a constant for autograd. Reads no value where that is not free.
         """
+        far = 0.25 / torch.finfo(dtype).eps
+        free = may_read(W) and not (W.requires_grad or torch.compiler.is_compiling())
+        with torch.no_grad():
+            x0, xs = Lambda[..., 0, :1], Lambda[..., 0, 1:]
+            length = torch.linalg.vector_norm(W, dim=-1, keepdim=True)
+            t = length if R.name == "geodesic" else length * (4 / 3)
+            # no way of length t leads further out than x_0 e^t
+            if free and (W.numel() == 0 or not float((x0 * t.exp()).max()) > far):
+                return W
+            tiny = torch.finfo(W.dtype).tiny
+            out = scalar(xs, _boost(Lambda, W)) / length.clamp_min(tiny)
+            limit = x0.clamp_min(far)  # from beyond it, too, the way inwards is free
+            # x_0 + o; where o < 0, without cancellation
+            inward = (1 + (scalar(xs, xs) - out * out).clamp_min(0)) / (x0 - out)
+            sum_ = torch.where(out > 0, x0 + out, inward)
+            root = ((limit - x0) * (limit + x0) + out * out).clamp_min(0).sqrt()
+            longest = ((limit + root) / sum_).log().clamp_min(0)
+            share = (longest / t.clamp_min(tiny)).clamp_max(1)
+            if free:
+                where = f"to distance {math.log(2 * far):.1f} from the origin"
+                self.warn_of_digits(share < 1, where, torch.empty(0, dtype=dtype))
+        return W * share
 
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
@@ -81,9 +176,9 @@ class Boosted(Framed):
             orthonormalised(Lambda[..., 1:, 1:], share)
         return Lambda
 
-    # -- the implicit section -----------------------------------------------------------------------------------------
+    # -- the implicit section: the boost alone, with an empty anchor -----------------------------------------
 
-    def section_kind(self, asked: str, shape: Sequence[int]) -> str:
+    def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
         return "transported" if asked == "transported" else "implicit"
 
     def implicit_start(self, Y: Tensor) -> Tensor:
@@ -95,8 +190,8 @@ class Boosted(Framed):
         return R
 
     def implicit_inverse(self, Y: Tensor, R: Tensor) -> Tensor:
-        """Nothing is solved for."""
-        return R
+        """p = 1/(1 + x_0)."""
+        return torch.reciprocal(1 + Y[..., :1])
 
     def implicit_frame(self, Y: Tensor, R: Tensor) -> Tensor:
         """The boost, with O = I."""
@@ -109,15 +204,15 @@ class Boosted(Framed):
 
     def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
         """x_0 from the spatial part, in place."""
-        Y[..., 0] += (lorentz.lifted(Y[..., 1:])[..., 0] - Y[..., 0]) * share
+        Y[..., 0] += (_lifted(Y[..., 1:])[..., 0] - Y[..., 0]) * share
 
     def implicit_restore(self, Y: Tensor) -> Tensor:
         """The same after a long step."""
-        return lorentz.lifted(Y[..., 1:])
+        return _lifted(Y[..., 1:])
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """`global_grad` in the boost frame."""
-        out[..., 1:], out[..., 0] = lorentz.pull(Y, G), 0
+        out[..., 1:], out[..., 0] = pull(-1, Y, G, P), 0
         return out
 
     def implicit_update(
@@ -132,113 +227,101 @@ class Boosted(Framed):
         squares: Sequence[Tensor] = (),
     ) -> Tensor:
         """Y and the `vectors`, in place: they turn as the boost frame does, and squares of coordinates spread
-        with it.
+        with it; returns the new p.
 
         This frame turns by about the length of the way. Were squares left, momentum would turn into
         coordinates whose second moment is next to nothing, and Adam would take steps of many learning rates.
         """
-        step = lorentz.Step(Y, W[..., 1:], retraction, self.shorten)
-        for X in vectors:  # where b = 0 all of them stay to the bit, and so does x_s
-            along_x, along_b = step.turn(X[..., 1:])
-            X[..., 1:].addcmul_(along_x, step.xs).addcmul_(along_b, step.b)
-        for X in squares:
-            X[..., 1:] = step.spread(X[..., 1:]).clamp_min(0)
-        xs = step.spatial()
-        x0 = torch.where(moved.unsqueeze(-1) > 0, (1 + lorentz.dot(xs, xs)).sqrt(), step.x0)
+        step = Step(-1, Y, W[..., 1:], retraction, p=P)
+        step.turn_(vectors)
+        step.spread_(squares)
+        xs = step.point()
+        x0 = torch.where(moved.unsqueeze(-1) > 0, (1 + scalar(xs, xs)).sqrt(), Y[..., :1])
         Y[..., :1], Y[..., 1:] = x0, xs
-        return P
+        return self.implicit_inverse(Y, R)
 
-
-@dataclass(frozen=True, repr=False)
-class Hyperbolic(Boosted):
-    """Vectors (..., n+1) with -x_0^2 + x_1^2 + ... + x_n^2 = -1, x_0 > 0. g^hor: boosts b in R^n, stored as
-    (0, b).
-
-    The section is the boost at x, a function of x alone, so the implicit section stores nothing and is the
-    default. A transported frame is that boost times a rotation: Lambda = [x; 0, o_1; ...; 0, o_n], o_j in
-    R^n. At distance r from e_0 the digits of a point tell places eps e^r/2 apart: 5e-4 at r = 9, 0.2 at r =
-    15 in float32, 1e-6 at r = 23 in float64. Where they run out, eps x_0 = 1/4 (r = 15.2 and 35.4), a weight
-    is held, with a warning.
-    """
-
-    sides: ClassVar[int] = 1
-    holds: ClassVar[str] = "vectors (..., n+1) with n >= 1"
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        self.refuse_shape(shape, len(shape) >= 1 and shape[-1] >= 2)
-
-    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-        """e_0."""
-        self.check_shape(shape)
-        E = torch.zeros(tuple(shape), dtype=dtype, device=device)
-        E[..., 0] = 1
-        return E
-
-    @full_precision()
-    def residual(self, Y: Tensor) -> Tensor:
-        """|<x, x> + 1|; infinite beyond the digits, where 1 is less than rounding of x_0."""
-        x0, xs = Y[..., 0], Y[..., 1:]
-        return torch.where(
-            x0 * torch.finfo(Y.dtype).eps < 1, (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs(), math.inf
-        )
-
-    def tolerance(self, Y: Tensor) -> Tensor:
-        """Rounding of <x, x> grows with x_0^2."""
-        return self.room(Y) + 4 * torch.finfo(Y.dtype).eps * compute(Y)[..., 0] ** 2
-
-    def from_normal(self, X: Tensor) -> Tensor:
-        """In a uniform direction from e_0, at a uniform distance between 0 and 1."""
-        r = torch.special.ndtr(X[..., :1])
-        return lorentz.lifted(torch.sinh(r) * torch.nn.functional.normalize(X[..., 1:], dim=-1))
-
-    @full_precision()
-    def project(self, X: Tensor) -> Tensor:
-        """The point with X's spatial part: x_0 = sqrt(1 + |x_s|^2)."""
-        self.check_project(X)
-        Y = lorentz.lifted(compute(X)[..., 1:])
-        far = float(Y.detach()[..., 0].max())
-        if not far * torch.finfo(X.dtype).eps < 1:
-            raise ValueError(
-                f"the point is at distance {math.log(2 * far):.0f} from the origin of {self}, where {X.dtype} has no "
-                "digits left; scale it down, or use float64"
-            )
-        return Y.to(X.dtype)
-
-    def to_ball(self, Y: Tensor) -> Tensor:
-        """The point of the Poincare ball: x_s/(1 + x_0), (..., n+1) -> (..., n)."""
-        return Y[..., 1:] / (1 + Y[..., :1])
-
-    def from_ball(self, u: Tensor) -> Tensor:
-        """The inverse of `to_ball`: (1 + |u|^2, 2 u)/(1 - |u|^2)."""
-        return lorentz.lifted(2 * u / (1 - lorentz.dot(u, u)))
-
-    def shorten(self, x0: Tensor, bb: Tensor, xb: Tensor) -> Tensor:
-        far, length = 0.25 / torch.finfo(x0.dtype).eps, bb.sqrt()
-        t = 1.1 * length  # a bound on the way, by Cayley too where |b| <= 1
-        outward = xb / length.clamp_min(1e-30)
-        beyond = (x0 * torch.cosh(t) + torch.sinh(t) * outward > far) & (length > 0)
-        self.warn_of_digits(beyond, f"to distance {math.log(2 * far):.1f} from the origin", x0)
-        return torch.where(beyond, ((far / x0).log() / t).clamp(0, 1), 1)
-
-    # -- geometry -----------------------------------------------------------------------------------------------------
+    # -- geometry --------------------------------------------------------------------------------------------
 
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
         """X + x <x, X>."""
-        return X + Y * (lorentz.dot(Y[..., 1:], X[..., 1:]) - Y[..., :1] * X[..., :1])
+        return X + Y * (scalar(Y[..., 1:], X[..., 1:]) - Y[..., :1] * X[..., :1])
 
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
-        step = lorentz.Step(Y, lorentz.coordinates(Y, Delta), geodesic)
-        return lorentz.push(lorentz.lifted(step.spatial()), step.turned(lorentz.coordinates(Y, V)))
+        """V along the geodesic of Delta."""
+        frame = self.frame(Y)
+        W = self.hold(frame, self.global_rep(frame, Delta), geodesic, Y.dtype)
+        step = Step(-1, Y, W[..., 1:], geodesic)
+        return _push(_lifted(step.point()), step.turned(_coordinates(Y, V)))
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """The tangent vector at Y of the geodesic to Z, which is unique."""
-        return lorentz.push(Y, lorentz.direction(Y, Z) / lorentz.sinhc(lorentz.square_of_distance(Y, Z)))
+        return _push(Y, _direction(Y, Z) / sinhc(_squared_distance(Y, Z)))
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
         """arcosh(-<Y, Z>), exact to rounding also for near points; its derivative where they meet is 0."""
-        square = lorentz.square_of_distance(Y, Z).squeeze(-1)
-        positive = square > 0
-        return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+        square = _squared_distance(Y, Z).squeeze(-1)
+        zero = square == 0
+        return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+
+
+# -- vectors of Minkowski space ------------------------------------------------------------------------------
+
+
+def _lifted(xs: Tensor) -> Tensor:
+    """The point with this spatial part: x_0 = sqrt(1 + |x_s|^2)."""
+    return torch.cat([(1 + scalar(xs, xs)).sqrt(), xs], -1)
+
+
+def _push(x: Tensor, b: Tensor) -> Tensor:
+    """Q b, Q the columns of the boost beyond the first."""
+    xs = x[..., 1:]
+    a = scalar(xs, b)
+    return torch.cat([a, b + xs * (a / (1 + x[..., :1]))], -1)
+
+
+def _coordinates(x: Tensor, Delta: Tensor) -> Tensor:
+    """The inverse of `_push` on tangent vectors at x."""
+    return Delta[..., 1:] - x[..., 1:] * (Delta[..., :1] / (1 + x[..., :1]))
+
+
+def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
+    """d(x, z)^2 from q = 4 sinh^2(d/2) = <z - x, z - x>, exact to rounding for near points, smooth where they
+    meet.
+
+    Where <x_s, z_s> > 0 the chord is split along and across m = x_s + z_s: q = (across^2 + 4 t)/(1 - t), and
+    elsewhere q = -2 <x, z> - 2: with x_0 - 1 = |x_s|^2/(1 + x_0) everything is a sum of positive terms.
+    """
+    xs, zs, s = x[..., 1:], z[..., 1:], x[..., :1] + z[..., :1]
+    a, b, xz = scalar(xs, xs) / (1 + x[..., :1]), scalar(zs, zs) / (1 + z[..., :1]), scalar(xs, zs)
+    more, m, D = a + b + a * b, xs + zs, zs - xs  # more = x_0 z_0 - 1
+    mm = torch.where(xz > 0, scalar(m, m), 1)
+    along = scalar(D, m) / mm
+    across, t = D - along * m, along * along * mm / (s * s)
+    q = torch.where(
+        xz > 0,
+        (scalar(across, across) + 4 * t) * mm / torch.where(xz > 0, 2 * (xz + more), 1),
+        2 * (more - xz),
+    )
+    small = q < 1e-3
+    d = 2 * torch.asinh(torch.where(small, 1, q).sqrt() / 2)
+    return torch.where(small, q * (1 - q / 12 * (1 - q * 2 / 15 * (1 - q * 9 / 56))), d * d)
+
+
+def _direction(x: Tensor, z: Tensor) -> Tensor:
+    """sinh(d) times the unit vector towards z, in the boost frame at x.
+
+    Away from e_0 the chord D = z_s - x_s is split along and across x_s, D = a x_s + w. The part along x_s is
+    x_0 (1 + a) - z_0 times x_s; for near points that is a difference of large numbers, and by
+    (x_0 (1 + a) - z_0)(x_0 (1 + a) + z_0) = a (2 + a) - |w|^2 it is formed without it.
+    """
+    x0, z0, xs, zs = x[..., :1], z[..., :1], x[..., 1:], z[..., 1:]
+    D, far = zs - xs, x0 > 2
+    near = D - xs * (scalar(D, xs + zs) / (x0 + z0) - scalar(xs, D) / (1 + x0))
+    a = scalar(xs, D) / torch.where(far, scalar(xs, xs), 1)
+    w, ahead = D - a * xs, a > -1
+    sum_ = torch.where(ahead, x0 * (1 + a) + z0, 1)
+    along = torch.where(ahead, (a * (2 + a) - scalar(w, w)) / sum_, x0 * (1 + a) - z0)
+    return torch.where(far, w + along * xs, near)
 
 
 def _turned(Lambda: Tensor, w: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ class Orthogonal(MatrixSpace):
         Q, R = torch.linalg.qr(Lambda)
         return Q * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
 
-    def section_kind(self, asked: str, shape: Sequence[int]) -> str:
+    def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
         """Transported if N = n, where there is no Q to save; "auto" is the faster one.
 
         Where they cross: `benchmarks/step.py --crossover`.

@@ -1,154 +1,215 @@
-"""Vectors of Minkowski space R^(1,n), along the last dimension: what `hyperbolic.py` is made of, O(n) each.
+"""Spheres and hyperbolic spaces from one set of formulas, O(N) a point, with no matrix anywhere.
 
-A point x, -x_0^2 + |x_s|^2 = -1, has the boost as its frame: Lambda(x) = [x, e_c + (x + e_0) x_s^T/(1 +
-x_0)]. Nothing here subtracts what is large: with x_0 = 1e6 as with x_0 = 1 rounding is relative.
+Points y = (y_1, y_2) along the last dimension satisfy y_1^2 + k |y_2|^2 = 1: k = 1 on the sphere, k = -1 on
+hyperbolic space. The frame above y is a function of y,
+
+    Lambda = [y, Q],   Q x = (-k r y_2.x, x - k r p y_2 (y_2.x)),   p = 1/(r + y_1)
+
+with r = 1 on hyperbolic space (the boost) and r = 1 or -1 on the sphere, whichever keeps p small. Elements of
+g^hor are W = [[0, -k b^T], [b, 0]], stored as (0, b).
+
+With k = -1 nothing here subtracts what is large: with y_1 = 1e6 as with y_1 = 1 rounding is relative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ghor.retraction import Retraction
+from ghor.spaces.base import Space
 
-Shorten = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b>, with the last dimension kept."""
+def scalar(a: Tensor, b: Tensor) -> Tensor:
+    """a.b, with the last dimension kept."""
     return (a * b).sum(-1, keepdim=True)
 
 
-def lifted(xs: Tensor) -> Tensor:
-    """The point with this spatial part: x_0 = sqrt(1 + |x_s|^2)."""
-    return torch.cat([(1 + dot(xs, xs)).sqrt(), xs], -1)
-
-
-def pull(x: Tensor, G: Tensor) -> Tensor:
-    """Q^T G, Q the columns of Lambda(x) beyond the first: (..., n+1) -> (..., n)."""
-    xs, Gs = x[..., 1:], G[..., 1:]
-    return torch.addcmul(Gs, xs, G[..., :1] + dot(xs, Gs) / (1 + x[..., :1]))
-
-
-def push(x: Tensor, b: Tensor) -> Tensor:
-    """Q b."""
-    xs = x[..., 1:]
-    a = dot(xs, b)
-    return torch.cat([a, b + xs * (a / (1 + x[..., :1]))], -1)
-
-
-def coordinates(x: Tensor, Delta: Tensor) -> Tensor:
-    """The inverse of `push` on tangent vectors at x."""
-    return Delta[..., 1:] - x[..., 1:] * (Delta[..., :1] / (1 + x[..., :1]))
+# -- retractions ---------------------------------------------------------------------------------------------
 
 
 def sinhc(s: Tensor) -> Tensor:
-    """sinh(r)/r as a function of s = r^2, smooth at 0."""
+    """sinh(t)/t as a function of s = t^2, smooth at 0."""
     small = s < 1e-3
-    r = torch.where(small, 1, s).sqrt()
-    return torch.where(small, 1 + s / 6 * (1 + s / 20 * (1 + s / 42)), torch.sinh(r) / r)
+    t = torch.where(small, 1, s).sqrt()
+    return torch.where(small, 1 + s / 6 * (1 + s / 20 * (1 + s / 42)), torch.sinh(t) / t)
 
 
-def boost(s: Tensor, retraction: Retraction) -> tuple[Tensor, Tensor]:
-    """R(W) e_0 = (1 + F1, F2 b) for W = [[0, b^T], [b, 0]], s = |b|^2: what `Retraction.thin` gives, in
-    closed form."""
-    if retraction.name == "geodesic":  # a boost by |b|
-        return s / 2 * sinhc(s / 4) ** 2, sinhc(s)
-    if retraction.name == "cayley":  # by 2 artanh(|b|/2)
-        return s / 2 / (1 - s / 4), 1 / (1 - s / 4)
-    F1, F2, _, _ = retraction.thin(torch.zeros_like(s).unsqueeze(-1), -s.unsqueeze(-1))
-    return F1.squeeze(-1), F2.squeeze(-1)
+def sinc(s: Tensor) -> Tensor:
+    """sin(t)/t as a function of s = t^2."""
+    return torch.sinc(s.sqrt() / math.pi)
+
+
+def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False) -> tuple[Tensor, Tensor]:
+    """F and h of bb = |b|^2: R(W) e_1 = (1 - k h bb, F b), R(W) (0, m) = (-k F b.m, m - k h b (b.m)).
+
+    On hyperbolic space Cayley moves by 2 artanh(|b|/2), which ends at |b| = 2. Where steps may be `long`, it
+    goes on from |b| = 1 with the speed 4/3 that it has there.
+    """
+    if retraction.name == "geodesic":
+        ratio = sinc if k == 1 else sinhc
+        return ratio(bb), ratio(bb / 4).square() / 2
+    if retraction.name != "cayley":
+        c = (k * bb).unsqueeze(-1)
+        _, F, _, h = retraction.thin(torch.zeros_like(c), c)
+        return F.squeeze(-1), h.squeeze(-1)
+    if not long or k == 1:
+        F = torch.reciprocal(torch.add(1, bb, alpha=k / 4))
+        return F, F / 2
+    beyond = bb > 1
+    F, h = coefficients(k, torch.where(beyond, 0, bb), retraction)
+    length = torch.where(beyond, bb, 1).sqrt()
+    stretch = (math.log(3) + (length - 1) * 4 / 3) / length  # of b, for a boost along the geodesic
+    s = (stretch * length).square()
+    F = torch.where(beyond, stretch * sinhc(s), F)
+    return F, torch.where(beyond, (stretch * sinhc(s / 4)).square() / 2, h)
+
+
+# -- frames and steps ----------------------------------------------------------------------------------------
+
+
+def pull(k: int, y: Tensor, G: Tensor, p: Tensor, sign: Tensor | None = None) -> Tensor:
+    """Q^T G = G_2 - k r y_2 (G_1 + p y_2.G_2): (..., N) -> (..., N - 1)."""
+    y2, G2 = y[..., 1:], G[..., 1:]
+    along = torch.addcmul(G[..., :1], p, scalar(y2, G2))
+    along = along if sign is None else along * sign
+    return torch.addcmul(G2, y2, along, value=-k)
 
 
 class Step:
-    """The step from x by Lambda(x) R(W), and how vectors turn in it. Beside sums over n all is one number a
-    point.
+    """The step from y by Lambda R(W), and how vectors turn in it: Lambda R(W) = Lambda(y+) diag(1, T).
 
-    `shorten(x_0, |b|^2, <x_s, b>)`, where it is given, is a factor for b. The rotation T of Lambda(x) R(W) =
-    Lambda(x+) diag(1, T) is Thomas' or Wigner's, which two boosts make. In the ball, u = p x_s and v = q b
-    the images of x and R(W) e_0, it is Ungar's gyration gyr[u, v], in which everything is bounded by 1:
-
-        T = I + x_s alpha^T + b beta^T,   alpha = alpha_x x_s + alpha_b b,   beta = beta_x x_s + beta_b b
+    T = I + y_2 a^T + b c^T is a rotation, with a and c in the plane of y_2 and b; beside sums over the
+    coordinates everything is one number a point. On hyperbolic space it is the rotation of Thomas and Wigner.
+    `sign` and `p` are r and p above; `moved` (..., 1) is false where the sign must stay.
     """
 
-    def __init__(self, x: Tensor, b: Tensor, retraction: Retraction, shorten: Shorten | None = None) -> None:
-        self.x0, self.xs, self.b = x[..., :1], x[..., 1:], b
-        self.products = self.xs * b, b * b
-        xb, bb = (y.sum(-1, keepdim=True) for y in self.products)
-        f = 1 if shorten is None else shorten(self.x0, bb, xb)
-        self.F1, F2 = boost(f * f * bb, retraction)
-        self.F2 = f * F2
-        p, q = 1 / (1 + self.x0), self.F2 / (2 + self.F1)
-        self.along = self.F1 + self.F2 * p * xb
-        uu, vv, uv, pq = p * (self.x0 - 1), q * q * bb, p * q * xb, p * q
-        scale = 2 / (1 + 2 * uv + uu * vv)
-        self.alpha = -p * p * scale * vv, pq * scale * (1 + 2 * uv)
-        self.beta = -pq * scale, -q * q * scale * uu
+    def __init__(
+        self,
+        k: int,
+        y: Tensor,
+        b: Tensor,
+        retraction: Retraction,
+        sign: Tensor | None = None,
+        p: Tensor | None = None,
+        moved: Tensor | None = None,
+        long: bool = False,
+    ) -> None:
+        y1, self.y2, self.b = y[..., :1], y[..., 1:], b
+        p = torch.reciprocal((1 if sign is None else sign) + y1) if p is None else p
+        yb, self.bb = scalar(self.y2, b), scalar(b, b)
+        self.F2, h = coefficients(k, self.bb, retraction, long)
+        # numbers a point; factors k wait until they can be part of an addcmul, which is free
+        self.k, e, bh = k, p * yb * self.F2, self.bb * h
+        v = e if sign is None else e * sign
+        self.g = v + bh  # y+ = y (1 - k g) + F2 b in the coordinates y_2
+        self.y1 = torch.addcmul(y1, y1, self.g, value=-k).add_(e, alpha=-k)
+        self.sign, self.p = sign, torch.reciprocal((1 if sign is None else sign) + self.y1)
+        if sign is None:
+            # alpha = 1 - p+ (1 - k g) y1 and beta = p - p+ (1 - k g), without their cancellation far out
+            alpha, beta = torch.addcmul(self.p, self.p, v, value=-k), p * self.p * bh
+        else:
+            turns = self.p.abs() > 4
+            self.sign = torch.where(turns if moved is None else turns & moved, -sign, sign)
+            self.p = torch.reciprocal(self.sign + self.y1)
+            scale = torch.addcmul(self.p, self.p, self.g, value=-k)
+            alpha, beta = 1 - scale * y1, (p - scale) * sign
+        q, f = self.p * self.F2, h * yb
+        # T m = m + k y_2 (ab b.m - k ay y_2.m) + k b (cy y_2.m + cb b.m)
+        self.ay = beta
+        self.ab = torch.addcmul(beta * f, self.F2, alpha, value=-1)
+        self.cy, f = (q, f) if sign is None else (q * sign, f * sign)
+        self.cb = q * torch.add(self.F2 * y1, f, alpha=-k) - h
 
-    def spatial(self) -> Tensor:
-        """The spatial part of Lambda(x) R(W) e_0."""
-        return torch.addcmul(self.xs, self.along, self.xs).addcmul(self.F2, self.b)
+    def point(self) -> Tensor:
+        """The coordinates y_2 of y+ = Lambda R(W) E; the first one is `y1`."""
+        return torch.addcmul(self.y2, self.g, self.y2, value=-self.k).addcmul_(self.F2, self.b)
 
-    def turn(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """<alpha, w> and <beta, w>: T w = w + x_s <alpha, w> + b <beta, w>."""
-        xw, bw = dot(self.xs, w), dot(self.b, w)
-        return self.alpha[0] * xw + self.alpha[1] * bw, self.beta[0] * xw + self.beta[1] * bw
+    def turn(self, m: Tensor) -> tuple[Tensor, Tensor]:
+        """k <a, m> and k <c, m>: T m = m + y_2 <a, m> + b <c, m>."""
+        ym, bm = scalar(self.y2, m), scalar(self.b, m)
+        along_y = torch.addcmul(self.ab * bm, self.ay, ym, value=-self.k)
+        return along_y, torch.addcmul(self.cy * ym, self.cb, bm)
 
-    def turned(self, w: Tensor) -> Tensor:
-        """T w; of several vectors (..., k, n) with `x` and `b` (..., 1, n)."""
-        along_x, along_b = self.turn(w)
-        return w + torch.addcmul(along_x * self.xs, along_b, self.b)
+    def turned(self, m: Tensor) -> Tensor:
+        """T m; for several vectors (..., n, N) with y and b (..., 1, N)."""
+        along_y, along_b = self.turn(m)
+        return torch.add(m, torch.addcmul(along_y * self.y2, along_b, self.b), alpha=self.k)
+
+    def turn_(self, vectors: Sequence[Tensor]) -> None:
+        """Vectors (0, m) of g^hor <- (0, T m), in place; where b = 0 they keep every bit."""
+        for X in vectors:
+            along_y, along_b = self.turn(X[..., 1:])
+            X[..., 1:].addcmul_(along_y, self.y2, value=self.k).addcmul_(along_b, self.b, value=self.k)
 
     def spread(self, s: Tensor) -> Tensor:
         """sum_j T_ij^2 s_j: what squares of coordinates become on average."""
-        xb, bb = self.products
-        xx = self.xs * self.xs
-        sxx, sxb, sbb = dot(s, xx), dot(s, xb), dot(s, bb)
-        (ax, ab), (bx, b_) = self.alpha, self.beta
-        aa = ax * ax * sxx + 2 * ax * ab * sxb + ab * ab * sbb  # sum_j s_j alpha_j^2, and so on
-        mixed = ax * bx * sxx + (ax * b_ + ab * bx) * sxb + ab * b_ * sbb
-        cc = bx * bx * sxx + 2 * bx * b_ * sxb + b_ * b_ * sbb
-        out = torch.addcmul(s, xx, torch.addcmul(aa, 2 * ax, s))
-        out = out.addcmul(xb, torch.addcmul(2 * mixed, 2 * (ab + bx), s))
-        return out.addcmul(bb, torch.addcmul(cc, 2 * b_, s))
+        a = torch.addcmul(self.ab * self.b, self.ay, self.y2, value=-self.k)  # k a and k c
+        c = torch.addcmul(self.cy * self.y2, self.cb, self.b)
+        diagonal = torch.addcmul(a * self.y2, c, self.b)  # of T - I, times k
+        sa, sc = s * a, s * c
+        aa, ac, cc = scalar(sa, a), scalar(sa, c), scalar(sc, c)
+        # the rest is sum_j s_j (y_i a_j + b_i c_j)^2, which is not negative but for rounding
+        across = torch.addcmul(aa * self.y2, ac, self.b).mul_(self.y2)
+        across.addcmul_(torch.addcmul(ac * self.y2, cc, self.b), self.b)
+        return across.addcmul_(s, diagonal, value=2 * self.k).add_(s)
+
+    def spread_(self, squares: Sequence[Tensor], where: Tensor | None = None) -> None:
+        """Squares stored as (0, s) spread, in place, at all points or at some, `where` (..., 1)."""
+        for X in squares:
+            s = X[..., 1:]
+            spread = self.spread(s).clamp_min_(0)
+            s.copy_(spread if where is None else torch.where(where, spread, s))
 
 
-def square_of_distance(x: Tensor, z: Tensor) -> Tensor:
-    """d(x, z)^2 from q = 4 sinh^2(d/2) = <z - x, z - x>, exact to rounding for near points, smooth where they
-    meet.
+# -- a row that is not a point -------------------------------------------------------------------------------
 
-    Where <x_s, z_s> > 0 the chord is split along and across m = x_s + z_s: q = (across^2 + 4 t)/(1 - t), and
-    elsewhere q = -2 <x, z> - 2: with x_0 - 1 = |x_s|^2/(1 + x_0) everything is a sum of positive terms.
+
+@dataclass(frozen=True, repr=False)
+class Padded(Space):
+    """Vectors, of which the row `padding_idx`, if given, is not a point and is left alone.
+
+    That is the padding row of an nn.Embedding.
     """
-    xs, zs, s = x[..., 1:], z[..., 1:], x[..., :1] + z[..., :1]
-    a, b, xz = dot(xs, xs) / (1 + x[..., :1]), dot(zs, zs) / (1 + z[..., :1]), dot(xs, zs)
-    more, m, D = a + b + a * b, xs + zs, zs - xs  # more = x_0 z_0 - 1
-    mm = torch.where(xz > 0, dot(m, m), 1)
-    along = dot(D, m) / mm
-    across, t = D - along * m, along * along * mm / (s * s)
-    q = torch.where(
-        xz > 0, (dot(across, across) + 4 * t) * mm / torch.where(xz > 0, 2 * (xz + more), 1), 2 * (more - xz)
-    )
-    small = q < 1e-3
-    d = 2 * torch.asinh(torch.where(small, 1, q).sqrt() / 2)
-    return torch.where(small, q * (1 - q / 12 * (1 - q * 2 / 15 * (1 - q * 9 / 56))), d * d)
 
+    padding_idx: int | None = field(default=None, kw_only=True)
 
-def direction(x: Tensor, z: Tensor) -> Tensor:
-    """sinh(d) times the unit vector towards z, in the frame Lambda(x).
+    @property
+    def one(self) -> Space:
+        return super().one if self.padding_idx is None else replace(self, padding_idx=None).one
 
-    Away from e_0 by radius and angle: with unit vectors x^, z^ along x_s, z_s and e = z^ - x^ it is
-    |z_s| (e + x^ |e|^2/2) + x^ (sinh(r_z - r_x) - x_0 |z_s| |e|^2/2), where nothing large is subtracted.
-    """
-    x0, z0, xs, zs = x[..., :1], z[..., :1], x[..., 1:], z[..., 1:]
-    D = zs - xs
-    near = D - xs * (dot(D, xs + zs) / (x0 + z0) - dot(xs, D) / (1 + x0))
-    far = (x0 > 2) & (z0 > 2)
-    nx, nz = (torch.where(far, dot(y, y), 1).sqrt() for y in (xs, zs))
-    unit = xs / nx
-    e = zs / nz - unit
-    half = dot(e, e) / 2
-    radial = (z0 - x0) * (z0 + x0) / (x0 * nz + nx * z0) - x0 * nz * half
-    return torch.where(far, nz * (e + unit * half) + unit * radial, near)
+    def check_padding(self, shape: Sequence[int]) -> None:
+        """Raise ValueError unless there is such a row."""
+        rows = shape[-self.dims - 1] if len(shape) > self.dims else 0
+        if self.padding_idx is not None and not -rows <= self.padding_idx < rows:
+            raise ValueError(f"{self} has no row {self.padding_idx} in a tensor of shape {tuple(shape)}")
+
+    def padding(self, X: Tensor) -> Tensor:
+        """The row of weights (..., rows, *point) that is left alone, a view."""
+        assert self.padding_idx is not None
+        return X.select(-self.dims - 1, self.padding_idx)
+
+    def read(self, weights: Tensor, gradient: bool = False) -> Tensor:
+        if self.padding_idx is None:
+            return weights
+        points = weights.clone()
+        self.padding(points).zero_()
+        if not gradient:
+            self.padding(points).add_(self.padding(self.E(weights.shape, weights.dtype, weights.device)))
+        return points
+
+    def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
+        kept = [] if self.padding_idx is None else [self.padding(w).clone() for w in weights]
+        super().write(weights, points)
+        for w, row in zip(weights, kept, strict=bool(kept)):
+            self.padding(w).copy_(row)
+
+    def keep_padding(self, Y: Tensor, X: Tensor) -> Tensor:
+        """Y with the padding row of X."""
+        if self.padding_idx is not None:
+            self.padding(Y).copy_(self.padding(X))
+        return Y

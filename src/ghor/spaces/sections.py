@@ -69,7 +69,7 @@ class Transported:
     ) -> Tensor:
         """Lambda <- Lambda R(W), in place; returns Y = Lambda E, a view of it."""
         if not self.space.compact:
-            W = self.space.bounded(self.Lambda, W)
+            W = self._bounded(self.Lambda, W, retraction)
         self.space.update_section(self.Lambda, W, retraction, out=self.Lambda)
         return self.space.apply_section(self.Lambda, self.E)
 
@@ -79,9 +79,14 @@ class Transported:
         """`update` for some of the stack and steps of any length: in float64, then back to the group."""
         Lambda = self.Lambda[rows]
         if not self.space.compact:
-            W = self.space.bounded(Lambda, W)
+            W = self._bounded(Lambda, W, R)
         L = self.space.restore(self.space.update_section(wide(Lambda), W, R), self.E).to(Lambda.dtype)
         self.Lambda[rows] = self.space.within_digits(Lambda, L)
+
+    def _bounded(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
+        """W, shortened where the point would outgrow its digits."""
+        W = self.space.bounded(Lambda, W)
+        return self.space.hold(Lambda.to(W.dtype), W, R, self.E.dtype) if self.space.has("hold") else W
 
     def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
         """Repair rounding, of all of Lambda or of Y alone; `share` (M) is 0 where nothing may change."""
@@ -161,6 +166,8 @@ class Implicit:
     ) -> Tensor:
         """Y <- Lambda R(W) E in place, and `vectors` to the frame at the new Y; returns Y."""
         Y = self.point(Y)
+        if not self.space.compact:
+            W = self.space.hold(self.space.frame(Y), W, retraction, self.E.dtype)
         squares = () if self.squares is None else self.squares()
         P = self.space.implicit_update(Y, self.R, self._inverse(Y), W, retraction, vectors, moved, squares)
         self.P = None if torch.compiler.is_compiling() else P
@@ -171,11 +178,13 @@ class Implicit:
     ) -> None:
         """`update` for some of the stack and steps of any length: in float64, then back to the space."""
         part = Implicit(self.space, self.E, wide(self.R[rows]))
-        y, turned = wide(Y[rows]), [wide(X[rows]) for X in vectors]
-        part.update(y, W, R, turned, torch.ones((), dtype=y.dtype, device=y.device))
+        state = [*vectors, *(() if self.squares is None else self.squares())]
+        y, turned = wide(Y[rows]), [wide(X[rows]) for X in state]
+        part.squares = lambda: turned[len(vectors) :]
+        part.update(y, W, R, turned[: len(vectors)], torch.ones((), dtype=y.dtype, device=y.device))
         Y[rows] = self.space.implicit_restore(y).to(Y.dtype)
         self.R[rows] = part.R.to(self.R.dtype)
-        for X, x in zip(vectors, turned, strict=True):
+        for X, x in zip(state, turned, strict=True):
             X[rows] = x.to(X.dtype)
         self.P = None
 

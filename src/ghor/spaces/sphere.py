@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ghor.spaces.base import Space
+from ghor._torch.values import may_read
+from ghor.retraction import Retraction
 from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.rank_one import Padded, Step, pull, scalar
 from ghor.spaces.stiefel import canonical_log
+
+FAST = 0.25  # radians of a step from which on squares of coordinates spread
 
 
 @dataclass(frozen=True, repr=False)
-class Sphere(Orthogonal):
+class Sphere(Padded, Orthogonal):
     """The sphere: vectors (..., N) of length one; St(1, N) with vectors in place of one-column matrices.
 
     A matrix on Sphere() has rows of length one: the oblique manifold. Complex vectors have the canonical
-    metric of U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if one
-    is named, is no point, and optimizers leave it alone: that of an nn.Embedding.
+    metric of U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if
+    given, is not a point, and optimizers leave it alone: that of an nn.Embedding.
+
+    The section of real vectors is a function of Y and of one sign, so the implicit section is the default.
     """
 
-    padding_idx: int | None = field(default=None, kw_only=True)
-
-    @property
-    def one(self) -> Space:
-        return (
-            replace(self, blocks=None, padding_idx=None)
-            if self.blocks or self.padding_idx is not None
-            else self
-        )
+    spreads: ClassVar[bool] = True
 
     @property
     def dims(self) -> int:
@@ -43,70 +42,125 @@ class Sphere(Orthogonal):
         self.check_blocks(shape)
         if self.size(shape)[0] < 2:
             raise ValueError(f"{self} of single numbers does not move, got shape {tuple(shape)}")
-        rows = shape[-self.dims - 1] if len(shape) > self.dims else 0
-        if self.padding_idx is not None and not -rows <= self.padding_idx < rows:
-            raise ValueError(f"{self} has no row {self.padding_idx} in a tensor of shape {tuple(shape)}")
+        self.check_padding(shape)
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
         return math.prod(shape[-self.flatten :]) // self.count, 1
 
     def matrix(self, Y: Tensor) -> Tensor:
-        return self.split(Y).flatten(-self.flatten).unsqueeze(-1)
+        return self.vector(Y).unsqueeze(-1)
 
     def unmatrix(self, M: Tensor, shape: Sequence[int]) -> Tensor:
         first, *others = shape[-self.flatten :]
         return self.join(M.squeeze(-1).unflatten(-1, (first // self.count, *others)))
 
-    # -- the row that is left alone ---------------------------------------------------------------------------------
-
-    def padding(self, X: Tensor) -> Tensor:
-        """Of weights (..., rows, *point) the row that is left alone, a view."""
-        assert self.padding_idx is not None
-        return X.select(-self.dims - 1, self.padding_idx)
-
-    def read(self, weights: Tensor, gradient: bool = False) -> Tensor:
-        if self.padding_idx is None:
-            return weights
-        points = weights.clone()
-        self.padding(points).zero_()
-        if not gradient:
-            self.padding(points).add_(self.padding(self.E(weights.shape, weights.dtype, weights.device)))
-        return points
-
-    def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
-        kept = [] if self.padding_idx is None else [self.padding(w).clone() for w in weights]
-        super().write(weights, points)
-        for w, row in zip(weights, kept, strict=bool(kept)):
-            self.padding(w).copy_(row)
+    def vector(self, Y: Tensor) -> Tensor:
+        """Y as vectors (..., N); a view."""
+        Y = Y if self.blocks is None else self.split(Y)
+        return Y.flatten(-self.flatten) if self.flatten > 1 else Y
 
     def residual(self, Y: Tensor) -> Tensor:
-        """| ||Y||^2 - 1 |; of the padding row 0."""
+        """| ||Y||^2 - 1 |; 0 for the padding row."""
         return super().residual(self.read(Y))
 
     def project(self, X: Tensor) -> Tensor:
         """Y/||Y||; the padding row stays as it is."""
-        Y = super().project(self.read(X))
-        if self.padding_idx is not None:
-            self.padding(Y).copy_(self.padding(X))
-        return Y
+        return self.keep_padding(super().project(self.read(X)), X)
+
+    # -- the implicit section of real vectors, in closed form: the anchor is the sign r of `rank_one` --------
+
+    def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
+        if dtype is not None and dtype.is_complex:
+            return super().section_kind(asked, shape)
+        return "transported" if asked == "transported" else "implicit"
+
+    def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
+        if Y.is_complex():
+            return super().implicit_grad(Y, R, P, G, out)
+        B = self.vector(out)
+        B[..., 1:] = pull(1, self.vector(Y), self.vector(G), P.squeeze(-1), R.squeeze(-1))
+        B[..., 0] = 0
+        return out
+
+    def implicit_inverse(self, Y: Tensor, R: Tensor) -> Tensor:
+        """p = 1/(r + Y_1)."""
+        if Y.is_complex():
+            return super().implicit_inverse(Y, R)
+        return torch.reciprocal(R.squeeze(-1) + self.vector(Y)[..., :1]).unsqueeze(-1)
+
+    def implicit_update(
+        self,
+        Y: Tensor,
+        R: Tensor,
+        P: Tensor,
+        W: Tensor,
+        retraction: Retraction,
+        vectors: Sequence[Tensor],
+        moved: Tensor,
+        squares: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """Y and the `vectors`, in place; returns the new p. The sign changes where |p| > 4.
+
+        Squares of coordinates stay as they are while the frame turns slowly, and spread in steps that turn a
+        point by more than FAST: were they left there, Adam would divide momentum by second moments of other
+        coordinates.
+        """
+        if Y.is_complex():
+            return super().implicit_update(Y, R, P, W, retraction, vectors, moved)
+        y, b, sign, p = self.vector(Y), self.vector(W)[..., 1:], R.squeeze(-1), P.squeeze(-1)
+        step = Step(1, y, b, retraction, sign, p, moved.unsqueeze(-1) > 0)
+        step.turn_([self.vector(X) for X in vectors])
+        fast = step.bb > FAST**2
+        if squares and (torch.compiler.is_compiling() or not may_read(fast) or bool(fast.any())):
+            step.spread_([self.vector(X) for X in squares], fast)
+        y[..., 1:] = step.point()
+        y[..., :1] = step.y1
+        assert step.sign is not None
+        sign.copy_(step.sign)
+        return step.p.unsqueeze(-1)
+
+    def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
+        """Y + Y (1 - |Y|^2)/2, in place."""
+        if Y.is_complex():
+            return super().implicit_polish(Y, share)
+        y = self.vector(Y)
+        share = share.unsqueeze(-1) if isinstance(share, Tensor) else share
+        y.addcmul_(y, (1 - scalar(y, y)) * (share / 2))
+        return None
+
+    # -- geometry --------------------------------------------------------------------------------------------
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """theta/sin(theta) (Z - cos(theta) Y), the angle from chord and complement, exact to machine
         precision.
 
-        Geodesics of complex vectors are no circles: see `canonical_log`.
+        Geodesics of complex vectors are not circles: see `canonical_log`.
         """
         if Y.is_complex():
-            return canonical_log(self, Y, Z)
-        y, z = self.matrix(Y), self.matrix(Z)
-        c = (y * z).sum(-2, keepdim=True)
+            return canonical_log(self, Y, Z) if Y.numel() else torch.zeros_like(Y)
+        y, z = self.vector(Y), self.vector(Z)
+        c = scalar(y, z)
         K = z - c * y
-        s2 = (K * K).sum(-2, keepdim=True)
-        if not bool((c > -1 + 4 * torch.finfo(Y.dtype).eps).all()):
+        s2 = scalar(K, K)
+        if bool((c <= -1 + 4 * torch.finfo(Y.dtype).eps).any()):
             raise ValueError(f"{self}.log: the points are antipodal, the shortest geodesic is not unique")
-        small = (s2 < 1e-6) & (
-            c > 0
-        )  # theta/sin(theta) = 1 + s^2/6 + 3 s^4/40 + ...; sqrt has no derivative at 0
+        # theta/sin(theta) = 1 + s^2/6 + 3 s^4/40 + ...; sqrt has no derivative at 0
+        small = (s2 < 1e-6) & (c > 0)
         s = torch.where(small, 1.0, s2).sqrt()
         ratio = torch.where(small, 1 + s2 / 6 + 3 * s2 * s2 / 40, torch.atan2(s, c) / s)
-        return self.unmatrix(K * ratio, Y.shape)
+        return self.unmatrix((K * ratio).unsqueeze(-1), Y.shape)
+
+    def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """The angle 2 atan(|Z - Y|/|Z + Y|), exact to rounding at any angle; its derivative is 0 where points
+        meet, and where they are antipodal."""
+        if Y.is_complex():
+            return super().dist(Y, Z) if Y.numel() else self.vector(Y.real).sum(-1)
+        y, z = self.vector(Y), self.vector(Z)
+        near, far = (_root((v * v).sum(-1)) for v in (z - y, z + y))
+        return 2 * torch.atan2(near, far)
+
+
+def _root(s: Tensor) -> Tensor:
+    """sqrt(s), with derivative 0 at 0."""
+    zero = s == 0
+    return torch.where(zero, 0, torch.where(zero, 1, s).sqrt())

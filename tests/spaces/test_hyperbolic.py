@@ -1,0 +1,211 @@
+"""Hyperbolic space: digits far out, long steps, the ball, padding."""
+
+import math
+import warnings
+
+import mpmath
+import pytest
+import torch
+
+import ghor
+from ghor.constraints.validation import check_on_space
+from ghor.retraction import cayley
+from ghor.spaces.rank_one import Step
+
+H = ghor.Hyperbolic()
+F64 = torch.float64
+EPS = {
+    dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+}
+far = pytest.mark.filterwarnings("ignore:a weight on Hyperbolic", "ignore:a velocity of length")
+
+
+def at(r, angle, dtype=F64):
+    """The point of the hyperbolic plane at distance r and angle, lifted from its rounded spatial part."""
+    xs = torch.tensor([0.0, math.sinh(r) * math.cos(angle), math.sinh(r) * math.sin(angle)], dtype=F64)
+    return H.project(xs.to(dtype))
+
+
+def radius(Y):
+    return math.log(2 * float(Y.detach()[..., 0].max()))
+
+
+# -- the hold where digits end -------------------------------------------------------------------------------
+
+
+@far
+@pytest.mark.parametrize("section", ["implicit", "transported"])
+@pytest.mark.parametrize("dtype", EPS, ids=str)
+def test_long_steps_are_held_where_the_digits_of_the_weight_end(dtype, section):
+    """A weight that is pulled outwards by steps of any length stays at eps x_0 = 1/4, on the space."""
+    Y = torch.nn.Parameter(H.E((3,), dtype=dtype))
+    opt = ghor.optim.SGD([Y], space=H, lr=0.9, section=section)
+    for _ in range(60):
+        Y.grad = torch.tensor([0.0, -1, 0], dtype=dtype)
+        opt.step()
+    check_on_space([Y.detach()], H, ["Y"])
+    assert 0.2 < float(Y.detach()[0]) * EPS[dtype] < 0.3
+
+
+@far
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_exp_is_exact_up_to_where_the_digits_end_and_held_beyond(dtype):
+    """With and without a gradient, at any length."""
+    Y, limit = H.E((3,), dtype=dtype), math.log(0.5 / EPS[dtype])
+    for length in (13.9, 15.0, limit - 0.01, limit + 1, 90.0, 800.0, 1e4):
+        Delta = torch.tensor([0.0, length, 0.0], dtype=dtype)
+        out = H.exp(Y, Delta)
+        assert torch.equal(out, H.exp(Y, Delta.clone().requires_grad_()).detach())
+        assert abs(radius(out) - min(length, limit)) < 1e-5
+
+
+def test_a_way_inwards_is_free():
+    """From beyond the limit, too: the hold is no trap."""
+    Y = at(35.5, 0.3)
+    back = H.exp(Y, H.log(Y, at(34.0, 0.3)))
+    assert abs(radius(back) - 34.0) < 0.5  # what eps x_0 = 1/4 allows
+
+
+# -- Cayley beyond where it ends -----------------------------------------------------------------------------
+
+
+def test_cayley_goes_on_for_long_vectors():
+    """2 artanh(|b|/2) up to 1, then with the speed that it has there: outwards at every length, smoothly."""
+    lengths = torch.linspace(0.01, 12, 1200, dtype=F64)
+    Delta = torch.stack([0 * lengths, 0.6 * lengths, 0.8 * lengths], -1)
+    E = H.E((1200, 3), dtype=F64)
+    way = H.dist(E, H.retract(E, Delta))
+    short = lengths <= 1
+    torch.testing.assert_close(way[short], 2 * torch.atanh(lengths[short] / 2), rtol=1e-13, atol=0)
+    speed = way.diff() / lengths.diff()
+    assert float(speed.min()) > 1 - 1e-9
+    assert float(speed.diff().abs().max()) < 0.02
+    directions = H.retract(E, Delta)[:, 1:] / Delta[:, 1:]
+    assert float((directions[:, 0] / directions[:, 1] - 1).abs().max()) < 1e-12
+
+
+@far
+@pytest.mark.parametrize("lr", [0.2, 5.0])
+def test_second_moments_spread_in_short_and_in_long_steps(lr):
+    """Adam's first step, with |W| = 0.4 or clipped to 1: exp_avg_sq becomes sum_j T_ij^2 s_j."""
+    gen = torch.Generator().manual_seed(0)
+    start = H.random(6, 5, generator=gen, dtype=F64)
+    Y, G = torch.nn.Parameter(start.clone()), torch.randn(6, 5, generator=gen, dtype=F64)
+    opt = ghor.optim.Adam([Y], space=H, lr=lr)
+    Y.grad = G.clone()
+    opt.step()
+    B = H.global_grad(H.section(start), G)
+    W = -lr * B.sign()
+    W = W * (1 / W.norm(dim=-1, keepdim=True)).clamp_max(1)
+    step = Step(-1, start.unsqueeze(-2), W[:, None, 1:], cayley)
+    T = step.turned(torch.eye(4, dtype=F64).expand(6, 4, 4)).mT
+    expected = (T.square() @ (0.001 * B.square())[:, 1:, None]).squeeze(-1)
+    torch.testing.assert_close(opt.state[Y]["exp_avg_sq"][:, 1:], expected, rtol=1e-6, atol=0)
+
+
+# -- log and dist --------------------------------------------------------------------------------------------
+
+
+def reference(x, z):
+    """d and the coordinates of log in the boost frame at x, with 60 digits, from the spatial parts."""
+    with mpmath.workdps(60):
+        xs, zs = ([mpmath.mpf(float(t)) for t in v[1:]] for v in (x, z))
+        x0, z0 = (mpmath.sqrt(1 + sum(t * t for t in v)) for v in (xs, zs))
+        c = x0 * z0 - sum(a * b for a, b in zip(xs, zs, strict=True))
+        d = mpmath.acosh(c)
+        b = [q - p * (c + z0) / (1 + x0) for p, q in zip(xs, zs, strict=True)]
+        return float(d), [float(t * d / mpmath.sinh(d)) for t in b]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("apart", [1e-6, 1e-4, 1e-2, 1.0, 4.0])
+@pytest.mark.parametrize("r", [0.0, 0.5, 1.5, 3.0, 5.0, 8.0])
+def test_log_of_points_at_any_distance_and_separation(r, apart, dtype):
+    """In the boost frame, where lengths are those of the space, against 60 digits."""
+    for direction in (0.0, 0.7, math.pi / 2, 2.5, math.pi):
+        x = at(r, 0.4, dtype)
+        Lambda = H.frame(x.double())
+        b = torch.tensor([0.0, apart * math.cos(direction), apart * math.sin(direction)], dtype=F64)
+        z = H.project(H.apply_section(H.update_section(Lambda, b, "geodesic"), x).to(dtype))
+        if torch.equal(x, z):
+            continue
+        d, expected = reference(x, z)
+        got = H.global_rep(H.frame(x.double()), H.log(x, z).double())[1:]
+        off = (got - torch.tensor(expected, dtype=F64)).norm() / d
+        assert float(off) < 8 * EPS[dtype] * (1 + math.cosh(r))
+        assert abs(float(H.dist(x, z)) / d - 1) < 8 * EPS[dtype] * (1 + math.cosh(r))
+
+
+def test_nan_goes_through_dist():
+    for space in (H, ghor.Sphere()):
+        Y = space.random(4, 3, dtype=F64)
+        bad = Y.clone()
+        bad[1] = math.nan
+        for pair in ((Y, bad), (bad, Y), (bad, bad)):
+            assert space.dist(*pair).isnan().tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("space", [H, ghor.Sphere()], ids=str)
+@pytest.mark.parametrize("dtype", [F64, torch.complex128], ids=str)
+def test_empty_batches(space, dtype):
+    if dtype.is_complex and space == H:
+        pytest.skip("real vectors only")
+    empty = torch.zeros(0, 4, dtype=dtype)
+    assert space.log(empty, empty).shape == (0, 4)
+    assert space.dist(empty, empty).shape == (0,)
+    assert space.exp(empty, empty).shape == (0, 4)
+
+
+def test_the_ball_is_open():
+    u = torch.tensor([[0.3, 0.4], [1.2, 0.0]], dtype=F64)
+    assert float((H.to_ball(H.from_ball(u[:1])) - u[:1]).abs().max()) < 1e-15
+    for bad in (u, u[1:] / 1.2):
+        with pytest.raises(ValueError, match="open unit ball, got one of norm 1"):
+            H.from_ball(bad)
+
+
+@pytest.mark.parametrize("r", [2.0, 16.0, 20.0])
+def test_the_mean_of_near_points_far_out(r):
+    """Karcher's iteration by log and exp comes to rest at rounding, eps x_0, of the tangent vectors' size."""
+    gen = torch.Generator().manual_seed(0)
+    x = at(r, 0.4)
+    b = torch.cat([torch.zeros(7, 1), 0.1 * torch.randn(7, 2, generator=gen)], -1).to(F64)
+    points = H.project(H.exp(x.expand(7, 3), H.push(H.frame(x.expand(7, 3)), b)))
+    Y = points[0]
+    for _ in range(20):
+        V = H.log(Y.expand_as(points), points).mean(0)
+        Y = H.project(H.exp(Y, V))
+    assert float(H.norm(Y, H.log(Y.expand_as(points), points).mean(0))) < 8 * EPS[F64] * math.cosh(r)
+
+
+# -- padding -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", [ghor.Hyperbolic, ghor.Sphere], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("section", ["implicit", "transported"])
+def test_the_padding_row_is_left_alone(space, section):
+    gen = torch.Generator().manual_seed(0)
+    padded, plain = space(padding_idx=1), space()
+    X = plain.random(5, 4, generator=gen, dtype=F64)
+    X[1] = torch.tensor([0.5, 7.0, 0.0, -1.0])
+    assert torch.equal(padded.project(X)[1], X[1])
+    assert float(padded.residual(X).max()) < 1e-14 < float(plain.residual(X).max())
+    Y, Z = torch.nn.Parameter(X.clone()), torch.nn.Parameter(plain.E((5, 4), dtype=F64))
+    Z.data[[0, 2, 3, 4]] = X[[0, 2, 3, 4]]
+    opts = [ghor.optim.Adam([p], space=s, lr=0.1, section=section) for p, s in ((Y, padded), (Z, plain))]
+    for _ in range(5):
+        G = torch.randn(5, 4, generator=gen, dtype=F64)
+        for p, opt in zip((Y, Z), opts, strict=True):
+            p.grad = G.clone()
+            opt.step()
+    assert torch.equal(Y[1], X[1])
+    assert torch.equal(Y[[0, 2, 3, 4]], Z[[0, 2, 3, 4]])
+    assert repr(padded) == f"{space.__name__}(padding_idx=1)"
+    with pytest.raises(ValueError, match="has no row 5"):
+        space(padding_idx=5).check_shape((5, 4))
+
+
+def test_it_does_not_warn_inside_the_digits():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        H.exp(H.E((3,)), torch.tensor([0.0, 15.0, 0.0]))

@@ -1,0 +1,108 @@
+"""The formulas that spheres and hyperbolic spaces share, against dense matrices written here."""
+
+import pytest
+import torch
+from table import close, randn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ghor
+from ghor.retraction import RETRACTIONS, Retraction
+from ghor.spaces.rank_one import Step, pull
+
+F64 = torch.float64
+H, S = ghor.Hyperbolic(), ghor.Sphere()
+curvatures = pytest.mark.parametrize(("k", "sign"), [(1, 1), (1, -1), (-1, 1)])
+retractions = pytest.mark.parametrize("retraction", list(RETRACTIONS.values()), ids=str)
+
+
+def frame(k, y, r):
+    """[y, Q], Q x = (-k r y_2.x, x - k r p y_2 (y_2.x))."""
+    y2, p = y[1:], 1 / (r + y[0])
+    Q = torch.cat([-k * r * y2[None], torch.eye(len(y2), dtype=F64) - k * r * p * torch.outer(y2, y2)])
+    return torch.cat([y[:, None], Q], 1)
+
+
+def algebra(k, b):
+    """W = [[0, -k b^T], [b, 0]]."""
+    W = torch.zeros(len(b) + 1, len(b) + 1, dtype=F64)
+    W[1:, 0], W[0, 1:] = b, -k * b
+    return W
+
+
+def dense(k, b, retraction):
+    W = algebra(k, b)
+    if retraction.name == "geodesic":
+        return torch.linalg.matrix_exp(W)
+    I = torch.eye(len(W), dtype=F64)
+    return torch.linalg.solve(I - W / 2, I + W / 2)
+
+
+@curvatures
+@retractions
+@pytest.mark.parametrize("length", [1e-3, 0.4, 0.95])
+def test_a_step_is_that_of_dense_matrices(k, sign, retraction, length, gen):
+    """Lambda R(W) = Lambda(y+) diag(1, T), and squares become sum_j T_ij^2 s_j."""
+    y = (S if k == 1 else H).random(6, generator=gen, dtype=F64)
+    y[0] = y[0].abs() * sign
+    b = randn((5,), gen)
+    b, s = b * (length / b.norm()), randn((5,), gen).square()
+    r = torch.tensor([float(sign)], dtype=F64) if k == 1 else None
+    step = Step(k, y, b, retraction, r)
+    moved = frame(k, y, sign) @ dense(k, b, retraction)
+    close(torch.cat([step.y1, step.point()]), moved[:, 0], 1e-14)
+    T = torch.linalg.solve(frame(k, moved[:, 0], 1.0 if r is None else float(step.sign)), moved)[1:, 1:]
+    close(torch.stack([step.turned(e) for e in torch.eye(5, dtype=F64)], 1), T, 2e-14)
+    close(step.spread(s), T.square() @ s, 2e-14)
+    G = randn((6,), gen)
+    close(pull(k, y, G, 1 / (sign + y[:1]), r), frame(k, y, sign)[:, 1:].mT @ G, 1e-14)
+
+
+@curvatures
+def test_a_retraction_of_ones_own(k, sign, gen):
+    """By its thin form, as everywhere: here Cayley under another name."""
+    y, b = (S if k == 1 else H).random(6, generator=gen, dtype=F64), 0.3 * randn((5,), gen)
+    cayley = RETRACTIONS["cayley"]
+    other = Retraction("another", cayley.dense, cayley.thin)
+    r = torch.tensor([1.0 if y[0] > 0 else -1.0], dtype=F64) if k == 1 else None
+    one, two = Step(k, y, b, cayley, r), Step(k, y, b, other, r)
+    close(one.point(), two.point(), 1e-15)
+    close(one.turned(b), two.turned(b), 1e-15)
+
+
+@pytest.mark.parametrize("x0", [1e3, 1e6])
+def test_vectors_turn_by_a_rotation_far_out(x0, gen):
+    """T keeps lengths to rounding at any distance in float32: nothing large is subtracted."""
+    xs = randn((100, 5), gen, torch.float32)
+    y = H.project(torch.cat([xs[:, :1], x0 * xs / xs.norm(dim=-1, keepdim=True)], -1)[:, : 1 + 5])
+    b, m = randn((100, 5), gen, torch.float32) / 5, randn((100, 5), gen, torch.float32)
+    turned = Step(-1, y, b, RETRACTIONS["cayley"]).turned(m)
+    assert float((turned.norm(dim=-1) / m.norm(dim=-1) - 1).abs().max()) < 2e-6
+
+
+class Kernels(TorchDispatchMode):
+    """Counts what is dispatched, views apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        view = any(r.alias_info and not r.alias_info.is_write for r in function._schema.returns)
+        self.count += (
+            not view and "record_function" not in str(function) and "scalar_dense" not in str(function)
+        )
+        return out
+
+
+@pytest.mark.parametrize(("space", "most"), [(S, 85), (H, 105)], ids=str)
+def test_kernels_of_a_step(space, most, gen):
+    """A step of Adam between two polishings, with short steps."""
+    Y = torch.nn.Parameter(space.random(40, 8, generator=gen))
+    opt = ghor.optim.Adam([Y], space=space, lr=1e-3)
+    for _ in range(12):
+        Y.grad = randn((40, 8), gen, torch.float32)
+        opt.step()
+    with Kernels() as kernels:
+        opt.step()
+    assert kernels.count <= most
