@@ -226,7 +226,7 @@ def test_some_of_a_group_have_one(gen):
         step(opt, [layer.weight], G.float())
     same(opt.state[layer.weight]["decay_target"], start)
     same(ghor.optim.AdamW(layer, weight_decay=0.5).param_groups[0]["anchor"][0], start)
-    with pytest.warns(UserWarning, match="weight has an anchor, and this optimizer no weight_decay"):
+    with pytest.warns(UserWarning, match="weight has an anchor, but this optimizer has no weight_decay"):
         ghor.optim.Rprop(layer)
 
 
@@ -245,7 +245,7 @@ def test_what_is_refused(gen):
         AdamW(group(anchor="begin"))
     with pytest.raises(ValueError, match="1 parameters and 2 anchors"):
         AdamW(group(anchor=[Y0, Y0]))
-    with pytest.raises(ValueError, match="an anchor and no weight_decay"):
+    with pytest.raises(ValueError, match="an anchor, but no weight_decay"):
         ghor.optim.Rprop(group(anchor="start"))
     with pytest.raises(ValueError, match="is Euclidean and decays towards 0"):
         AdamW([{"params": [flat], "anchor": flat.detach()}], space=ghor.Euclidean())

@@ -78,7 +78,7 @@ def test_spheres_carry_no_matrices(gen):
     opt = ghor.optim.Adam([Y], space=S)
     Y.grad = randn((100, 11), gen, torch.float32)
     opt.step()
-    assert opt.state[Y]["anchor"].numel() == 100
+    assert opt.state[Y]["frame_anchor"].numel() == 100
     assert sum(v.numel() for v in opt.state[Y].values()) <= 2 * Y.numel() + 102
     assert S.section_kind("auto", (100, 11), torch.complex64) == "transported"
     assert S.section_kind("transported", (100, 11), torch.float32) == "transported"

@@ -113,11 +113,9 @@ def _check_kind(p: Tensor, space: Space, name: str) -> None:
     if is_lazy(p):
         raise ValueError(f"{name} has no shape yet: call the lazy module once, then put it on {space}")
     try:
-        space.check_dtype(p.dtype)
+        space.check(p.shape, p.dtype)
     except TypeError as error:
         raise TypeError(f"{name} of shape {tuple(p.shape)}: {error}") from None
-    try:
-        space.check(p.shape, p.dtype)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     if 0 in p.shape:  # a batch of points may be empty, a weight may not

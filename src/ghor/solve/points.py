@@ -216,11 +216,12 @@ class Points:
                     self.age = int(states[index[0]]["moves"])
             if batch.out != batch.dtype:
                 Y = held.pop("master") if "master" in held else batch.space.project(Y)
-            kind = (
-                "transported"
-                if isinstance(space, Euclidean)
-                else space.section_kind(section, batch.shape, batch.dtype)
-            )
+            # With "auto" a state goes on with the frame that it holds.
+            held_kind = section == "auto" and "section" in held
+            if isinstance(space, Euclidean) or held_kind:
+                kind = "transported"
+            else:
+                kind = space.section_kind(section, batch.shape, batch.dtype)
             # The other way round nothing turns: an implicit frame, formed, is a transported one.
             turning = [batch.scaled(v) for v in vectors] if "section" in held and kind == "implicit" else []
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)

@@ -1,5 +1,9 @@
 """The spaces, one file for each family. A new space is a new file here and a line below."""
 
+from typing import Any
+
+import torch
+
 from ghor.spaces.base import Space
 from ghor.spaces.euclidean import Euclidean
 from ghor.spaces.flag import Flag
@@ -11,6 +15,12 @@ from ghor.spaces.spd import SPD
 from ghor.spaces.sphere import Sphere
 from ghor.spaces.stiefel import Stiefel
 from ghor.spaces.symplectic import SymplecticGrassmann, SymplecticStiefel
+
+# Optimizers of torch.distributed put parameter groups, and so spaces, into files that are read with
+# weights_only=True.
+_SPACES: list[Any] = [SPD, Euclidean, Flag, Grassmann, Hyperbolic, PositionsOrientations, SpecialEuclidean]
+_SPACES += [SpecialOrthogonal, Sphere, Stiefel, SymplecticGrassmann, SymplecticStiefel, Unitary]
+torch.serialization.add_safe_globals(_SPACES)
 
 __all__ = [
     "SPD",

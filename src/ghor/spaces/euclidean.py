@@ -35,8 +35,8 @@ class Euclidean(Space):
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
     def residual(self, Y: Tensor) -> Tensor:
-        """Zero, one number for the whole tensor: every tensor is on the space."""
-        return Y.new_zeros(())
+        """Zero, one number for the whole tensor: every finite tensor is on the space, and NaN is on none."""
+        return (Y * 0).real.sum() if Y.is_complex() else (Y * 0).sum()
 
     def random(
         self,

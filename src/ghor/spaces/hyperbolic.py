@@ -117,6 +117,10 @@ class Hyperbolic(Padded, Framed):
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
         return _turned(Lambda, _coordinates(Lambda[..., 0, :], Delta))
 
+    def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
+        """-log(Y, Y0) in g^hor, so that the rate of decay does not depend on how far out Y is."""
+        return -self.global_rep(Lambda, self.log(Y, Y0))
+
     def push(self, Lambda: Tensor, W: Tensor) -> Tensor:
         return _push(Lambda[..., 0, :], _boost(Lambda, W))
 

@@ -46,8 +46,8 @@ class SpecialEuclidean(Framed):
         return E
 
     def residual(self, Y: Tensor) -> Tensor:
-        """The residual of R as a rotation."""
-        return SO.residual(Y[..., :-1])
+        """The residual of R as a rotation; not a number where t is not finite."""
+        return SO.residual(Y[..., :-1]) + (Y[..., -1] * 0).sum(-1)
 
     @full_precision()
     def project(self, X: Tensor) -> Tensor:
@@ -144,8 +144,8 @@ class PositionsOrientations(Framed):
         return E
 
     def residual(self, Y: Tensor) -> Tensor:
-        """||n|^2 - 1|."""
-        return S2.residual(Y[..., 1, :])
+        """| |n|^2 - 1 |; not a number where t is not finite."""
+        return S2.residual(Y[..., 1, :]) + (Y[..., 0, :] * 0).sum(-1)
 
     @full_precision()
     def project(self, X: Tensor) -> Tensor:

@@ -37,12 +37,20 @@ class Sphere(Padded, Orthogonal):
         return self.flatten
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        if len(shape) < self.flatten or 0 in shape or math.prod(shape[-self.flatten :]) < 2:
+        if len(shape) < self.flatten or 0 in shape:
             raise ValueError(f"{self} holds vectors (..., N) with N >= 2, got shape {tuple(shape)}")
         self.check_blocks(shape)
-        if self.size(shape)[0] < 2:
-            raise ValueError(f"{self} of single numbers does not move, got shape {tuple(shape)}")
         self.check_padding(shape)
+
+    def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Real single numbers are refused: +-1 does not move. Complex ones move on the circle U(1)."""
+        self.check_dtype(dtype)
+        self.check_shape(shape)
+        if self.size(shape)[0] < 2 and not dtype.is_complex:
+            raise ValueError(
+                f"{self} holds vectors (..., N) with N >= 2 (a real number of length one does not move), got "
+                f"shape {tuple(shape)}"
+            )
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
         return math.prod(shape[-self.flatten :]) // self.count, 1

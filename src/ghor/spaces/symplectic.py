@@ -74,6 +74,16 @@ class Symplectic(MatrixSpace):
         s = ((growth**2 + 4 * square * room).sqrt() - growth) / (2 * square)
         return W * s.clamp(0, 1).view(-1, *[1] * (W.dim() - 1))
 
+    def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
+        """The way from Y0 to Y along the straight line, in g^hor and no longer than one radian.
+
+        There is no logarithm here. global_rep takes Lambda^-1 where the gradient of |Y - Y0|^2/2 has Lambda^T:
+        near Y0 the rate of decay is the same for weights of any size, and far away the bound holds.
+        """
+        W = self.global_rep(Lambda, Y - self.representative(Y, Y0))
+        length = self.step_length(W).clamp_min(torch.finfo(W.dtype).tiny)
+        return W * (1 / length).clamp_max(1).view(*length.shape, *[1] * self.dims)
+
     def outgrown(self, Lambda: Tensor) -> Tensor:
         return frobenius(Lambda) > 0.9 * self.limit(Lambda)
 
