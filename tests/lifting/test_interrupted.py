@@ -74,7 +74,7 @@ def test_interrupted_while_a_section_moves(monkeypatch):
 
 
 WHERE = [(Stack, "reading"), (Stack, "global_grad"), (Stack, "update_section"), (Stack, "write_weights")]
-WHERE += [(upkeep, "before"), (upkeep, "after"), (Stack, "in_place"), (Stack, "publish")]
+WHERE += [(Stack, "as_left"), (upkeep, "after"), (Stack, "in_place"), (Stack, "publish")]
 
 
 @pytest.mark.parametrize("where", WHERE, ids=lambda where: where[1])
