@@ -10,6 +10,7 @@ from table import name, randn
 from torch import nn
 
 import ghor
+from ghor._torch.values import SELDOM
 
 # -- weights -----------------------------------------------------------------------------------------------------------
 
@@ -146,6 +147,44 @@ def test_constrained_anew_to_another_space(gen):
         ValueError, match=r"constrained to Grassmann\(\) after this optimizer took it on Stiefel\(\)"
     ):
         take_steps(opt, gen)
+
+
+# -- velocities --------------------------------------------------------------------------------------------------------
+
+
+class Leaks(torch.optim.SGD):
+    """SGD, and when `leaks` is set a velocity that is no element of g^hor: A is not skew."""
+
+    leaks = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        if self.leaks:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(1e-3)
+
+
+@pytest.mark.parametrize("space", [STIEFEL, ghor.Grassmann()], ids=name)
+@pytest.mark.parametrize("steps_before", [1, 2, SELDOM])
+def test_a_velocity_that_has_left_ghor_moves_nothing(space, steps_before, gen):
+    """What no trial has shown, a rule may do later: its first velocities are looked at, then one in SELDOM."""
+    Y, Z = (nn.Parameter(space.random(5, 2, generator=gen)) for _ in range(2))
+    opt = ghor.lift(Leaks)([("proj", Y), ("other", Z)], lr=1e-3, space=space)
+    take_steps(opt, gen, steps_before)
+    before, state = [Y.detach().clone(), Z.detach().clone()], state_of(opt)
+    opt.leaks = True
+    said = f"the velocity that Leaks has for proj is 1.0e-03 off g^hor of {space}, .* nothing was moved"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=said.replace("^", r"\^").replace("()", r"\(\)")):
+            take_steps(opt, gen)
+        same([Y.detach(), Z.detach()], before)
+        same(state_of(opt), state)
+    opt.leaks = False
+    take_steps(opt, gen)
+    assert not torch.equal(Y, before[0])
+    assert space.residual(Y.detach()).max() <= 1e-5
 
 
 # -- groups and state --------------------------------------------------------------------------------------------------
