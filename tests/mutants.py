@@ -1118,13 +1118,13 @@ def test_there(root: Path, nodes: list[str], verbose: bool) -> int:
 def caught(task: tuple[Mutant, bool]) -> tuple[Mutant, str, float]:
     """Whether a test misses the guard, in a process of its own."""
     mutant, verbose = task
-    began = time.perf_counter()
+    began = time.process_time()
     with copied() as root:
         path = root / mutant.path
         path.write_text(mutant.applied(path.read_text()))
         code = test_there(root, mutant.nodes(), verbose)
     outcome = {0: "SURVIVED", 1: "caught"}.get(code, f"NOT RUN (pytest's exit code is {code})")
-    return mutant, outcome, time.perf_counter() - began
+    return mutant, outcome, time.process_time() - began
 
 
 def whole(nodes: list[str]) -> str:
@@ -1143,9 +1143,9 @@ def main() -> int:
     if not chosen:
         print(f"no mutant has {given.only!r} in its name")
         return 2
-    import torch
+    import torch._dynamo  # loaded once: each process is a fork of this one, where there are forks
 
-    torch.set_num_threads(1)  # loaded once: each process is a fork of this one, where there are forks
+    torch.set_num_threads(1)
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     began = time.perf_counter()
     with context.Pool(given.j, maxtasksperchild=1) as pool:
