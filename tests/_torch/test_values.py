@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from table import MANIFOLDS, is_compact, name, point, randn, sections, shapes, spoiled
+from table import MANIFOLDS, each_space, is_compact, name, point, randn, sections, shapes, spoiled
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -97,6 +97,19 @@ def test_every_so_often_it_looks_for_changes_from_outside(space, section):
     rebuilt = frame[key](space.split(target)[None])[0]
     off = opt.state[ws[0]][key] - rebuilt.reshape(opt.state[ws[0]][key].shape)
     assert torch.linalg.vector_norm(off) <= 1e-2 * (1 + torch.linalg.vector_norm(rebuilt))
+
+
+@each_space
+def test_writes_are_seen_when_a_stack_is_split(space):
+    """torch's version counters tell of them, without a value: those of before the split count."""
+    opt, ws, gen = build(space, "transported", "cayley", "SGD", lr=1e-4)
+    steps(opt, ws, gen, 3)
+    with torch.no_grad():
+        ws[0].copy_(point(space, tuple(ws[0].shape), gen, torch.float32))
+    for p, here in zip(ws, (True, False, True), strict=True):
+        p.grad = torch.zeros_like(p) if here else None
+    with pytest.warns(UserWarning, match="parameter 0 of group 0 changed outside"):
+        opt.step()
 
 
 def huge_steps(space, section, retraction, optimizer, size, shape):

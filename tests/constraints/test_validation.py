@@ -136,6 +136,14 @@ def test_weight_off_its_space(space, shape, dtype, gen):
     assert opt.param_groups[0]["space"] == (space, ghor.Euclidean())
 
 
+@each_space
+def test_every_point_of_a_weight_counts(space, gen):
+    shape = (3, *kinds(space)[-1])
+    Y = point(space, shape, gen)
+    Y[1] = spoiled(space, Y[1], 0.1)
+    refused({"params": [nn.Parameter(Y)], "space": space}, ValueError, f"off {space!r}")
+
+
 @each_shape
 def test_unnamed_weights_are_named_by_place(space, shape, gen):
     good = nn.Parameter(point(space, shape, gen))

@@ -238,6 +238,7 @@ def test_section_kind_switched_live(gen):
         Z.grad = Y.grad.clone()
         for opt in opts:
             opt.step()
+        assert ("section" in opts[0].state[Y]) == (opts[0].param_groups[0]["section"] == "transported")
     assert (Y - Z).abs().max() < 1e-13
 
 
