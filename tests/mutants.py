@@ -741,7 +741,7 @@ MUTANTS = [
         "orthogonal",
         "R = torch.where(worn[..., None, None], Q * phases",
         "R = torch.where(worn[..., None, None] & False, Q * phases",
-        "_torch/test_values.py::test_huge_steps_stay_on_the_space",
+        "spaces/test_sections.py::test_all_the_way_around_a_great_circle",
     ),
     Mutant(
         "loaded anchors are refused",
@@ -762,14 +762,14 @@ MUTANTS = [
         "orthogonal",
         "M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(tiny)",
         "M = M * 1",
-        "constraints/test_declare.py::test_constrain_does_not_depend_on_the_size",
+        "laws/test_frames.py::test_projections_with_a_derivative_do_not_depend_on_the_size",
     ),
     Mutant(
         "projections are polished",
         "orthogonal",
         "Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2",
         "pass",
-        "laws/test_frames.py::test_project_finds_the_space_and_keeps_its_points",
+        "laws/test_frames.py::test_projections_are_on_the_space_to_rounding",
     ),
     Mutant(
         "frames are orthogonal after a step of any length",
