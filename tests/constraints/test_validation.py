@@ -168,7 +168,7 @@ def test_reflection_is_not_in_so(dtype, gen):
     ghor.optim.SGD(module)
 
 
-# -- memory, layout, device --------------------------------------------------------------------------------------------
+# -- memory, layout, device ----------------------------------------------------------------------------------
 
 
 def test_weights_that_share_memory(gen):
@@ -238,7 +238,7 @@ def test_meta_device(space, section, gen):
     assert not opt.state
 
 
-# -- constrain ---------------------------------------------------------------------------------------------------------
+# -- constrain -----------------------------------------------------------------------------------------------
 
 
 def test_constrain_a_parameter_that_is_not_there():
@@ -271,7 +271,7 @@ def test_constrain_what_has_no_point_near(space, shape):
     ghor.constrain(module, "weight", space)
 
 
-# -- weights that are given twice, or do not move ----------------------------------------------------------------------
+# -- weights that are given twice, or do not move ------------------------------------------------------------
 
 
 @each_shape

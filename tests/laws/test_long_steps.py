@@ -109,7 +109,9 @@ def test_rounding_of_a_long_step_is_repaired_at_once(section, retraction, dtype,
         opt.step()
         for X in (Y.detach(), opt.state[Y].get("section", Y.detach())):
             off = X.double().mT @ X.double() - torch.eye(X.shape[-1])
-            assert torch.linalg.matrix_norm(off).max() <= rounding * torch.finfo(dtype).eps * X.shape[-1] ** 0.5
+            assert (
+                torch.linalg.matrix_norm(off).max() <= rounding * torch.finfo(dtype).eps * X.shape[-1] ** 0.5
+            )
 
 
 ANY = [(s, shapes(s)[0]) for s in MANIFOLDS]
@@ -128,7 +130,9 @@ def test_a_long_step_is_the_step_in_float64(space, shape, retraction, dtype, rad
     W = W * min(1.0, space.max_velocity / (radians * space.reach(Y.shape)))
     moved = space.update_section(frames.double(), space.bounded(frames, W), retraction)
     expected = space.apply_section(moved, Y.detach())
-    assert (Y.detach() - expected).abs().max() <= 2e-5  # exp of 1e6 radians: 10 digits, and its last squarings
+    assert (
+        Y.detach() - expected
+    ).abs().max() <= 2e-5  # exp of 1e6 radians: 10 digits, and its last squarings
 
 
 OPEN = [(s, shapes(s, [(12, 4), *SHAPES])[0]) for s in MANIFOLDS if not is_compact(s)]

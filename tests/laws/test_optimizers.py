@@ -18,7 +18,7 @@ from ghor.lifting.probe.trial import Case
 SP = ghor.Sphere()
 
 
-# -- what changes with size --------------------------------------------------------------------------------------------
+# -- what changes with size ----------------------------------------------------------------------------------
 
 
 class FactoredFrom16(Rule):
@@ -96,7 +96,7 @@ def test_huge_weights_are_tried_in_a_smaller_copy():
         assert (rows[0] > n) == (rows[1] > m)
 
 
-# -- what changes with dimension ---------------------------------------------------------------------------------------
+# -- what changes with dimension -----------------------------------------------------------------------------
 
 
 class Orthogonalising(Rule):
@@ -149,7 +149,7 @@ def test_keys_of_the_group_count(Base, stack):
     assert refusal(Base, stack=stack, dtype=torch.float32, shape=(24, 6), group=group) is not None
 
 
-# -- weight decay ------------------------------------------------------------------------------------------------------
+# -- weight decay --------------------------------------------------------------------------------------------
 
 
 class TrustRatioWithDecay(Rule):
@@ -207,7 +207,7 @@ def test_decay_of_the_velocity_is_refused_with_the_way_out(Base):
     assert "weight_decay=0" in refusal(Base, weight_decay=0.1)
 
 
-# -- lists of its own --------------------------------------------------------------------------------------------------
+# -- lists of its own ----------------------------------------------------------------------------------------
 
 
 class OwnList(Rule):
@@ -317,7 +317,7 @@ def test_a_shadow_alone_has_the_very_shape_of_the_weight(gen):
     assert Shaped.seen == ((9, 3),)
 
 
-# -- rules that turn with their block ----------------------------------------------------------------------------------
+# -- rules that turn with their block ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

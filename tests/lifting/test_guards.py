@@ -12,7 +12,7 @@ from torch import nn
 import ghor
 from ghor._torch.values import SELDOM
 
-# -- weights -----------------------------------------------------------------------------------------------------------
+# -- weights -------------------------------------------------------------------------------------------------
 
 
 @sections
@@ -149,7 +149,7 @@ def test_constrained_anew_to_another_space(gen):
         take_steps(opt, gen)
 
 
-# -- velocities --------------------------------------------------------------------------------------------------------
+# -- velocities ----------------------------------------------------------------------------------------------
 
 
 class Leaks(torch.optim.SGD):
@@ -187,7 +187,7 @@ def test_a_velocity_that_has_left_ghor_moves_nothing(space, steps_before, gen):
     assert space.residual(Y.detach()).max() <= 1e-5
 
 
-# -- groups and state --------------------------------------------------------------------------------------------------
+# -- groups and state ----------------------------------------------------------------------------------------
 
 
 def test_space_changed_after_steps_is_refused(gen):

@@ -61,7 +61,9 @@ def test_the_first_step_starts_at_the_point_behind_the_weight(space, shape, sect
 def test_a_weight_loaded_beside_another_state_counts(dtype, section, gen):
     """Not the point that the state has: a weight that is not near it was loaded from elsewhere."""
     Y, Z = (nn.Parameter(ghor.Stiefel().random(9, 3, generator=gen, dtype=dtype)) for _ in range(2))
-    old, new = (ghor.optim.SGD([p], lr=1e-6, momentum=0.9, space=ghor.Stiefel(), section=section) for p in (Y, Z))
+    old, new = (
+        ghor.optim.SGD([p], lr=1e-6, momentum=0.9, space=ghor.Stiefel(), section=section) for p in (Y, Z)
+    )
     Y.grad = randn((9, 3), gen, dtype)
     old.step()
     new.load_state_dict(old.state_dict())

@@ -48,7 +48,7 @@ LEFT_OUT = {
 }
 
 
-# -- what is accepted and refused --------------------------------------------------------------------------------------
+# -- what is accepted and refused ----------------------------------------------------------------------------
 
 
 def test_every_optimizer_of_torch_is_lifted_or_refused():
@@ -146,7 +146,7 @@ def test_fused_on_the_meta_device_fails_alike(cls):
     assert ours == theirs
 
 
-# -- Euclidean weights -------------------------------------------------------------------------------------------------
+# -- Euclidean weights ---------------------------------------------------------------------------------------
 
 
 @cases
@@ -178,7 +178,7 @@ def test_euclidean_trajectories_are_torchs_to_the_bit(case):
     assert set(str(theirs).splitlines()[1:]) <= set(str(ours).splitlines())
 
 
-# -- on Stiefel --------------------------------------------------------------------------------------------------------
+# -- on Stiefel ----------------------------------------------------------------------------------------------
 
 
 @moving_cases
@@ -306,7 +306,7 @@ def test_default_dtype_float64_on_float32_weights(cls):
         torch.set_default_dtype(torch.float32)
 
 
-# -- saving, loading, copying ------------------------------------------------------------------------------------------
+# -- saving, loading, copying --------------------------------------------------------------------------------
 
 
 @moving_cases
