@@ -957,7 +957,8 @@ MUTANTS = [
         "lbfgs",
         "        finally:\n            put(frames)",
         "        finally:\n            pass",
-        "optim/test_lbfgs.py::test_a_loss_that_is_not_finite_far_away optim/test_lbfgs.py::test_a_loss_that_is_not_finite",
+        "optim/test_lbfgs.py::test_a_loss_that_is_not_finite_far_away "
+        "optim/test_lbfgs.py::test_a_loss_that_is_not_finite",
     ),
     # -- solvers
     Mutant(

@@ -139,8 +139,8 @@ def test_huge_steps_stay_on_the_space(space, section, retraction, optimizer, siz
 @retractions
 @long_steps
 def test_huge_steps_are_short_where_points_can_grow(space, section, retraction, optimizer, size):
-    """A step that is clipped to max_velocity multiplies the size of a frame by exp(max_velocity) at most, 3 where
-    Cayley has (1 + 1/2)/(1 - 1/2), and that of SPD's points by its square; positions move by the limit."""
+    """A velocity that is clipped to max_velocity = 1 makes a frame larger by e at most, or by 3, Cayley's
+    (1 + 1/2)/(1 - 1/2), and a point of SPD by the square of that; positions move by the limit."""
     for shape in shapes(space)[:3]:
         before = None
         for ws in huge_steps(space, section, retraction, optimizer, size, shape):

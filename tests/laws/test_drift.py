@@ -73,9 +73,8 @@ def test_the_whole_frame_is_back_on_its_group(space, shape, gram, gen):
 def test_20000_steps_without_growth(section, retraction, dtype, bound):
     distances = worst_distances(dtype, 20_000, section, retraction)
     tenths = distances.view(10, -1).amax(1)
-    print(
-        f"{section} {retraction} {dtype}: worst {distances.max():.2e}, by tenths {[f'{x:.1e}' for x in tenths]}"
-    )
+    by_tenths = [f"{x:.1e}" for x in tenths]
+    print(f"{section} {retraction} {dtype}: worst {distances.max():.2e}, by tenths {by_tenths}")
     assert distances.max() <= bound
     assert tenths[-1] <= 1.5 * tenths[1]
 

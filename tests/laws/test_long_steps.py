@@ -83,8 +83,10 @@ def test_a_velocity_of_a_million_in_every_entry(section, retraction, gen):
 
 
 def sgd_step(space, Y, opt, gen, length):
-    """A step of SGD with velocities of this length. Returns the frames before it, and the velocities in float64:
-    what the step should be can be computed from them."""
+    """A step of SGD with velocities of this length.
+
+    Returns the frames before it and the velocities in float64: from them the step can be computed.
+    """
     frames = opt.state[Y]["section"].clone()
     G = randn(tuple(Y.shape), gen, Y.dtype)
     B = space.global_grad(frames.double(), G.double())
@@ -100,8 +102,11 @@ def sgd_step(space, Y, opt, gen, length):
     ("dtype", "scale", "rounding"), [(torch.float32, 1.0, 2), (torch.float64, 1e30, 20)], ids=name
 )
 def test_rounding_of_a_long_step_is_repaired_at_once(section, retraction, dtype, scale, rounding, gen):
-    """Of 2 radians, and of as many as there may be: eps sqrt(columns) times a little is the rounding of the repair
-    itself, by Newton-Schulz and by QR. Without one they are 3 times and 1e4 times further off, for up to 10 steps."""
+    """Of 2 radians, and of as many as there may be.
+
+    A few eps sqrt(columns) are the rounding of the repair itself, by Newton-Schulz and by QR. Without it they
+    are 3 times and 1e4 times further off, for up to 10 steps.
+    """
     Y = nn.Parameter(STIEFEL.random(8, 12, 6, generator=gen, dtype=dtype))
     opt = ghor.optim.SGD([Y], lr=1.0, space=STIEFEL, section=section, retraction=retraction)
     for _ in range(4):

@@ -125,7 +125,7 @@ def test_second_moments_spread_with_the_frame(retraction, gen):
 
 @pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
 def test_adam_spreads_its_second_moments(retraction, gen):
-    """In the boost frame: they are those of the plain rule, turned, so that their sum stays and they do not."""
+    """In the boost frame: those of the plain rule, turned, so that their sum stays and they do not."""
     Y = torch.nn.Parameter(HYPERBOLIC.random(4, 5, generator=gen, dtype=F64))
     opt = ghor.optim.Adam([Y], space=HYPERBOLIC, lr=0.5, retraction=retraction, section="implicit")
     beta, last = 0.999, torch.zeros(4, 5, dtype=F64)

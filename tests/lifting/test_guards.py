@@ -169,7 +169,7 @@ class Leaks(torch.optim.SGD):
 @pytest.mark.parametrize("space", [STIEFEL, ghor.Grassmann()], ids=name)
 @pytest.mark.parametrize("steps_before", [1, 2, SELDOM])
 def test_a_velocity_that_has_left_ghor_moves_nothing(space, steps_before, gen):
-    """What no trial has shown, a rule may do later: its first velocities are looked at, then one in SELDOM."""
+    """What no trial has shown a rule may do later: the first velocities are looked at, then one in SELDOM."""
     Y, Z = (nn.Parameter(space.random(5, 2, generator=gen)) for _ in range(2))
     opt = ghor.lift(Leaks)([("proj", Y), ("other", Z)], lr=1e-3, space=space)
     take_steps(opt, gen, steps_before)

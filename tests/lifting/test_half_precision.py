@@ -43,7 +43,7 @@ def test_half_precision_weights_are_float32_inside(space, shape, section, dtype,
 @each_shape_and_section
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
 def test_the_first_step_starts_at_the_point_behind_the_weight(space, shape, section, dtype, gen):
-    """Which is on the space to float32's digits; and a weight that does not move keeps its bits, though these are
+    """Which is on the space to float32's digits. A weight that does not move keeps its bits, though these are
     not those of its point, rounded again."""
     Y, Z = (nn.Parameter(point(space, shape, gen).to(dtype)) for _ in range(2))
     start = Z.detach().clone()

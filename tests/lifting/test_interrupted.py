@@ -105,7 +105,7 @@ FILES = (str(Path(ghor.__file__).parent), str(inspect.getsourcefile(torch.optim.
 
 
 def traced_step(opt, stop_at=0):
-    """The lines of a step, in our files and that of torch's rule, with a KeyboardInterrupt before one of them."""
+    """The lines of a step in our files and torch's rule, with a KeyboardInterrupt before one of them."""
     lines = []
 
     def trace(frame, event, _):
@@ -132,8 +132,10 @@ def traced_step(opt, stop_at=0):
 @pytest.mark.parametrize("first", [True, False], ids=["the first step", "a later step"])
 @sections
 def test_an_interrupt_at_any_line(section, first):
-    """One after the other: groups hold the weights, state is theirs, gradients can be cleared, and the next step
-    stays on the space. A first step, which is long, is interrupted where it comes to a line for the last time."""
+    """Groups hold the weights, state is theirs, gradients can be cleared, and the next step stays on the space.
+
+    A first step, which is long, is interrupted where it comes to a line for the last time.
+    """
     opt, weights = trained(section, steps=1)
     if first:
         opt.state.clear()
