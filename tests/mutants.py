@@ -65,7 +65,7 @@ def caught(task: tuple[Mutant, bool]) -> tuple[Mutant, str, float]:
 
 
 def whole(nodes: list[str]) -> str:
-    """What fails with all guards in place, in the words of pytest: only what passes then can catch anything."""
+    """What fails with all guards in place, in pytest's words: only what passes then can catch anything."""
     with copied() as root:
         code = run_in(root, nodes, False)
         return "" if code == 0 else (root / "output").read_text()[-3000:]

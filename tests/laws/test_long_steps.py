@@ -119,6 +119,23 @@ def test_rounding_of_a_long_step_is_repaired_at_once(section, retraction, dtype,
             )
 
 
+@retractions
+def test_after_a_long_step_both_sections_go_on_alike(retraction, gen):
+    """SGD does not see the frame: nothing of the one before the step is left in it."""
+    Y = nn.Parameter(STIEFEL.random(9, 3, generator=gen, dtype=torch.float64))
+    Z = nn.Parameter(Y.detach().clone())
+    opts = [
+        ghor.optim.SGD([p], lr=1.0, space=STIEFEL, section=section, retraction=retraction)
+        for p, section in ((Y, "transported"), (Z, "implicit"))
+    ]
+    for size in (0.1, 30.0, 0.1, 0.1):
+        Y.grad = size * randn((9, 3), gen)
+        Z.grad = Y.grad.clone()
+        for opt in opts:
+            opt.step()
+        assert (Y - Z).abs().max() <= 1e-12
+
+
 ANY = [(s, shapes(s)[0]) for s in MANIFOLDS]
 
 

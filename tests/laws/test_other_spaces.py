@@ -1,5 +1,6 @@
 """Optimizers on hyperbolic space, SPD, rigid motions, positions and orientations."""
 
+import math
 import warnings
 
 import pytest
@@ -208,3 +209,13 @@ def test_points_stay_positive_definite(lr, gen):
         Y.grad = torch.linalg.solve(L.mT, torch.linalg.solve(L.mT, G).mT)  # the same velocity at every step
         opt.step()
         assert (torch.linalg.cholesky_ex(Y.detach())[1] == 0).all()
+
+
+def test_what_has_no_digits_or_is_indefinite_is_off():
+    """No rounding error of a point, however large the point is."""
+    far = torch.tensor([1e8, 1e8, 0.0])  # 1 + |x_s|^2 = x_0^2 to the digits of float32
+    assert HYPERBOLIC.residual(far) == math.inf
+    assert HYPERBOLIC.residual(HYPERBOLIC.project(far.double())) < 1e3
+    with pytest.raises(ValueError, match="distance 19 from the origin of .* has no digits left"):
+        HYPERBOLIC.project(far)
+    assert SPD.residual(torch.diag(torch.tensor([1.0, -1e-3]))) >= 1

@@ -132,7 +132,7 @@ def traced_step(opt, stop_at=0):
 @pytest.mark.parametrize("first", [True, False], ids=["the first step", "a later step"])
 @sections
 def test_an_interrupt_at_any_line(section, first):
-    """Groups hold the weights, state is theirs, gradients can be cleared, and the next step stays on the space.
+    """Groups hold the weights, state is theirs, gradients can be cleared, the next step stays on the space.
 
     A first step, which is long, is interrupted where it comes to a line for the last time.
     """

@@ -251,7 +251,7 @@ def test_large_weight_in_seconds(gen):
 
 @pytest.mark.parametrize(("i", "j"), [(0, 1), (0, 64), (70, 500), (639, 649)])
 def test_a_fingerprint_tells_the_order(i, j, gen):
-    """Of 650 numbers, in rows of 64 and a rest: two of them exchanged, in one row, in one column, in neither."""
+    """Two of 650 numbers exchanged: in a row of 64, in a column, in neither, in the rest."""
     X = torch.randn(2, 650, generator=gen)
     Z = X.clone()
     Z[:, i], Z[:, j] = X[:, j], X[:, i]
