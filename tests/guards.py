@@ -879,7 +879,8 @@ MUTANTS = [
         "retraction",
         "c = torch.exp2(torch.round(torch.log2(size.clamp(1e-6, 1e6))))",
         "c = torch.ones_like(size)",
-        "test_retraction.py::test_equal_the_dense_references test_retraction.py::test_any_shape_and_size_stays_on_the_manifold",
+        "test_retraction.py::test_equal_the_dense_references "
+        "test_retraction.py::test_any_shape_and_size_stays_on_the_manifold",
     ),
     # -- optimizers
     Mutant(

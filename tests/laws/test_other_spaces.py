@@ -216,6 +216,6 @@ def test_what_has_no_digits_or_is_indefinite_is_off():
     far = torch.tensor([1e8, 1e8, 0.0])  # 1 + |x_s|^2 = x_0^2 to the digits of float32
     assert HYPERBOLIC.residual(far) == math.inf
     assert HYPERBOLIC.residual(HYPERBOLIC.project(far.double())) < 1e3
-    with pytest.raises(ValueError, match="distance 19 from the origin of .* has no digits left"):
+    with pytest.raises(ValueError, match=r"distance 19 from the origin of .* has no digits left"):
         HYPERBOLIC.project(far)
     assert SPD.residual(torch.diag(torch.tensor([1.0, -1e-3]))) >= 1
