@@ -35,7 +35,6 @@ FILES = {
     "symplectic": "spaces/symplectic.py",
     "sections": "spaces/sections.py",
     "linalg": "linalg.py",
-    "retraction": "retraction.py",
     "muon": "optim/muon.py",
     "lbfgs": "optim/lbfgs.py",
     "points": "solve/points.py",
@@ -872,30 +871,15 @@ MUTANTS = [
         "linalg",
         "if may_read(X) and X.numel() > 0 else 12):",
         "if may_read(X) and X.numel() > 0 else 3):",
-        "_torch/test_values.py::test_huge_steps_stay_on_the_space",
-    ),
-    Mutant(
-        "exponentials are balanced",
-        "retraction",
-        "c = torch.exp2(torch.round(torch.log2(size.clamp(1e-6, 1e6))))",
-        "c = torch.ones_like(size)",
-        "test_retraction.py::test_equal_the_dense_references "
-        "test_retraction.py::test_any_shape_and_size_stays_on_the_manifold",
+        "test_retraction.py::test_phi_does_not_depend_on_whether_values_may_be_read",
     ),
     # -- optimizers
-    Mutant(
-        "Muon's blocks are skew to the bit",
-        "muon",
-        "W = space.hor(O)",
-        "W = O",
-        "optim/test_muon.py::test_every_space",
-    ),
     Mutant(
         "Muon of zero gradients",
         "muon",
         "X = X / frobenius(X).clamp_min(eps)[:, None, None]",
         "X = X / frobenius(X)[:, None, None]",
-        "optim/test_muon.py::test_newton_schulz",
+        "optim/test_muon.py::test_newton_schulz_of_nothing_is_nothing",
     ),
     Mutant(
         "Muon's groups, all parts or none",
@@ -916,7 +900,7 @@ MUTANTS = [
         "lbfgs",
         "self._forget()",
         "pass",
-        "optim/test_lbfgs.py::test_a_weight_that_others_moved_starts_afresh",
+        "optim/test_lbfgs.py::test_nothing_is_remembered_of_before_a_weight_was_moved",
     ),
     Mutant(
         "L-BFGS and weights that others moved off their space",
@@ -937,8 +921,7 @@ MUTANTS = [
         "lbfgs",
         "        finally:\n            put(frames)",
         "        finally:\n            pass",
-        "optim/test_lbfgs.py::test_a_loss_that_is_not_finite_far_away "
-        "optim/test_lbfgs.py::test_a_loss_that_is_not_finite",
+        "optim/test_lbfgs.py::test_an_error_in_the_closure_leaves_the_weights_where_they_were",
     ),
     # -- solvers
     Mutant(

@@ -294,3 +294,7 @@ def test_a_group_comes_in_whole_or_not_at_all(gen):
     assert len(groups) == len(opt.param_groups) == 2
     for group, params in zip(opt.param_groups, groups, strict=True):
         assert list(map(id, group["params"])) == list(map(id, params))
+
+
+def test_newton_schulz_of_nothing_is_nothing():
+    assert not newton_schulz(torch.zeros(2, 4, 3), (3.4445, -4.775, 2.0315), 5, 1e-7).any()
