@@ -156,6 +156,52 @@ def test_an_interrupt_at_any_line(section, first):
         assert off(weights) <= 2e-6
 
 
+@sections
+def test_a_step_right_after_one_whose_end_was_interrupted(section, monkeypatch):
+    """Nothing was called in between: it ends the last one first."""
+    opt, weights = trained(section)
+    interrupted_after(monkeypatch, views, "publish")
+    with pytest.raises(KeyboardInterrupt):
+        move(opt)
+    for _ in range(2):
+        move(opt)
+        assert [id(p) for group in opt.param_groups for p in group["params"]] == list(map(id, weights))
+        assert set(opt.state) == set(weights)
+    assert {int(opt.state[p]["step"]) for p in weights} == {6}
+    assert off(weights) <= 2e-6
+
+
+class Begins(torch.optim.SGD):
+    """Makes its state in two parts, and may fail between them."""
+
+    fails = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["fast"] = torch.zeros_like(p)
+                    if Begins.fails:
+                        raise KeyError("base")
+                    state["slow"] = torch.zeros_like(p)
+                state["fast"].lerp_(p.grad, 0.5)
+                state["slow"].lerp_(state["fast"], 0.1)
+                p.add_(state["slow"], alpha=-group["lr"])
+
+
+def test_state_that_a_rule_has_begun_is_made_again(monkeypatch):
+    weights = [weight(8, 2), nn.Parameter(torch.zeros(3))]
+    opt = ghor.lift(Begins)([{"params": weights[:1], "space": STIEFEL}, {"params": weights[1:]}], lr=0.1)
+    monkeypatch.setattr(Begins, "fails", True)
+    with pytest.raises(KeyError, match="base"):
+        move(opt)
+    monkeypatch.setattr(Begins, "fails", False)
+    move(opt)
+    assert all({"fast", "slow"} <= opt.state[p].keys() for p in weights)
+
+
 @classes
 def test_an_exception_inside_the_base_step_leaves_groups_and_weights(cls, monkeypatch):
     """Also a keyboard interrupt: the groups hold the weights again, manifold weights have not moved, and a
