@@ -319,7 +319,7 @@ MUTANTS = [
         "lifted",
         "if self._flight is not None:  # the end of the last step was interrupted",
         "if False:",
-        "lifting/test_interrupted.py::test_a_step_right_after_one_whose_end_was_interrupted",
+        "lifting/test_interrupted.py::test_a_step_right_after_an_interrupted_one",
     ),
     Mutant(
         "steps in inference mode",

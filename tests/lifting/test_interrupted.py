@@ -156,19 +156,19 @@ def test_an_interrupt_at_any_line(section, first):
         assert off(weights) <= 2e-6
 
 
-@sections
-def test_a_step_right_after_one_whose_end_was_interrupted(section, monkeypatch):
-    """Nothing was called in between: it ends the last one first."""
-    opt, weights = trained(section)
-    interrupted_after(monkeypatch, views, "publish")
-    with pytest.raises(KeyboardInterrupt):
-        move(opt)
-    for _ in range(2):
-        move(opt)
-        assert [id(p) for group in opt.param_groups for p in group["params"]] == list(map(id, weights))
+@pytest.mark.filterwarnings("ignore:the last step was interrupted", "ignore:.*changed outside")
+def test_a_step_right_after_an_interrupted_one():
+    """Nothing is called in between: it ends the last one first, wherever that was."""
+    opt, weights = trained(steps=1)
+    for i in range(1, len(traced_step(opt)) + 1):
+        where = traced_step(opt, i)[-1]
+        for p in weights:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        held = [p for group in opt.param_groups for p in group["params"]]
+        assert list(map(id, held)) == list(map(id, weights)), where
         assert set(opt.state) == set(weights)
-    assert {int(opt.state[p]["step"]) for p in weights} == {6}
-    assert off(weights) <= 2e-6
+        assert off(weights) <= 2e-6
 
 
 class Begins(torch.optim.SGD):
