@@ -1,7 +1,7 @@
 # `make` lists the targets. They work from any folder (make -C path test, make -f path/Makefile test) and with
 # spaces in the path: called from elsewhere, make starts itself again in the folder of this file.
 ROOT := $(shell f='$(MAKEFILE_LIST)'; cd "$$(dirname -- "$${f# }")" && pwd -P)
-TARGETS := help demo test test-all test-torch lint format docs pictures bench clean
+TARGETS := help demo test test-all test-torch mutants lint format docs pictures bench clean
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 
@@ -18,7 +18,7 @@ SHELL := /bin/sh
 
 PYTHON ?=            # the interpreter for .venv; empty: the first of python3, python3.11, ... that is 3.11 or newer
 JOBS ?= auto         # test processes
-ARGS ?=              # more arguments for pytest, the demo or the benchmark
+ARGS ?=              # more arguments for pytest, the mutants, the demo or the benchmark
 PYTHON := $(strip $(PYTHON))
 JOBS := $(strip $(JOBS))
 
@@ -50,6 +50,9 @@ test-torch: .venv/.created  ## run the tests of the core against another torch: 
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
 	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/nn tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
+
+mutants: .venv/.installed-dev  ## take out the guards of the library, one by one: which of them does no test miss?
+	@OMP_NUM_THREADS=1 $(PY) tests/mutants.py $(ARGS)
 
 lint: .venv/.installed-dev  ## check style, format and types
 	@$(PY) -m ruff check .

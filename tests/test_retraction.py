@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from table import name
 
 import ghor
+from ghor._torch.values import as_on_an_accelerator
 from ghor.linalg import log_rotation, phi
 from ghor.retraction import RETRACTIONS, by_name
 
@@ -157,3 +158,13 @@ def test_cut_locus_is_refused():
         ghor.SpecialOrthogonal().log(torch.eye(2), -torch.eye(2))
     with pytest.raises(ValueError, match="cut locus"):
         ghor.Stiefel().log(torch.eye(2), torch.diag(torch.tensor([1.0, -1.0])))  # the other component of O(2)
+
+
+@pytest.mark.parametrize("size", [0.1, 40.0, 1000.0])
+def test_phi_does_not_depend_on_whether_values_may_be_read(size):
+    """As many squarings as a step needs that is not clipped: of ||X|| = 2^12 at most."""
+    X = torch.randn(5, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X = size * (X - X.mT) / torch.linalg.matrix_norm(X - X.mT, keepdim=True)
+    expected = phi(X)
+    with as_on_an_accelerator():
+        assert torch.equal(phi(X), expected)

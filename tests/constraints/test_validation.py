@@ -9,6 +9,7 @@ import pytest
 import torch
 from refusals import Holder, groups_of, raises, refused, same_groups, text
 from table import (
+    FIRST,
     MANIFOLDS,
     accepts,
     each_section,
@@ -41,11 +42,16 @@ def test_empty_tensor(space, shape):
         )
 
 
-@each_shape
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64], ids=name)
+NOT_REAL = [
+    (space, shape, dtype)
+    for space, shape in FIRST
+    for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64)
+    if not (dtype.is_complex and has_complex(space))
+]
+
+
+@pytest.mark.parametrize(("space", "shape", "dtype"), NOT_REAL, ids=name)
 def test_wrong_kind_of_numbers(space, shape, dtype):
-    if dtype.is_complex and has_complex(space):
-        return
     p = nn.Parameter(torch.ones(shape).to(dtype), requires_grad=dtype.is_complex)
     refused(
         {"params": [("proj.weight", p)], "space": space},
@@ -130,6 +136,14 @@ def test_weight_off_its_space(space, shape, dtype, gen):
     )
     opt = ghor.optim.Adam(ghor.constrain(module, "weight", space))
     assert opt.param_groups[0]["space"] == (space, ghor.Euclidean())
+
+
+@each_space
+def test_every_point_of_a_weight_counts(space, gen):
+    shape = (3, *kinds(space)[-1])
+    Y = point(space, shape, gen)
+    Y[1] = spoiled(space, Y[1], 0.1)
+    refused({"params": [nn.Parameter(Y)], "space": space}, ValueError, f"off {space!r}")
 
 
 @each_shape
@@ -305,11 +319,15 @@ def test_constrain_a_parameter_that_is_not_there():
         ghor.constrain(module, "table", ghor.Stiefel())
 
 
-@each_shape
+@pytest.mark.parametrize(("space", "shape"), [case for case in FIRST if is_graph(case[0])], ids=name)
+def test_constrain_what_always_has_a_point_near(space, shape):
+    module = ghor.constrain(Holder(torch.zeros(shape, dtype=torch.float64)), "weight", space)
+    assert (space.residual(module.weight.detach()) == 0).all()
+
+
+@pytest.mark.parametrize(("space", "shape"), [case for case in FIRST if not is_graph(case[0])], ids=name)
 def test_constrain_what_has_no_point_near(space, shape):
     """Rank 0: no point is nearest. The message says how to initialise, and doing so works."""
-    if is_graph(space):
-        return
     module = Holder(torch.zeros(shape, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"^weight: ") as info:
         ghor.constrain(module, "weight", space)

@@ -238,3 +238,21 @@ def test_cayley_and_geodesic_differ_in_third_order(space, shape, dtype, gen):
     )
     slopes = (error[:-1] / error[1:]).log() / (h[:-1] / h[1:]).log()
     assert slopes.min() >= 2.9
+
+
+ORTHONORMAL = [ghor.Stiefel(), ghor.Grassmann()]
+
+
+@pytest.mark.parametrize("space", ORTHONORMAL, ids=name)
+def test_projections_are_on_the_space_to_rounding(space, gen):
+    """2 eps sqrt(n): the SVD of single precision alone leaves five times as much."""
+    Y = space.project(randn((60, 40), gen, torch.float32))
+    assert space.residual(Y.double()) <= 2 * eps(Y) * 40**0.5
+
+
+@pytest.mark.parametrize("space", ORTHONORMAL, ids=name)
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_projections_with_a_derivative_do_not_depend_on_the_size(space, size, gen):
+    X = randn((6, 3), gen, torch.float32)
+    Y = space.project((size * X).requires_grad_())
+    assert (Y - space.project(X)).abs().max() <= 1e-6

@@ -82,6 +82,81 @@ def test_a_velocity_of_a_million_in_every_entry(section, retraction, gen):
             assert on(STIEFEL, Y, {})
 
 
+def sgd_step(space, Y, opt, gen, length):
+    """A step of SGD with velocities of this length.
+
+    Returns the frames before it and the velocities in float64: from them the step can be computed.
+    """
+    frames = opt.state[Y]["section"].clone()
+    G = randn(tuple(Y.shape), gen, Y.dtype)
+    B = space.global_grad(frames.double(), G.double())
+    size = length / torch.linalg.vector_norm(B, dim=tuple(range(1, B.dim())), keepdim=True)
+    Y.grad = (G * size).to(Y.dtype)
+    opt.step()
+    return frames, -B * size
+
+
+@sections
+@retractions
+@pytest.mark.parametrize(
+    ("dtype", "scale", "rounding"), [(torch.float32, 1.0, 2), (torch.float64, 1e30, 20)], ids=name
+)
+def test_rounding_of_a_long_step_is_repaired_at_once(section, retraction, dtype, scale, rounding, gen):
+    """Of 2 radians, and of as many as there may be.
+
+    A few eps sqrt(columns) are the rounding of the repair itself, by Newton-Schulz and by QR. Without it they
+    are 3 times and 1e4 times further off, for up to 10 steps.
+    """
+    Y = nn.Parameter(STIEFEL.random(8, 12, 6, generator=gen, dtype=dtype))
+    opt = ghor.optim.SGD([Y], lr=1.0, space=STIEFEL, section=section, retraction=retraction)
+    for _ in range(4):
+        Y.grad = scale * randn((8, 12, 6), gen, dtype)
+        opt.step()
+        for X in (Y.detach(), opt.state[Y].get("section", Y.detach())):
+            off = X.double().mT @ X.double() - torch.eye(X.shape[-1])
+            assert (
+                torch.linalg.matrix_norm(off).max() <= rounding * torch.finfo(dtype).eps * X.shape[-1] ** 0.5
+            )
+
+
+@retractions
+def test_after_a_long_step_both_sections_go_on_alike(retraction, gen):
+    """SGD does not see the frame: nothing of the one before the step is left in it."""
+    Y = nn.Parameter(STIEFEL.random(9, 3, generator=gen, dtype=torch.float64))
+    Z = nn.Parameter(Y.detach().clone())
+    opts = [
+        ghor.optim.SGD([p], lr=1.0, space=STIEFEL, section=section, retraction=retraction)
+        for p, section in ((Y, "transported"), (Z, "implicit"))
+    ]
+    for size in (0.1, 30.0, 0.1, 0.1):
+        Y.grad = size * randn((9, 3), gen)
+        Z.grad = Y.grad.clone()
+        for opt in opts:
+            opt.step()
+        assert (Y - Z).abs().max() <= 1e-12
+
+
+ANY = [(s, shapes(s)[0]) for s in MANIFOLDS]
+
+
+@pytest.mark.parametrize(("space", "shape"), ANY, ids=name)
+@retractions
+@pytest.mark.parametrize(("dtype", "radians"), [(torch.float32, 9.0), (torch.float64, 1e200)], ids=name)
+def test_a_long_step_is_the_step_in_float64(space, shape, retraction, dtype, radians, gen):
+    """It is taken, from the frame where it was, by the velocity as it is or clipped to max_velocity."""
+    Y = nn.Parameter(space.random(2, *shape[-space.dims :], generator=gen, dtype=dtype))
+    opt = ghor.optim.SGD([Y], lr=1.0, space=space, section="transported", retraction=retraction)
+    Y.grad = 1e-3 * randn(tuple(Y.shape), gen, dtype)
+    opt.step()
+    frames, W = sgd_step(space, Y, opt, gen, radians * space.reach(Y.shape))
+    W = W * min(1.0, space.max_velocity / (radians * space.reach(Y.shape)))
+    moved = space.update_section(frames.double(), space.bounded(frames, W), retraction)
+    expected = space.apply_section(moved, Y.detach())
+    assert (
+        Y.detach() - expected
+    ).abs().max() <= 2e-5  # exp of 1e6 radians: 10 digits, and its last squarings
+
+
 OPEN = [(s, shapes(s, [(12, 4), *SHAPES])[0]) for s in MANIFOLDS if not is_compact(s)]
 
 

@@ -17,7 +17,7 @@ from ghor.lifting.probe import Case
 SP = ghor.Sphere()
 
 
-# -- what changes with size --------------------------------------------------------------------------------------------
+# -- what changes with size ----------------------------------------------------------------------------------
 
 
 class FactoredFrom16(Rule):
@@ -95,7 +95,7 @@ def test_huge_weights_are_tried_in_a_smaller_copy():
         assert (rows[0] > n) == (rows[1] > m)
 
 
-# -- what changes with dimension ---------------------------------------------------------------------------------------
+# -- what changes with dimension -----------------------------------------------------------------------------
 
 
 class Orthogonalising(Rule):
@@ -131,12 +131,10 @@ def refusal_at_construction(Base, space, shape, stack):
     return None
 
 
-@pytest.mark.parametrize("space", [ST, SP], ids=str)
+# not vectors one by one: they have no rows and columns to mix
+@pytest.mark.parametrize(("space", "stack"), [(ST, True), (ST, False), (SP, True)], ids=str)
 @pytest.mark.parametrize("Base", [po.Conda, po.SPlus, po.SCION, po.RACS, po.Alice], ids=lambda v: v.__name__)
-@pytest.mark.parametrize("stack", [True, False])
 def test_matrix_rules_are_refused(Base, space, stack):
-    if space == SP and not stack:
-        return  # vectors have no rows and columns to mix
     assert refusal(Base, space, (24, 6) if space == ST else (24,), stack, dtype=torch.float32) is not None
 
 
@@ -150,7 +148,7 @@ def test_keys_of_the_group_count(Base, stack):
     assert refusal(Base, stack=stack, dtype=torch.float32, shape=(24, 6), group=group) is not None
 
 
-# -- weight decay ------------------------------------------------------------------------------------------------------
+# -- weight decay --------------------------------------------------------------------------------------------
 
 
 class TrustRatioWithDecay(Rule):
@@ -208,7 +206,7 @@ def test_decay_of_the_velocity_is_refused_with_the_way_out(Base):
     assert "weight_decay=0" in refusal(Base, weight_decay=0.1)
 
 
-# -- lists of its own --------------------------------------------------------------------------------------------------
+# -- lists of its own ----------------------------------------------------------------------------------------
 
 
 class OwnList(Rule):
@@ -318,7 +316,7 @@ def test_a_shadow_alone_has_the_very_shape_of_the_weight(gen):
     assert Shaped.seen == ((9, 3),)
 
 
-# -- rules that turn with their block ----------------------------------------------------------------------------------
+# -- rules that turn with their block ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

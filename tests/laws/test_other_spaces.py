@@ -1,5 +1,6 @@
 """Optimizers on hyperbolic space, SPD, rigid motions, positions and orientations."""
 
+import math
 import warnings
 
 import pytest
@@ -123,6 +124,22 @@ def test_second_moments_spread_with_the_frame(retraction, gen):
     close(step.spread(s), T.square() @ s, 1e-14)
 
 
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+def test_adam_spreads_its_second_moments(retraction, gen):
+    """In the boost frame: those of the plain rule, turned, so that their sum stays and they do not."""
+    Y = torch.nn.Parameter(HYPERBOLIC.random(4, 5, generator=gen, dtype=F64))
+    opt = ghor.optim.Adam([Y], space=HYPERBOLIC, lr=0.5, retraction=retraction, section="implicit")
+    beta, last = 0.999, torch.zeros(4, 5, dtype=F64)
+    for _ in range(3):
+        Y.grad = randn((4, 5), gen)
+        B = HYPERBOLIC.global_grad(HYPERBOLIC.section(Y.detach()), Y.grad)
+        plain = beta * last + (1 - beta) * B.square()
+        opt.step()
+        last = opt.state[Y]["exp_avg_sq"].clone()
+        close(last.sum(-1), plain.sum(-1), 1e-14 * float(plain.sum(-1).max()) + 1e-15)
+        assert (last - plain).abs().max() > 1e-3 * plain.max()
+
+
 def test_points_carry_no_matrices(gen):
     """Adam's two moments, and one number for each of the weight's to see writes from outside."""
     Y = torch.nn.Parameter(HYPERBOLIC.random(1000, 11, generator=gen))
@@ -178,3 +195,27 @@ def test_the_mean_moves_with_the_data(gen):
     way = fit(SPD, P[0], P, 30, "SGD", lr=0.01)
     other = fit(SPD, A @ P[0] @ A.mT, A @ P @ A.mT, 30, "SGD", lr=0.01)
     close(A @ way @ A.mT, other, 1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:a velocity of length", "ignore:a weight on SPD")
+@pytest.mark.parametrize("lr", [0.05, 1e3])
+def test_points_stay_positive_definite(lr, gen):
+    """Where their condition would outgrow float32 they are held, by short steps and by long ones."""
+    Y = torch.nn.Parameter(SPD.random(16, 3, 3, generator=gen))
+    G = randn((16, 3, 3), gen, torch.float32)
+    opt = ghor.optim.SGD([Y], space=SPD, lr=lr)
+    for _ in range(60):
+        L = opt.state[Y]["section"][:, 1] if Y in opt.state else torch.eye(3).expand(16, 3, 3)
+        Y.grad = torch.linalg.solve(L.mT, torch.linalg.solve(L.mT, G).mT)  # the same velocity at every step
+        opt.step()
+        assert (torch.linalg.cholesky_ex(Y.detach())[1] == 0).all()
+
+
+def test_what_has_no_digits_or_is_indefinite_is_off():
+    """No rounding error of a point, however large the point is."""
+    far = torch.tensor([1e8, 1e8, 0.0])  # 1 + |x_s|^2 = x_0^2 to the digits of float32
+    assert HYPERBOLIC.residual(far) == math.inf
+    assert HYPERBOLIC.residual(HYPERBOLIC.project(far.double())) < 1e3
+    with pytest.raises(ValueError, match=r"distance 19 from the origin of .* has no digits left"):
+        HYPERBOLIC.project(far)
+    assert SPD.residual(torch.diag(torch.tensor([1.0, -1e-3]))) >= 1

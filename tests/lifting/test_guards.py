@@ -10,8 +10,9 @@ from table import name, randn
 from torch import nn
 
 import ghor
+from ghor._torch.values import SELDOM
 
-# -- weights -----------------------------------------------------------------------------------------------------------
+# -- weights -------------------------------------------------------------------------------------------------
 
 
 @sections
@@ -148,7 +149,45 @@ def test_constrained_anew_to_another_space(gen):
         take_steps(opt, gen)
 
 
-# -- groups and state --------------------------------------------------------------------------------------------------
+# -- velocities ----------------------------------------------------------------------------------------------
+
+
+class Leaks(torch.optim.SGD):
+    """SGD, and when `leaks` is set a velocity that is no element of g^hor: A is not skew."""
+
+    leaks = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        if self.leaks:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(1e-3)
+
+
+@pytest.mark.parametrize("space", [STIEFEL, ghor.Grassmann()], ids=name)
+@pytest.mark.parametrize("steps_before", [1, 2, SELDOM])
+def test_a_velocity_that_has_left_ghor_moves_nothing(space, steps_before, gen):
+    """What no trial has shown a rule may do later: the first velocities are looked at, then one in SELDOM."""
+    Y, Z = (nn.Parameter(space.random(5, 2, generator=gen)) for _ in range(2))
+    opt = ghor.lift(Leaks)([("proj", Y), ("other", Z)], lr=1e-3, space=space)
+    take_steps(opt, gen, steps_before)
+    before, state = [Y.detach().clone(), Z.detach().clone()], state_of(opt)
+    opt.leaks = True
+    said = f"the velocity that Leaks has for proj is 1.0e-03 off g^hor of {space}, .* nothing was moved"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=said.replace("^", r"\^").replace("()", r"\(\)")):
+            take_steps(opt, gen)
+        same([Y.detach(), Z.detach()], before)
+        same(state_of(opt), state)
+    opt.leaks = False
+    take_steps(opt, gen)
+    assert not torch.equal(Y, before[0])
+    assert space.residual(Y.detach()).max() <= 1e-5
+
+
+# -- groups and state ----------------------------------------------------------------------------------------
 
 
 def test_space_changed_after_steps_is_refused(gen):
@@ -199,6 +238,7 @@ def test_section_kind_switched_live(gen):
         Z.grad = Y.grad.clone()
         for opt in opts:
             opt.step()
+        assert ("section" in opts[0].state[Y]) == (opts[0].param_groups[0]["section"] == "transported")
     assert (Y - Z).abs().max() < 1e-13
 
 

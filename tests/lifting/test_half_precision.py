@@ -40,6 +40,39 @@ def test_half_precision_weights_are_float32_inside(space, shape, section, dtype,
     assert not torch.equal(Y, start)
 
 
+@each_shape_and_section
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
+def test_the_first_step_starts_at_the_point_behind_the_weight(space, shape, section, dtype, gen):
+    """Which is on the space to float32's digits. A weight that does not move keeps its bits, though these are
+    not those of its point, rounded again."""
+    Y, Z = (nn.Parameter(point(space, shape, gen).to(dtype)) for _ in range(2))
+    start = Z.detach().clone()
+    opt = ghor.optim.SGD([Y, Z], lr=1e-6, space=space, section=section)
+    Y.grad, Z.grad = randn(shape, gen, dtype), torch.zeros_like(Z)
+    opt.step()
+    state = opt.state[Y]
+    exact = space.apply_section(state["section"], Y.float()) if "section" in state else state["master"]
+    assert space.residual(exact.double()).max() <= 2e-6 * exact.norm() ** 2
+    assert torch.equal(Z, start)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
+@sections
+def test_a_weight_loaded_beside_another_state_counts(dtype, section, gen):
+    """Not the point that the state has: a weight that is not near it was loaded from elsewhere."""
+    Y, Z = (nn.Parameter(ghor.Stiefel().random(9, 3, generator=gen, dtype=dtype)) for _ in range(2))
+    old, new = (
+        ghor.optim.SGD([p], lr=1e-6, momentum=0.9, space=ghor.Stiefel(), section=section) for p in (Y, Z)
+    )
+    Y.grad = randn((9, 3), gen, dtype)
+    old.step()
+    new.load_state_dict(old.state_dict())
+    start, Z.grad = Z.detach().clone(), randn((9, 3), gen, dtype)
+    with pytest.warns(UserWarning, match="parameter 0 of group 0 changed outside"):
+        new.step()
+    assert (Z - start).abs().max() <= 4 * torch.finfo(dtype).eps  # rounded, and what was rounded projected
+
+
 @sections
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
 def test_half_precision_follows_the_float32_run(section, dtype, gen):

@@ -2,7 +2,10 @@
 on."""
 
 import copy
+import inspect
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,6 +98,107 @@ def test_interrupted_anywhere(where, section, monkeypatch):
         for _ in range(3):
             move(opt)
     assert off(weights) <= 2e-6
+
+
+FILES = (str(Path(ghor.__file__).parent), str(inspect.getsourcefile(torch.optim.Adam)))
+
+
+def traced_step(opt, stop_at=0):
+    """The lines of a step in our files and torch's rule, with a KeyboardInterrupt before one of them."""
+    lines = []
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(FILES):
+            return None
+        if event == "line":
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+            if len(lines) == stop_at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        move(opt, seed=2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+@pytest.mark.filterwarnings("ignore:the last step was interrupted", "ignore:.*changed outside")
+@pytest.mark.parametrize("first", [True, False], ids=["the first step", "a later step"])
+@sections
+def test_an_interrupt_at_any_line(section, first):
+    """Groups hold the weights, state is theirs, gradients can be cleared, the next step stays on the space.
+
+    A first step, which is long, is interrupted where it comes to a line for the last time.
+    """
+    opt, weights = trained(section, steps=1)
+    if first:
+        opt.state.clear()
+    lines = traced_step(opt)
+    last = {line: i for i, line in enumerate(lines, 1)}
+    assert len(last) > 300
+    for i in last.values() if first else range(1, len(lines) + 1):
+        if first:
+            opt.state.clear()
+        where = traced_step(opt, i)[-1]
+        held = [p for group in opt.param_groups for p in group["params"]]
+        assert list(map(id, held)) == list(map(id, weights)), where
+        assert [len(group["params"]) for group in opt.state_dict()["param_groups"]] == [2, 1]
+        assert set(opt.state) <= set(weights)
+        opt.zero_grad()
+        assert all(p.grad is None for p in weights)
+        move(opt, seed=3)
+        assert off(weights) <= 2e-6
+
+
+@pytest.mark.filterwarnings("ignore:the last step was interrupted", "ignore:.*changed outside")
+def test_a_step_right_after_an_interrupted_one():
+    """Nothing is called in between: it ends the last one first, wherever that was."""
+    opt, weights = trained(steps=1)
+    for i in range(1, len(traced_step(opt)) + 1):
+        where = traced_step(opt, i)[-1]
+        for p in weights:
+            p.grad = torch.ones_like(p)
+        opt.step()
+        held = [p for group in opt.param_groups for p in group["params"]]
+        assert list(map(id, held)) == list(map(id, weights)), where
+        assert set(opt.state) == set(weights)
+        assert off(weights) <= 2e-6
+
+
+class Begins(torch.optim.SGD):
+    """Makes its state in two parts, and may fail between them."""
+
+    fails = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["fast"] = torch.zeros_like(p)
+                    if Begins.fails:
+                        raise KeyError("base")
+                    state["slow"] = torch.zeros_like(p)
+                state["fast"].lerp_(p.grad, 0.5)
+                state["slow"].lerp_(state["fast"], 0.1)
+                p.add_(state["slow"], alpha=-group["lr"])
+
+
+def test_state_that_a_rule_has_begun_is_made_again(monkeypatch):
+    weights = [weight(8, 2), nn.Parameter(torch.zeros(3))]
+    opt = ghor.lift(Begins)([{"params": weights[:1], "space": STIEFEL}, {"params": weights[1:]}], lr=0.1)
+    monkeypatch.setattr(Begins, "fails", True)
+    with pytest.raises(KeyError, match="base"):
+        move(opt)
+    monkeypatch.setattr(Begins, "fails", False)
+    move(opt)
+    assert all({"fast", "slow"} <= opt.state[p].keys() for p in weights)
 
 
 @classes

@@ -287,14 +287,3 @@ def test_the_probe_leaves_no_trace():
     assert fired == []
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
-
-
-def test_a_subclass_of_a_lifted_optimizers_base_is_tried_anew():
-    class Worse(torch.optim.Adam):
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for p in group["params"]:
-                    p.data.add_(p.grad.mean())
-
-    with pytest.raises(ValueError, match=NOT_ELEMENTWISE):
-        ghor.lift(Worse)

@@ -86,7 +86,7 @@ def test_a_warning_turned_into_an_error_leaves_a_finished_step(gen):
     assert torch.equal(Z, moved)  # the velocity is not applied twice
 
 
-# -- and how to go on --------------------------------------------------------------------------------------------------
+# -- and how to go on ----------------------------------------------------------------------------------------
 
 
 @each_shape_and_section
@@ -127,7 +127,7 @@ def test_constrain_again_recovers_from_nan(space, shape, section, gen):
     )  # a few steps of float64 rounding, ||Y|| < 10
 
 
-# -- error_if_nonfinite ------------------------------------------------------------------------------------------------
+# -- error_if_nonfinite --------------------------------------------------------------------------------------
 
 
 @each_shape_and_section

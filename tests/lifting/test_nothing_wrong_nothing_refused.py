@@ -1,12 +1,9 @@
 """What was once accepted though wrong, or refused though right: each by the way a user met it."""
 
 import copy
-import inspect
 import io
 import pickle
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -280,49 +277,3 @@ def test_a_change_of_dtype_is_an_occasion_to_project():
     net.weight.data.add_(1e-3)
     with pytest.raises(ValueError, match="off Stiefel"):
         step(opt, *net.parameters())
-
-
-@pytest.mark.parametrize("section", ["transported", "implicit"])
-def test_an_interrupt_at_any_line_of_a_step_leaves_an_optimizer_that_goes_on(section):
-    """A KeyboardInterrupt at every line of our files and of torch's rule, one at a time."""
-    ours, theirs = str(Path(ghor.__file__).parent), inspect.getsourcefile(torch.optim.Adam)
-
-    def train(at, first):
-        ws = [weight(6, 2, seed=i) for i in range(2)] + [nn.Parameter(torch.ones(3))]
-        opt = ghor.optim.Adam([{"params": ws[:2], "space": ST}, {"params": ws[2:]}], lr=0.1, section=section)
-        if not first:
-            step(opt, *ws)
-        count = 0
-
-        def trace(frame, event, arg):
-            nonlocal count
-            if not frame.f_code.co_filename.startswith((ours, theirs)):
-                return None
-            if event == "line":
-                count += 1
-                if count == at:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return trace
-
-        sys.settrace(trace)
-        try:
-            step(opt, *ws, seed=2)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(None)
-        return opt, ws, count
-
-    for first in (True, False):
-        total = train(0, first)[2]
-        for at in range(1, total + 1, 7):
-            opt, ws, _ = train(at, first)
-            saved = opt.state_dict()
-            assert [len(g["params"]) for g in saved["param_groups"]] == [2, 1]
-            opt.zero_grad()
-            assert all(p.grad is None for p in ws)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "the last step was interrupted|.*changed outside")
-                step(opt, *ws, seed=3)
-            assert max(float(ST.residual(p.detach())) for p in ws[:2]) < 1e-5

@@ -17,7 +17,19 @@ import pytest
 import torch
 from refusals import raises
 from steps import same, take_steps
-from table import MANIFOLDS, each_section, has_frame, is_compact, kinds, name, on, point, randn, sections
+from table import (
+    MANIFOLDS,
+    each_section,
+    each_shape_and_section,
+    has_frame,
+    is_compact,
+    kinds,
+    name,
+    on,
+    point,
+    randn,
+    sections,
+)
 from torch import nn
 
 import ghor
@@ -240,3 +252,15 @@ def test_tied_and_frozen_weights(space, section, gen):
     assert model[1].weight is tied
     assert on(space, tied)
     assert on(space, single)
+
+
+@each_shape_and_section
+def test_repairs_leave_a_weight_alone_that_does_not_move(space, shape, section, gen):
+    """No bit of it changes in 100 steps, where its neighbour in the stack is polished, point and frame."""
+    Y, Z = (nn.Parameter(point(space, shape, gen, torch.float32)) for _ in range(2))
+    opt = ghor.optim.SGD([Y, Z], lr=1e-3, space=space, section=section)
+    Z.grad, start = torch.zeros_like(Z), Z.detach().clone()
+    for _ in range(100):
+        Y.grad = randn(shape, gen, torch.float32)
+        opt.step()
+    assert torch.equal(Z, start)

@@ -277,6 +277,42 @@ def test_a_weight_that_others_moved_starts_afresh():
         opt.step(closure_of(net, opt))
 
 
+def test_nothing_is_remembered_of_before_a_weight_was_moved():
+    """The next step is that of a new optimizer at the new point."""
+    net, fresh = Net(), Net()
+    opt, new = (ghor.optim.LBFGS(n, max_iter=2, line_search_fn="strong_wolfe") for n in (net, fresh))
+    opt.step(closure_of(net, opt))
+    other = Net(1)
+    for n in (net, fresh):
+        n.load_state_dict(other.state_dict())
+    with pytest.warns(UserWarning, match="the memory is empty"):
+        opt.step(closure_of(net, opt))
+    new.step(closure_of(fresh, new))
+    for p, q in zip(net.parameters(), fresh.parameters(), strict=True):
+        assert (p - q).abs().max() <= 1e-12
+
+
+def test_an_error_in_the_closure_leaves_the_weights_where_they_were():
+    """Not at the step that was being tried, which no frame of ours is above."""
+    net = Net()
+    opt, before = (
+        ghor.optim.LBFGS(net, line_search_fn="strong_wolfe"),
+        [p.detach().clone() for p in net.parameters()],
+    )
+    closure, calls = closure_of(net, opt), []
+
+    def fails():
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return closure()
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(fails)
+    assert all(map(torch.equal, net.parameters(), before))
+    opt.step(closure)
+
+
 def test_one_group():
     net = Net()
     with pytest.raises(ValueError, match=r"takes one group.*pass the model itself"):

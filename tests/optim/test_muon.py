@@ -379,3 +379,19 @@ def test_lift_of_torchs_is_ours():
     for how in ({}, {"blocks": True}, {"stack": False}):
         assert ghor.lift(torch.optim.Muon, **how) is ghor.optim.Muon
     assert all(len(space.ghor_blocks(torch.zeros(shapes(space)[0]))) in (1, 2) for space in MANIFOLDS)
+
+
+def test_a_group_comes_in_whole_or_not_at_all(gen):
+    """Its part for Muon is taken before its part for AdamW is refused."""
+    w, v, b = (nn.Parameter(torch.ones(shape)) for shape in ((3, 2), (4, 2), (2,)))
+    opt = ghor.optim.Muon([w, b], space=ghor.Euclidean())
+    groups = [list(group["params"]) for group in opt.param_groups]
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        opt.add_param_group({"params": [v, b]})
+    assert len(groups) == len(opt.param_groups) == 2
+    for group, params in zip(opt.param_groups, groups, strict=True):
+        assert list(map(id, group["params"])) == list(map(id, params))
+
+
+def test_newton_schulz_of_nothing_is_nothing():
+    assert not newton_schulz(torch.zeros(2, 4, 3), (3.4445, -4.775, 2.0315), 5, 1e-7).any()

@@ -1,13 +1,16 @@
 """The implicit section against N x N matrices written here, and against the transported one."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 from table import name, randn
 
 import ghor
+from ghor._torch.values import as_on_an_accelerator
 from ghor.lifting.probe import parity
+from ghor.spaces.sections import fingerprint
 
 ST = ghor.Stiefel()
 CASES = [
@@ -244,3 +247,45 @@ def test_large_weight_in_seconds(gen):
         layer.weight.grad = randn((50, 30000), gen, torch.float32)
         opt.step()
     assert ST.residual(layer.weight.detach().double()) < 1e-5
+
+
+@pytest.mark.parametrize(("i", "j"), [(0, 1), (0, 64), (70, 500), (639, 649)])
+def test_a_fingerprint_tells_the_order(i, j, gen):
+    """Two of 650 numbers exchanged: in a row of 64, in a column, in neither, in the rest."""
+    X = torch.randn(2, 650, generator=gen)
+    Z = X.clone()
+    Z[:, i], Z[:, j] = X[:, j], X[:, i]
+    assert (fingerprint(X) != fingerprint(Z)).any(1).all()
+
+
+@pytest.mark.parametrize("where", [nullcontext, as_on_an_accelerator], ids=["cpu", "accelerator"])
+@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+def test_all_the_way_around_a_great_circle(retraction, where):
+    """Opposite to the anchor the implicit frame does not exist: the anchor is renewed before."""
+    Y = torch.nn.Parameter(torch.eye(5, dtype=torch.float64)[0])
+    angle = 2 * math.pi / 40
+    step = angle if retraction == "geodesic" else 2 * math.tan(angle / 2)
+    with where():
+        opt = ghor.optim.SGD([Y], lr=step, space=ghor.Sphere(), retraction=retraction, section="implicit")
+        for i in range(1, 81):
+            Y.grad = torch.zeros_like(Y)
+            Y.grad[:2] = torch.stack([Y.detach()[1], -Y.detach()[0]])
+            opt.step()
+            expected = torch.zeros_like(Y)
+            expected[0], expected[1] = math.cos(i * angle), math.sin(i * angle)
+            assert (Y - expected).abs().max() <= 1e-13
+
+
+@pytest.mark.filterwarnings("ignore:.*changed outside")  # the repair may change the last bits of the point
+def test_a_loaded_complement_that_was_rounded_is_repaired(gen):
+    """The point is exact, so that it is not noticed by what the weight is."""
+    Y = torch.nn.Parameter(ghor.Stiefel().random(9, 3, generator=gen))
+    opt = ghor.optim.SGD([Y], lr=1e-6, momentum=0.9, space=ghor.Stiefel(), section="transported")
+    Y.grad = torch.randn(9, 3, generator=gen)
+    opt.step()
+    saved = opt.state_dict()
+    saved["state"][0]["section"][:, 3:] = saved["state"][0]["section"][:, 3:].bfloat16().float()
+    opt.load_state_dict(saved)
+    opt.step()
+    L = opt.state[Y]["section"].double()
+    assert (L.mT @ L - torch.eye(9)).abs().max() <= 1e-6

@@ -1,0 +1,21 @@
+"""The trust region."""
+
+import torch
+
+import ghor
+
+
+def test_it_never_goes_uphill(gen):
+    """On a loss with many hills, where Newton's step often overshoots: values fall, but for rounding."""
+    target = ghor.Stiefel().random(8, 3, generator=gen, dtype=torch.float64)
+    Y = ghor.Stiefel().random(8, 3, generator=gen, dtype=torch.float64)
+    result = ghor.minimize(
+        lambda Y: torch.sin(25 * (Y - target)).square().sum(),
+        Y,
+        ghor.Stiefel(),
+        "trust-region",
+        max_iterations=40,
+    )
+    values = torch.tensor([record["value"] for record in result.history], dtype=torch.float64)
+    assert len(values) > 5
+    assert (values.diff() <= 1e-10).all()
