@@ -1,4 +1,5 @@
-"""The architecture that `ls src/ghor` shows: few rooms, imports in one direction, no cycle, no class with one heir."""
+"""The architecture that `ls src/ghor` shows: few rooms, imports in one direction, no cycle, no class with one
+heir."""
 
 import ast
 from graphlib import TopologicalSorter

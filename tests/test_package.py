@@ -160,7 +160,7 @@ def test_the_package_is_typed():
     assert (Path(ghor.__file__).parent / "py.typed").exists()
 
 
-# -- docstrings --------------------------------------------------------------------------------------------------------
+# -- docstrings --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["ghor", *CORE])

@@ -199,7 +199,7 @@ def test_arguments_without_default_are_tried_at_construction(gen):
         Lifted([Y], 0.1, noise=0.1, space=STIEFEL)
 
 
-# -- optimizers of torch -----------------------------------------------------------------------------------------------
+# -- optimizers of torch -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_what_does_not_lift_is_what_is_not_in_optim():
     assert set(ghor.optim.__all__) - theirs == {"PaperAdam"}
 
 
-# -- lift itself -------------------------------------------------------------------------------------------------------
+# -- lift itself -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def step(opt, *params, seed=1, scale=1.0):
     opt.step()
 
 
-# -- wrong results -----------------------------------------------------------------------------------------------------
+# -- wrong results -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("section", ["transported", "implicit"])
@@ -108,7 +108,7 @@ def test_a_symplectic_weight_that_has_grown_is_copied_saved_and_projected():
     assert space.residual(again) <= space.tolerance(again)
 
 
-# -- silent surprises --------------------------------------------------------------------------------------------------
+# -- silent surprises --------------------------------------------------------------------------------------
 
 
 def test_bare_parameters_find_the_records_of_an_unpickled_module():
@@ -206,7 +206,7 @@ def test_options_of_a_checkpoint_that_differ_are_said():
     assert (opt.param_groups[0]["section"], opt.param_groups[0]["retraction"]) == ("implicit", "cayley")
 
 
-# -- refused though valid ----------------------------------------------------------------------------------------------
+# -- refused though valid ----------------------------------------------------------------------------------
 
 
 def test_distributed_checkpoints_of_momentum_free_sgd_in_a_mixed_network():

@@ -14,7 +14,7 @@ from torch import nn
 
 import ghor
 
-# -- spaces ------------------------------------------------------------------------------------------------------------
+# -- spaces ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_unknown_option_names_the_optimizer():
         ghor.optim.Adam([torch.nn.Parameter(torch.zeros(3))], lrr=1)
 
 
-# -- keys and values ---------------------------------------------------------------------------------------------------
+# -- keys and values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_options_out_of_range(cls, options, words, gen):
         raises(ValueError, [f"^{re.escape(words)}$"], lambda Y=Y, s=space: cls([Y], space=s, **options), Y)
 
 
-# -- sections ----------------------------------------------------------------------------------------------------------
+# -- sections ----------------------------------------------------------------------------------------------
 
 
 @each_shape
@@ -195,7 +195,7 @@ def test_implicit_section_for_centered_rmsprop(gen):
     ghor.optim.RMSprop([group | {"section": "transported"}], centered=True)
 
 
-# -- written into a group later ----------------------------------------------------------------------------------------
+# -- written into a group later ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

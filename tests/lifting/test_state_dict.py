@@ -88,7 +88,7 @@ def test_plain_data_in_the_state():
         assert all(isinstance(v, (torch.Tensor, int, float)) for v in entries.values())
 
 
-# -- saving and loading ------------------------------------------------------------------------------------------------
+# -- saving and loading ------------------------------------------------------------------------------------
 
 
 @classes
@@ -234,7 +234,7 @@ def test_named_and_unnamed_state_dicts_load_into_each_other(cls):
     named.load_state_dict(unnamed.state_dict())
 
 
-# -- copies ------------------------------------------------------------------------------------------------------------
+# -- copies ------------------------------------------------------------------------------------------------
 
 
 @classes

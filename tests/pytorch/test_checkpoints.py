@@ -31,7 +31,7 @@ alone = pytest.mark.filterwarnings(
 )
 
 
-# -- torch.save --------------------------------------------------------------------------------------------------------
+# -- torch.save --------------------------------------------------------------------------------------------
 
 
 @classes
@@ -91,7 +91,7 @@ def test_resume_is_exact_with_every_retraction(space, shape, retraction, gen):
     assert torch.equal(p, q)
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------
+# -- the model ---------------------------------------------------------------------------------------------
 
 
 def test_safetensors(tmp_path):
@@ -135,7 +135,7 @@ def test_a_model_loaded_behind_the_optimizers_back_is_noticed(how, section, tmp_
         assert STIEFEL.residual(p.detach()).max() <= 1e-14
 
 
-# -- torch.distributed.checkpoint --------------------------------------------------------------------------------------
+# -- torch.distributed.checkpoint --------------------------------------------------------------------------
 
 
 def state_of(opt):

@@ -49,7 +49,7 @@ def test_tensor_learning_rate(case):
         same(values(net), values(twin), rtol=0, atol=1e-14)  # a tensor enters products in another order
 
 
-# -- schedules ---------------------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------
 
 
 SCHEDULERS = {

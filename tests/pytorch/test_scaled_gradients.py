@@ -15,7 +15,7 @@ import ghor
 optimizers = pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda c: c.__name__)
 
 
-# -- GradScaler --------------------------------------------------------------------------------------------------------
+# -- GradScaler --------------------------------------------------------------------------------------------
 
 
 @sections
@@ -102,7 +102,7 @@ def test_scaled_gradients_with_inf_are_the_scalers_business(gen):
     assert not torch.equal(Y, before)
 
 
-# -- accumulated and clipped -------------------------------------------------------------------------------------------
+# -- accumulated and clipped -------------------------------------------------------------------------------
 
 
 @optimizers
@@ -170,7 +170,7 @@ def test_gradient_clipping_sees_the_weights():
     assert STIEFEL.residual(net.a.detach()) <= 1e-13
 
 
-# -- sparse ------------------------------------------------------------------------------------------------------------
+# -- sparse ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", ["SGD", "Adagrad"])

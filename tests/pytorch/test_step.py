@@ -100,7 +100,7 @@ def test_groups_added_later(cls, gen):
     assert len(opt.state_dict()["state"]) == 6
 
 
-# -- steps that do not move --------------------------------------------------------------------------------------------
+# -- steps that do not move --------------------------------------------------------------------------------
 
 
 # Rprop's step sizes are state: lr is the first of them only
@@ -229,7 +229,7 @@ def test_a_weight_without_gradient_is_skipped_as_in_torch(cls, section):
     assert all(STIEFEL.residual(p.detach()) <= 1e-13 for p in (net.a, net.b, net.wide))
 
 
-# -- cost --------------------------------------------------------------------------------------------------------------
+# -- cost --------------------------------------------------------------------------------------------------
 
 
 @classes

@@ -48,7 +48,7 @@ def same(a, b):
 FLOAT32 = 2e-6
 
 
-# -- Lightning ---------------------------------------------------------------------------------------------------------
+# -- Lightning ---------------------------------------------------------------------------------------------
 
 
 @lightning_warns
@@ -94,7 +94,7 @@ def test_lightning_resumes(precision, tmp_path):
     assert ghor.Stiefel().residual(resumed.net[0].weight.detach()) <= FLOAT32
 
 
-# -- Hugging Face ------------------------------------------------------------------------------------------------------
+# -- Hugging Face ------------------------------------------------------------------------------------------
 
 
 def test_hugging_face_trainer(capsys):
@@ -164,7 +164,7 @@ def test_hugging_face_trainer_resumes_with_adapters(tmp_path):
     assert ghor.SpecialOrthogonal().residual(R.detach().double()).max() <= FLOAT32
 
 
-# -- Accelerate --------------------------------------------------------------------------------------------------------
+# -- Accelerate --------------------------------------------------------------------------------------------
 
 
 def test_accelerate(capsys, tmp_path):
@@ -188,7 +188,7 @@ def test_accelerate(capsys, tmp_path):
     torch.testing.assert_close(run(), once, rtol=0, atol=0)
 
 
-# -- plain torch -------------------------------------------------------------------------------------------------------
+# -- plain torch -------------------------------------------------------------------------------------------
 
 
 def test_lora(capsys):

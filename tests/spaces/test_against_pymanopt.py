@@ -56,7 +56,8 @@ def test_the_same_geometry(space, oracle, shape, dtype, factor, gen):
         """Subspaces by their projectors."""
         close(*(X @ X.mH if space == ghor.Grassmann() else X for X in (P, ours(Q))), TOL)
 
-    if group:  # its gradient on UnitaryGroup transposes without conjugation, which its projection of matrices does not
+    # its gradient on UnitaryGroup transposes without conjugation, which its projection of matrices does not
+    if group:
         rgrad = oracle.to_tangent_space(theirs(Y), inside(G))
     else:
         rgrad = oracle.euclidean_to_riemannian_gradient(theirs(Y), theirs(G))

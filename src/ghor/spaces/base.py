@@ -273,7 +273,8 @@ class Space(ABC):
         return Y0
 
     def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
-        """The way from Y0 to Y = Lambda E in g^hor, which weight decay shortens: the gradient of |Y - Y0|^2/2.
+        """The way from Y0 to Y = Lambda E in g^hor, which weight decay shortens: the gradient of |Y -
+        Y0|^2/2.
 
         Spaces whose points grow without bound override it, so that the rate does not depend on their size.
         """

@@ -77,8 +77,8 @@ class Symplectic(MatrixSpace):
     def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
         """The way from Y0 to Y along the straight line, in g^hor and no longer than one radian.
 
-        There is no logarithm here. global_rep takes Lambda^-1 where the gradient of |Y - Y0|^2/2 has Lambda^T:
-        near Y0 the rate of decay is the same for weights of any size, and far away the bound holds.
+        There is no logarithm here. global_rep takes Lambda^-1 where the gradient of |Y - Y0|^2/2 has
+        Lambda^T: near Y0 the rate of decay is the same for weights of any size, and far away the bound holds.
         """
         W = self.global_rep(Lambda, Y - self.representative(Y, Y0))
         length = self.step_length(W).clamp_min(torch.finfo(W.dtype).tiny)
