@@ -45,8 +45,8 @@ def test_importing_the_core_loads_torch_and_nothing_else():
     torch's random state and defaults stay, and nothing warns."""
     script = (
         "import sys, torch, importlib\n"
-        "def look(): return (torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.get_num_threads(),\n"
-        "    torch.is_grad_enabled(), torch.get_float32_matmul_precision())\n"
+        "def look(): return (torch.get_rng_state().tolist(), torch.get_default_dtype(),\n"
+        "    torch.get_num_threads(), torch.is_grad_enabled(), torch.get_float32_matmul_precision())\n"
         "torch.manual_seed(1)\n"
         "before, there = look(), {m.partition('.')[0] for m in sys.modules}\n"
         f"for name in {['ghor', *CORE]}: importlib.import_module(name)\n"
