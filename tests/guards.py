@@ -691,6 +691,13 @@ MUTANTS = [
         "spaces/test_sections.py::test_a_loaded_complement_that_was_rounded_is_repaired",
     ),
     Mutant(
+        "dense retractions where B is wide",
+        "matrix",
+        "if N < 2 * n and N <= R.dense_up_to:",
+        "if False:",
+        "laws/test_long_steps.py::test_a_long_step_is_the_step_in_float64",
+    ),
+    Mutant(
         "anchors are renewed",
         "orthogonal",
         "return _renewed(Y1, R, P, worn) if bool(worn.any()) else (R, P)",
