@@ -31,7 +31,7 @@ from .caught import table as caught_table
 from .files import store
 from .pack import SUFFIX, load
 from .pool import off, pool, spread
-from .record import Run
+from .record import Run, each_once
 from .table import Column, short
 from .tables import numbers as seed_list
 
@@ -113,7 +113,7 @@ class Book:
         paths = sorted(
             [*(self.results / folder).glob(f"*{SUFFIX}"), *(self.results / folder).glob("*.jsonl")]
         )
-        return [run for path in paths if (run := load(path)) is not None]
+        return each_once(run for path in paths if (run := load(path)) is not None)
 
     def run(
         self, folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,16 @@ class Run:
     def last(self, kind: str) -> dict[str, Any] | None:
         """The last line of a kind."""
         return next((line for line in reversed(self.others) if line["kind"] == kind), None)
+
+
+def each_once(runs: Iterable[Run]) -> list[Run]:
+    """Runs without their shorter copies: a record and what it was when it was packed are one run."""
+    longest: dict[tuple[Any, Any], Run] = {}
+    for run in runs:
+        key = run.header["name"], run.header.get("started")
+        if key not in longest or len(run.epochs) > len(longest[key].epochs):
+            longest[key] = run
+    return list(longest.values())
 
 
 def read(path: Path) -> Run | None:

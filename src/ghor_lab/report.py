@@ -21,7 +21,7 @@ from .figures import Figure
 from .files import store
 from .pack import SUFFIX, load
 from .pool import counted, pool
-from .record import Run
+from .record import Run, each_once
 from .sections import Part, Section, sections
 from .table import Table, markdown
 
@@ -106,7 +106,7 @@ def report(
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs in the folders, each file once, and in words the files that could not be read."""
+    """The runs in the folders, each once, and in words the files that could not be read."""
     runs: dict[Path, Run] = {}
     warnings = []
     for folder in map(Path, folders):
@@ -130,7 +130,7 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
                 f"{folder} has no records (*.jsonl, *{SUFFIX}){''.join(f'; {line}' for line in warnings)}; "
                 "`ghor run pendulum`, `ghor run mnist` and `ghor run fashion-mnist` make some"
             )
-    return list(runs.values()), warnings
+    return each_once(runs.values()), warnings
 
 
 def about(runs: Sequence[Run]) -> str:

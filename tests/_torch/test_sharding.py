@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from ranks import ranks
 from spread import OPTIONS, SPACES, TOLERANCE, Net, batches, build, difference, mine, shard, train, whole
-from steps import STIEFEL, sections
+from steps import STIEFEL, sections, through_a_file
 from table import SECTIONS, name, point, randn, shapes
 from torch import nn
 
@@ -51,6 +51,7 @@ def zero(rank, cls):
     opt.consolidate_state_dict(to=0)
     saved = [opt.state_dict() if rank == 0 else None]
     dist.broadcast_object_list(saved)
+    saved = [through_a_file(saved[0])]  # read with weights_only=True: it holds spaces, which are safe
     opt = ZeroRedundancyOptimizer(groups(model), optimizer_class=Lifted, **options | {"lr": 1.0})
     opt.load_state_dict(copy.deepcopy(saved[0]))
     alone = copy.deepcopy(net)

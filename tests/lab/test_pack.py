@@ -5,7 +5,7 @@ import shutil
 import pytest
 from runs import forks, the_record, undisturbed
 
-from ghor_lab import check, pack, record
+from ghor_lab import check, pack, record, report
 from ghor_lab.record import Damaged
 
 COMMAND = (
@@ -88,6 +88,18 @@ def test_report_and_check_read_packed_records(runs, tmp_path):
     packed(made).write_bytes(packed(made).read_bytes()[:-5])
     assert "damaged or cut short" in forks().run("check", made, code=1)
     assert "damaged or cut short" in forks().run("report", made, "--out", tmp_path / "report", code=1)
+
+
+def test_a_run_that_went_on_after_it_was_packed_counts_once(runs):
+    """As `ghor run --epochs` makes it longer, beside what was packed before."""
+    path = the_record(runs)
+    whole = path.read_bytes()
+    cut = b"".join(whole.splitlines(keepends=True)[:2])  # the first epoch
+    path.write_bytes(cut)
+    pack.pack_all([runs], None)
+    path.write_bytes(whole)
+    found, _ = report.read_all([runs])
+    assert [len(run.epochs) for run in found] == [3]
 
 
 def test_what_cannot_be_packed_is_refused(runs, tmp_path):

@@ -3,6 +3,7 @@ class."""
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -297,3 +298,26 @@ def test_copies_are_of_the_class_whatever_was_put_in_place_of_its_methods(gen):
     same(values(net), before)
     assert not any(map(torch.equal, other.parameters(), before))
     take_steps(pickle.loads(pickle.dumps(opt)), gen)
+
+
+def test_another_anchor_in_a_loaded_state_is_said(gen):
+    """The optimizer's own anchor holds, with a warning; the same one, rounded or not, is no news."""
+    space = ghor.Stiefel()
+    Y, mine, theirs = (space.random(6, 3, generator=gen) for _ in range(3))
+
+    def build(anchor):
+        p = nn.Parameter(Y.clone())
+        opt = ghor.optim.AdamW([p], space=space, lr=0.1, weight_decay=0.1, anchor=anchor)
+        p.grad = torch.zeros_like(p)
+        opt.step()
+        return p, opt
+
+    _, old = build(theirs)
+    p, opt = build(mine)
+    with pytest.warns(UserWarning, match=r"parameter 0 of group 0 decayed towards another anchor"):
+        opt.load_state_dict(old.state_dict())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*changed outside")  # the weights of the two are not the same
+        opt.step()
+    assert torch.equal(opt.state[p]["decay_target"], mine)
+    opt.load_state_dict(opt.state_dict())  # warnings are errors

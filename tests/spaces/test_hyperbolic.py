@@ -6,6 +6,7 @@ import warnings
 import mpmath
 import pytest
 import torch
+from torch import nn
 
 import ghor
 from ghor.constraints.validation import check_on_space
@@ -87,7 +88,8 @@ def test_cayley_goes_on_for_long_vectors():
 @far
 @pytest.mark.parametrize("lr", [0.2, 5.0])
 def test_second_moments_spread_in_short_and_in_long_steps(lr):
-    """Adam's first step, with |W| = 0.4 or clipped to 1: exp_avg_sq becomes sum_j T_ij^2 s_j."""
+    """Adam's first step, with |W| = 0.4 or clipped to 1: exp_avg_sq becomes sum_j T_ij^2 s_j, or m^2/r where
+    that is larger, r the largest m^2/s before the turn: here 10, for m = 0.1 B and s = 0.001 B^2."""
     gen = torch.Generator().manual_seed(0)
     start = H.random(6, 5, generator=gen, dtype=F64)
     Y, G = torch.nn.Parameter(start.clone()), torch.randn(6, 5, generator=gen, dtype=F64)
@@ -100,6 +102,8 @@ def test_second_moments_spread_in_short_and_in_long_steps(lr):
     step = Step(-1, start.unsqueeze(-2), W[:, None, 1:], cayley)
     T = step.turned(torch.eye(4, dtype=F64).expand(6, 4, 4)).mT
     expected = (T.square() @ (0.001 * B.square())[:, 1:, None]).squeeze(-1)
+    m = (T @ (0.1 * B)[:, 1:, None]).squeeze(-1)
+    expected = torch.maximum(expected, m.square() / 10)
     torch.testing.assert_close(opt.state[Y]["exp_avg_sq"][:, 1:], expected, rtol=1e-6, atol=0)
 
 
@@ -209,3 +213,25 @@ def test_it_does_not_warn_inside_the_digits():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         H.exp(H.E((3,)), torch.tensor([0.0, 15.0, 0.0]))
+
+
+def test_adam_with_long_steps_does_not_run_away():
+    """At lr = 1 every step is as long as may be, and this frame turns as far as the point goes. The loss of
+    the worst point stays within the reach of the transported section's, where nothing turns."""
+    ends = {}
+    for section in ("implicit", "transported"):
+        gen = torch.Generator().manual_seed(5)
+        origin = H.E((20, 10), dtype=torch.float64)
+        V, Z = (torch.randn(20, 10, generator=gen, dtype=torch.float64) for _ in range(2))
+        V[:, 0] = Z[:, 0] = 0
+        x, target = nn.Parameter(H.exp(origin, V)), H.exp(origin, Z)
+        opt = ghor.optim.Adam([x], lr=1.0, space=H, section=section)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*was clipped")
+            for _ in range(600):
+                opt.zero_grad()
+                loss = (x - target).square().sum(-1)
+                loss.sum().backward()
+                opt.step()
+        ends[section] = float(loss.detach().max())
+    assert ends["implicit"] <= 100 * ends["transported"]

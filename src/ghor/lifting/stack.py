@@ -288,7 +288,9 @@ class Stack:
         parameters, names = [self.parameters[i] for i in index], [self.names[i] for i in index]
         part = type(self)(self.group, self.gi, self.space, self.kind, parameters, names, states, self.vectors)
         then = self.seen.expected
-        if then is not None and (self.half or not part.section.holds_point):
+        if then is None:  # on an accelerator, between two looks: a write so far is noticed by the next one
+            part.seen = replace(part.seen, expected=None)
+        elif self.half or not part.section.holds_point:
             if self.half:
                 chosen = then[index]
             else:

@@ -235,10 +235,16 @@ class Hyperbolic(Padded, Framed):
 
         This frame turns by about the length of the way. Were squares left, momentum would turn into
         coordinates whose second moment is next to nothing, and Adam would take steps of many learning rates.
+        Spreading is right on average; momentum is one vector, so that beside it squares are kept large enough
+        that no m^2/s exceeds the largest one before the step.
         """
         step = Step(-1, Y, W[..., 1:], retraction, p=P)
+        pairs = [(m[..., 1:], s[..., 1:]) for m in vectors for s in squares]
+        largest = [_ratio(m, s).amax(-1, keepdim=True) for m, s in pairs]
         step.turn_(vectors)
         step.spread_(squares)
+        for (m, s), most in zip(pairs, largest, strict=True):
+            s.copy_(torch.maximum(s, _ratio(m, most)))
         xs = step.point()
         x0 = torch.where(moved.unsqueeze(-1) > 0, (1 + scalar(xs, xs)).sqrt(), Y[..., :1])
         Y[..., :1], Y[..., 1:] = x0, xs
@@ -269,6 +275,11 @@ class Hyperbolic(Padded, Framed):
 
 
 # -- vectors of Minkowski space ------------------------------------------------------------------------------
+
+
+def _ratio(m: Tensor, s: Tensor) -> Tensor:
+    """m^2/s, and 0 where s is 0."""
+    return (m.square() / s).nan_to_num(0, 0, 0)
 
 
 def _lifted(xs: Tensor) -> Tensor:
