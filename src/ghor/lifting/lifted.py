@@ -131,7 +131,7 @@ class Lifted(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; a closure is called once, with gradients enabled, and its value returned.
 
-        torch.compile makes one graph of `_algorithm_3`; `_before` and `_after` read values and stay in Python.
+        torch.compile makes one graph of `_algorithm_3`; `_before` and `_after`, which read values, stay out.
         """
         loss = None
         if closure is not None:
@@ -193,7 +193,7 @@ class Lifted(Optimizer):
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
         """Return Base's rule, the stacks that move, and empty tensors for their gradients.
 
-        From here on `param_groups` and `state` are what Base is to see: the Euclidean weights and the shadows.
+        From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows.
         """
         if torch.is_inference_mode_enabled():  # tensors made here are used in later steps, too
             with torch.inference_mode(False), torch.no_grad():
@@ -312,7 +312,7 @@ class Lifted(Optimizer):
     # -- groups --------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; a group can set `space`, `retraction`, `section`, `anchor` and `error_if_nonfinite`."""
+        """As in torch; a group may set `space`, `retraction`, `section`, `anchor`, `error_if_nonfinite`."""
         self._put_everything_back()
         decay = param_group.get("weight_decay", 0) if isinstance(param_group, dict) else 0
         gi = len(self.param_groups)

@@ -255,7 +255,7 @@ class Stack:
         self._show(dicts)
 
     def _show(self, dicts: tuple[dict[str, Any] | None, ...]) -> None:
-        """Fill the members' states with views of the stack's; None in `dicts` is a state that does not exist."""
+        """Fill the members' states with views of the stack's; None in `dicts` is a state that is absent."""
         there = [d for d in dicts if d is not None]
         if there:
             for d, entries in zip(dicts, self.members(), strict=True):
@@ -462,7 +462,7 @@ def is_per_weight(value: Any, like: Tensor) -> bool:
 
 
 def shared_values(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
-    """What the members of a stack must have in common: state keys, and every value not kept per weight."""
+    """The part of a state that members of a stack must share: its keys, and values not kept per weight."""
     shared = {k: v for k, v in state.items() if k not in POINT_KEYS and not is_per_weight(v, p)}
     values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
     return tuple(sorted(state)), repr(sorted(values))

@@ -61,11 +61,11 @@ class Space(ABC):
 
     __signature__: ClassVar[_Signature] = _Signature()
 
-    # The longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 Cayley's retraction
-    # is so near its limit that float32 cannot tell them apart.
+    # The longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 a retraction, though
+    # computed in float64, has lost the digits in which float32 could tell it from its limit.
     max_velocity: ClassVar[float] = 1e6
 
-    # Whether points are bounded. Then any matrix of full rank has a nearest point, and no step leads far away.
+    # Whether points are bounded: then any matrix of full rank has a nearest point, and no step leads far off.
     compact: ClassVar[bool] = True
 
     # Whether there is a section in closed form (`spaces/sections.py`), with its `implicit_...` methods.
@@ -357,8 +357,8 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     """The point Y that minimises sum_k w_k dist(Y, points[k])^2.
 
     Iterates Y <- exp(Y, sum_k w_k log(Y, points[k])) from the point of the largest weight until it no longer
-    moves. Points (K, ..., *point) are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and
-    are divided by their sum. Runs in double precision and has no derivative. Raises ValueError for points
+    moves. Points (K, ..., *point) are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative
+    and are divided by their sum. Runs in double precision and has no derivative. Raises ValueError for points
     that are too far apart for `log`, or for a mean to be unique.
     """
     batch = points.shape[: points.dim() - space.dims]

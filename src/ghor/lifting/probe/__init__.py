@@ -148,7 +148,7 @@ def verify(
     stack: bool = True,
     blocks: bool = False,
 ) -> None:
-    """Raise ValueError, with the reason, if Base with these options does not lift for weights of the group."""
+    """Raise ValueError, with the reason, if Base with these options does not lift for the group's weights."""
     options = to_be_tried(Base, options_of(Base, given, group))
     own = {k: v for k, v in group.items() if k not in (*options, *GROUP_KEYS, "params", "param_names", "lr")}
     kinds: dict[Any, int] = {}
