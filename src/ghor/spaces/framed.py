@@ -88,7 +88,7 @@ class Framed(Space):
         return self.from_normal(compute(X)).to(X.dtype).contiguous()
 
     def from_normal(self, X: Tensor) -> Tensor:
-        """The point made from a normal X: by default its projection, so uniform rotations, normal positions."""
+        """The point made from a normal X: by default its projection (uniform rotations, normal positions)."""
         return self.project(X)
 
     def frame(self, Y: Tensor) -> Tensor:

@@ -264,7 +264,7 @@ class Hyperbolic(Padded, Framed):
         return _push(Y, _direction(Y, Z) / sinhc(_squared_distance(Y, Z)))
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """arcosh(-<Y, Z>), accurate to rounding for near points, too; where they coincide, with derivative 0."""
+        """arcosh(-<Y, Z>), accurate to rounding for near points, too; its derivative where Y = Z is 0."""
         square = _squared_distance(Y, Z).squeeze(-1)
         zero = square == 0
         return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())

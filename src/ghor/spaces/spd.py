@@ -136,8 +136,8 @@ class SPD(Framed):
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
         """L R(W)^2 L^T; Cayley up to ||W|| = max_velocity, continued by the geodesic beyond.
 
-        Cayley's (I - W/2)^-1 has a pole at an eigenvalue 2 of W; beyond it longer vectors would lead to nearer
-        points.
+        Cayley's (I - W/2)^-1 has a pole where W has the eigenvalue 2; beyond it longer vectors would lead to
+        nearer points.
         """
         Lambda = self.frame(Y)
         W = self.global_rep(Lambda, Delta)
