@@ -62,7 +62,7 @@ def _cayley_factors(A: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
-    """F1 = M S^-1, F2 = S^-1 and T = E + F/2; T1 = I + F1/2 equals S^-1, which has more digits for large W."""
+    """F1 = M S^-1, F2 = S^-1, T = E + F/2; T1 = I + F1/2 equals S^-1, which has more digits for large W."""
     M, F2 = _cayley_factors(A, C)
     return M @ F2, F2, F2, F2 / 2
 

@@ -16,7 +16,7 @@ from ghor.solve.problem import Log, Place, Problem
 
 @dataclass(frozen=True)
 class Step:
-    """A step t along a direction: the place it leads to, and direction and old gradient in the frames there."""
+    """A step t along a direction: where it leads, with direction and old gradient in the frames there."""
 
     t: float
     place: Place

@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Points, with the value and flat gradient there; for Hessians also x and its gradients with their graph."""
+    """Points, with the value and flat gradient there; `graph` is x and its gradients, for Hessians."""
 
     points: Points
     value: float
