@@ -382,8 +382,9 @@ class Stack:
     def update_section(self, Y: Tensor | None) -> tuple[Tensor, Tensor]:
         """Lambda <- Lambda R(W) in place; returns the new Y and the lengths of W. W = 0 changes no bit.
 
-        Where values may be read, and in compiled code, velocities that are not finite or longer than `limit`
-        are left to `guards.after`. Elsewhere they are set to 0, or clipped.
+        Velocities that are not finite or longer than `limit` are left out where values may be read, and in
+        compiled code: `guards.after` takes them where values may be read. Elsewhere those that are not finite
+        are set to 0, and long ones are clipped.
         """
         W = self.W
         if self.plain_length:
