@@ -32,7 +32,7 @@ from ghor.spaces import (
 
 __version__ = "0.1.0"
 
-# Where pickles of version 0.1.0 look for what has moved since.
+# Modules that have moved since version 0.1.0, under the names by which its pickles look for them.
 _MOVED = {
     "ghor.declare": "ghor.constraints.declare",
     "ghor.parts": "ghor.adapters",

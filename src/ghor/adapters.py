@@ -35,7 +35,7 @@ from ghor.spaces import SpecialOrthogonal, Stiefel
 
 
 class AdapterLayer(nn.Module):
-    """The parameters of an adapter for one layer of size (out, in), and how they change what it computes."""
+    """The parameters of an adapter for one layer of size (out, in), and how they change its output."""
 
     adapter: Rotation | LowRank
 
@@ -44,7 +44,7 @@ class AdapterLayer(nn.Module):
         return x
 
     def output_term(self, x: Tensor) -> Tensor | None:
-        """What is added to the output; x is the input before any transformation."""
+        """The term added to the output; x is the input before any transformation."""
         return None
 
     def transform_weight(self, weight: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class LowRankLayer(AdapterLayer):
         if not 0 < rank <= min(out_features, in_features):
             raise ValueError(f"a layer {out_features} x {in_features} has no part of rank {rank}")
         for leaf, size in (("U", out_features), ("V", in_features)):
-            if size == 1:  # +-1 cannot move
+            if size == 1:  # the points are +-1, which cannot move
                 self.register_buffer(leaf, torch.ones(1, 1, **factory))
             else:
                 self.register_parameter(leaf, nn.Parameter(Stiefel().random(size, rank, **factory)))
@@ -132,8 +132,8 @@ KINDS: dict[str, type[Rotation | LowRank]] = {"Rotation": Rotation, "LowRank": L
 class Adapted(nn.Module):
     """A linear layer, `base`, with adapters by name; `active` lists those in use.
 
-    `before_merge` holds the weight while adapters are merged into it. It is in the state dict, which
-    therefore fits merged layers alone: in others the adapters would be applied twice.
+    `before_merge` holds the original weight while adapters are merged into it. It is in the state dict, which
+    therefore fits merged layers only: in others the adapters would be applied twice.
     """
 
     before_merge: Tensor | None
@@ -142,7 +142,7 @@ class Adapted(nn.Module):
         super().__init__()
         self.base, self.parts = base, nn.ModuleDict()
         self.active: list[str] = []
-        self.tied: tuple[Tensor, ...] = ()  # a tied weight, while a merged layer has one of its own
+        self.tied: tuple[Tensor, ...] = ()  # the tied weight, while the merged layer has one of its own
         self.register_buffer("before_merge", None)
 
     bias = property(lambda self: self.base.bias)
@@ -180,7 +180,7 @@ class Adapted(nn.Module):
 
     @torch.no_grad()
     def merge(self, tied: bool = False) -> None:
-        """Write the active adapters into the weight; if it is tied, into a copy, so that others keep theirs.
+        """Write the active adapters into the weight, or into a copy of a `tied` one, which others share.
 
         A parametrized weight is written through its `right_inverse`. Raises ValueError, and changes nothing,
         if the parametrization cannot represent the merged weight.
@@ -273,9 +273,9 @@ def adapt(
     """Put an adapter on the linear layers of a model that `targets` select; returns the names of the layers.
 
     A target is the end of a layer's name ("q_proj") or a glob ("model.layers.[0-7].*.q_proj"). A layer that
-    the model has in several places is adapted in all, as one. All other parameters are frozen, except
-    adapters that are there already and the parameters that `train` selects, such as those of a new head; with
-    `freeze=False` they stay as they are.
+    occurs in several places of the model gets one adapter for all of them. All other parameters are frozen,
+    except adapters that are there already and the parameters that `train` selects, such as those of a new
+    head; with `freeze=False` they stay as they are.
     """
     _check_name(name)
     if type(adapter) not in (Rotation, LowRank):
@@ -374,7 +374,7 @@ def activate(model: nn.Module, names: str | Sequence[str]) -> None:
 def merge(model: nn.Module) -> None:
     """Write the active adapters into the weights: the same outputs at the cost of the bare model.
 
-    A layer whose weight is tied, to an embedding for example, has one of its own until `unmerge`. A
+    A layer whose weight is tied, for example to an embedding, gets a weight of its own until `unmerge`. A
     parametrized weight (`weight_norm`, `orthogonal`, ...) is written through its parametrization; if this
     cannot represent the merged weight, ValueError is raised, and no layer is merged.
     """
@@ -393,7 +393,7 @@ def merge(model: nn.Module) -> None:
 
 
 def unmerge(model: nn.Module) -> None:
-    """Take the adapters out of the weights again, which are then to the bit what they were."""
+    """Take the adapters out of the weights again, which are then, to the bit, as before `merge`."""
     for m in _adapted(model).values():
         m.unmerge()
 
@@ -408,11 +408,11 @@ def remove(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> nn.Module:
-    """Turn a model into a plain module, in place, and return it: the weights stay, no object of ghor does.
+    """Turn a model into a plain module, in place, and return it: weights stay, objects of ghor do not.
 
-    Declarations are removed; active adapters are merged into the weights, and the layers put back in place.
-    Once saved, the model loads where ghor is not installed. Where it has layers of ghor's own, such as those
-    of `ghor.nn`, this raises ValueError, and nothing is changed.
+    Declarations are removed, active adapters are merged into the weights, and the layers put back in place.
+    Once saved, the model loads where ghor is not installed. If it has layers of ghor's own, such as those of
+    `ghor.nn`, this raises ValueError, and nothing is changed.
 
     >>> torch.save(release(model), "model.pt")
     """
@@ -480,7 +480,7 @@ def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = Tr
 
 
 def _fill(layers: Mapping[str, AdapterLayer], tensors: Mapping[str, Tensor]) -> None:
-    """Copy saved tensors into new adapters; ValueError for other names or shapes and points off a space."""
+    """Copy saved tensors into new adapters; ValueError for other names or shapes, or points off a space."""
     wanted = {f"{n}.{leaf}": (p, space) for n, m in layers.items() for leaf, p, space in declared_spaces(m)}
     has = {n: tuple(t.shape) for n, t in tensors.items()}
     needs = {n: tuple(p.shape) for n, (p, _) in wanted.items()}
@@ -492,5 +492,5 @@ def _fill(layers: Mapping[str, AdapterLayer], tensors: Mapping[str, Tensor]) -> 
         )
     for n, (p, space) in wanted.items():
         check_on_space([tensors[n]], space, [f"{n} of the file"])
-        with torch.no_grad():  # converted to more digits, a point is on its space to those of the file only
+        with torch.no_grad():  # converted to a wider dtype, a point is on its space only to the file's digits
             p.copy_(tensors[n] if tensors[n].dtype == p.dtype else space.project(tensors[n].to(p.dtype)))

@@ -1,6 +1,6 @@
 """Convert weights of other libraries to declared ones, at their present values.
 
-Those libraries are not imported: a model that has their weights has loaded them already.
+Those libraries are not imported: whoever has a model with their weights has imported them already.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def from_geoopt(model: Model) -> Model:
-    """Replace every `geoopt.ManifoldParameter` of a model, in place, by a plain parameter declared on its
-    space.
+    """Replace every `geoopt.ManifoldParameter` of a model, in place, by a plain one declared on its space.
 
-    A weight u of PoincareBall becomes the point Y of `Hyperbolic()` with u = to_ball(Y), a weight of
-    ProductManifold a point of each factor: these are parameters of their own
+    A weight u on PoincareBall becomes the point Y of `Hyperbolic()` with u = to_ball(Y); a weight on
+    ProductManifold becomes one point for each factor. These points are parameters of their own
     (`parametrizations.<name>.original0`, ...), from which a parametrization computes `module.<name>` as
     before. Curvatures other than -1 and manifolds without an equivalent raise ValueError, and nothing is
     changed. Build the optimizer afterwards: the parameters are new.
@@ -85,14 +84,14 @@ def from_geoopt(model: Model) -> Model:
 
 
 class Factor:
-    """A factor of a product: its space, the shape of its points in geoopt, whether these are in a ball."""
+    """A factor of a product: its space, the shape of its points in geoopt, and whether they are in a ball."""
 
     def __init__(self, space: Space, shape: Sequence[int], ball: bool) -> None:
         self.space, self.shape, self.ball = space, tuple(shape), ball
 
 
 class Product(nn.Module):
-    """Parametrization: the tensor that geoopt had, as a function of a point of each factor."""
+    """A parametrization: the tensor as geoopt has it, computed from a point of each factor."""
 
     def __init__(self, factors: Sequence[Factor]) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ def _factors(p: Any, name: str) -> list[Factor]:
 
 
 def _space(manifold: Any, name: str) -> Space:
-    """The space with the points of a geoopt manifold."""
+    """The space with the same points as a geoopt manifold."""
     kind = type(manifold).__name__
     if kind not in GEOOPT:
         raise ValueError(f"{name} is on geoopt's {kind}, which has no equivalent here")
@@ -150,10 +149,9 @@ def _space(manifold: Any, name: str) -> Space:
 
 
 def from_parametrized(model: Model) -> Model:
-    """Replace parametrizations of geotorch and `torch.nn.utils.parametrizations.orthogonal`, in place, by
-    declarations.
+    """Replace parametrizations of geotorch and torch's `orthogonal`, in place, by declarations.
 
-    The weights keep their present values. geotorch's manifolds without an equivalent raise ValueError, and
+    The weights keep their present values. Manifolds of geotorch without an equivalent raise ValueError, and
     nothing is changed; other parametrizations stay. Build the optimizer afterwards.
 
     >>> layer = torch.nn.utils.parametrizations.orthogonal(nn.Linear(49, 7))

@@ -1,6 +1,6 @@
 """Small matrix functions, batched over leading dimensions, from which spaces and retractions are built.
 
-Sums and products first, then the one place that calls LU, rotations, exponential and logarithm, and functions
+Sums and products; LU, which is called nowhere else; rotations and their logarithm; the exponential; functions
 of Hermitian matrices with their derivatives.
 """
 
@@ -14,8 +14,11 @@ from torch import Tensor
 
 from ghor._torch.values import may_read
 
-LONG, PART = 4096, 512  # terms of a sum that float32 can take, and of each part of a longer one
-SMALL = 96  # side up to which LAPACK's LU of a batch can be trusted with any number of threads
+LONG, PART = (
+    4096,
+    512,
+)  # the most terms that float32 sums well enough, and the terms in a part of a longer sum
+SMALL = 96  # the side up to which LAPACK's LU of a batch is right with any number of threads
 
 # -- numbers -------------------------------------------------------------------------------------------------
 
@@ -26,7 +29,7 @@ def wide(X: Tensor) -> Tensor:
 
 
 def as_real(X: Tensor) -> Tensor:
-    """View a complex tensor as pairs (..., 2) of real numbers, as torch's optimizers do; real ones pass."""
+    """View a complex tensor as pairs (..., 2) of real numbers, as torch's optimizers do; real ones stay."""
     return torch.view_as_real(X.resolve_conj()) if X.is_complex() else X
 
 
@@ -86,7 +89,7 @@ def product(A: Tensor, B: Tensor) -> Tensor:
 
 def inverse(X: Tensor) -> Tensor:
     """X^-1, not finite where X is singular."""
-    if X.shape[-1] <= SMALL:  # the step's own call, so without the detour through `_each`
+    if X.shape[-1] <= SMALL:  # called in every step, so without the detour through `_each`
         return torch.linalg.inv_ex(X)[0]
     return _each(lambda x: torch.linalg.inv_ex(x)[0], X)
 
@@ -102,10 +105,10 @@ def det(X: Tensor) -> Tensor:
 
 
 def _each(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
-    """Apply a function that rests on LU to a batch of matrices, large ones on the CPU one by one.
+    """Apply a function that uses LU to a batch of matrices; large ones on the CPU one by one.
 
-    torch runs a batch in parallel there, and oneMKL's LU is not safe for that: with two threads the factors
-    of two matrices larger than about 150 are garbage (pytorch#141358, #142815). QR, SVD, Cholesky, eigh and
+    torch runs a batch there in parallel, which oneMKL's LU does not allow: with two threads the factors of
+    two matrices larger than about 150 are garbage (pytorch#141358, #142815). QR, SVD, Cholesky, eigh and
     matrix_exp are right with any number of threads.
     """
     first = matrices[0]
@@ -130,9 +133,9 @@ def polar(X: Tensor) -> Tensor:
 def log_rotation(R: Tensor) -> Tensor:
     """The principal logarithm of rotations or unitary matrices: (..., N, N) -> (..., N, N), skew.
 
-    Angles must be below pi. Square roots sqrt(R) = polar(I + R) are taken until R is near I, then log R =
-    2 atanh((R - I)(R + I)^-1). It uses products and solves only, so autograd goes through it even where
-    angles coincide.
+    Angles must be below pi. Square roots sqrt(R) = polar(I + R) are taken until R is near I; then log R =
+    2 atanh((R - I)(R + I)^-1). It uses only products and solves, so autograd works even where angles
+    coincide.
     """
     I = eye_like(R)
     roots = 0
@@ -150,7 +153,7 @@ def log_rotation(R: Tensor) -> Tensor:
 
 
 def _polar_newton(X: Tensor) -> Tensor:
-    """The unitary polar factor by Newton's iteration X <- (X + X^-H)/2, quadratic once ||X|| is near 1."""
+    """The unitary polar factor by Newton's iteration X <- (X + X^-H)/2, quadratic once X is near unitary."""
     for _ in range(60):
         X, last = (X + inverse(X).mH) / 2, X
         if largest((X - last).detach().abs()) <= 8 * torch.finfo(X.dtype).eps:
@@ -186,7 +189,7 @@ def phi(X: Tensor) -> Tensor:
         start = torch.zeros((), dtype=torch.int64, device=X.device)
         _, W = torch.while_loop(lambda j, _: j < top, lambda j, W: (j + 1, double(j, W)), (start, W))
         return W
-    # Where s may not be read: 12 doublings, as many as the longest step of an optimizer needs.
+    # Where s may not be read, 12 doublings: as many as the longest step of an optimizer needs.
     for j in range(int(s.max()) if may_read(X) and X.numel() > 0 else 12):
         W = double(j, W)
     return W
@@ -203,12 +206,12 @@ def log_positive(T: Tensor) -> Tensor:
 def log_gram(M: Tensor) -> Tensor:
     """log(M M^T) of square M by its singular values, NaN where M is not finite.
 
-    The eigenvalues of the product would have lost half of the digits.
+    The eigenvalues of the computed product would have lost half of the digits.
     """
     bad = ~torch.isfinite(M.detach()).all(-1).all(-1)[..., None, None]
     M = torch.where(bad, eye_like(M), M)  # LAPACK would raise, and the rest of the batch would be lost
     U, s, _ = torch.linalg.svd(M.detach())
-    eigen = s.square().flip(-1), U.flip(-1)  # ascending, as those of eigh
+    eigen = s.square().flip(-1), U.flip(-1)  # ascending, as from eigh
     log = _Function.apply(M @ M.mT, lambda t: (t.log(), 1 / t), 0.0, eigen)  # type: ignore[no-untyped-call]
     return torch.where(bad, torch.nan, log)
 
@@ -223,7 +226,7 @@ def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], 
 
 
 class _Function(torch.autograd.Function):
-    """f(T) = V f(t) V^H; `eigen` are t and V, where they are known with more digits than T has."""
+    """f(T) = V f(t) V^H; `eigen` are t and V, if they are known to more digits than T has."""
 
     @staticmethod
     def forward(ctx: Any, T: Tensor, f: Any, zero: float, eigen: Any = None) -> Tensor:
@@ -239,7 +242,7 @@ class _Function(torch.autograd.Function):
 
 
 class _Derivative(torch.autograd.Function):
-    """V (f[t_i, t_j] G_ij) V^H, G in the basis V: the derivative, which is its own adjoint."""
+    """V (f[t_i, t_j] G_ij) V^H, with G in the basis V: the derivative of f(T), which is its own adjoint."""
 
     @staticmethod
     def forward(ctx: Any, T: Tensor, G: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
@@ -280,9 +283,9 @@ def _in_basis(G: Tensor, V: Tensor) -> Tensor:
 
 
 def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
-    """Where a divided difference of f would be mostly rounding.
+    """Whether eigenvalues are so close that a divided difference of f would be mostly rounding.
 
-    Its error is eps/h at a distance h of the eigenvalues; that of Simpson's rule in `_first` is h^4.
+    At a distance h its error is eps/h, and that of Simpson's rule in `_first` is h^4.
     """
     return (b - a).abs() <= torch.finfo(a.dtype).eps ** 0.25 * (zero + a.abs())
 
@@ -291,7 +294,7 @@ def _first(t: Tensor, f: Any, zero: float) -> Tensor:
     """f[a, b] = (f(a) - f(b))/(a - b), and the mean of f' between a and b where they nearly coincide."""
     a, b = t.unsqueeze(-1), t.unsqueeze(-2)
     near, (ft, dft) = _near(a, b, zero), f(t)
-    # Simpson's rule for the integral of f' from a to b, over b - a
+    # Simpson's rule for the integral of f' from a to b, divided by b - a
     mean = (dft.unsqueeze(-1) + 4 * f((a + b) / 2)[1] + dft.unsqueeze(-2)) / 6
     return torch.where(near, mean, (ft.unsqueeze(-1) - ft.unsqueeze(-2)) / torch.where(near, 1, a - b))
 

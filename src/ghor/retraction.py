@@ -1,15 +1,14 @@
-"""Retractions: from g^hor to the group (paper, appendices "The Cayley Retraction" and "Computing
-Exponentials").
+"""Retractions from g^hor to the group (paper, "The Cayley Retraction" and "Computing Exponentials").
 
-An element of g^hor is W = [[A, -B*], [B, 0]], A = -A* (n x n), B ((N-n) x n). Both retractions follow from
-two small matrices, A and C = B* B, by n x n matrices F1, F2, T1, T2 that are functions of these:
+An element of g^hor is W = [[A, -B*], [B, 0]], A = -A* (n x n), B ((N-n) x n). Both retractions are given by
+n x n matrices F1, F2, T1, T2 that are functions of two small matrices, A and C = B* B:
 
     R(W) E   = E   + F,       F = [F1; B F2]
     R(W) E_c = E_c - T B*,    T = [T1; B T2]         E_c: the columns of the identity beyond those of E
 
-so that nothing of size N x N is formed: the *thin* form. Where N < 2n it is not smaller than the N x N matrix
-W, and C = B* B would lose the small singular values of B: there the retraction is evaluated *densely* (Cayley
-only if N is small as well: its n x n inverse is cheaper than an N x N solve, and short steps lose nothing).
+so that nothing of size N x N is formed: the *thin* form. If N < 2n it is no smaller than the N x N matrix W,
+and C = B* B would lose the small singular values of B: then the retraction is evaluated *densely*. (Cayley
+only if N is small as well: its n x n inverse is cheaper than an N x N solve, and short steps lose nothing.)
 Both forms return the *increment* R - I, which is small for small W: adding it to Lambda drifts a thousand
 times less than forming R and multiplying.
 """
@@ -63,13 +62,13 @@ def _cayley_factors(A: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
-    """F1 = M S^-1, F2 = S^-1 and T = E + F/2; T1 = I + F1/2 is S^-1, with more digits for large W."""
+    """F1 = M S^-1, F2 = S^-1, T = E + F/2; T1 = I + F1/2 equals S^-1, which has more digits for large W."""
     M, F2 = _cayley_factors(A, C)
     return M @ F2, F2, F2, F2 / 2
 
 
 def _geodesic_dense(W: Tensor) -> Tensor:
-    """exp(W) - I = W A(W)."""
+    """exp(W) - I = W A(W), with A(W) = `phi`(W)."""
     return W @ phi(W)
 
 

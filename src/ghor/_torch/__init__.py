@@ -1,1 +1,1 @@
-"""What touches the internals of torch, in one place."""
+"""Everything that touches the internals of torch."""

@@ -1,4 +1,4 @@
-"""The step of a torch optimizer without what torch wraps around it."""
+"""The step of a torch optimizer without the wrappers that torch puts around it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 
 
 def bare_step(Base: type[Optimizer], differentiable: bool = True) -> Callable[..., Any]:
-    """Base.step without the hooks that torch puts around it: they fire around the lifted step, and only
-    there.
+    """Base.step without the hooks that torch puts around it: these fire around the lifted step alone.
 
-    Where the step is not `differentiable`, also without the wrapper by which torch's own steps turn gradients
-    off: it breaks a compiled graph in two, on purpose, and the lifted step has turned them off already.
+    If the step is not `differentiable`, it also loses the wrapper by which torch's own steps turn gradients
+    off: that one breaks a compiled graph in two, on purpose, and the lifted step has turned them off already.
     """
     step: Any = Base.step
     if getattr(step, "hooked", False):

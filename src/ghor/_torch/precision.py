@@ -1,4 +1,4 @@
-"""Which precision computations run in: float32 for half precision, and never under autocast."""
+"""The precision that computations run in: float32 for half precision, and never under autocast."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Half precision has no LAPACK and too few digits for a group element: everything is computed in float32
-# there.
+# LAPACK has no half precision, which also has too few digits for a group element: all is computed in float32.
 COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class full_precision(ContextDecorator):
-    """A context, or decorator, without autocast: a product rounded to bfloat16 is 2e-3 off the group."""
+    """A context, or decorator, without autocast: products rounded to bfloat16 are 2e-3 off the group."""
 
     devices = ("cpu", "cuda", "mps", "xpu")
 
     def __call__(self, function: F) -> F:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not any(map(torch.is_autocast_enabled, self.devices)):  # a context costs more than this look
+            if not any(map(torch.is_autocast_enabled, self.devices)):  # cheaper than entering the context
                 return function(*args, **kwargs)
             with full_precision():
                 return function(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Weights sharded over processes: DTensors, as `fully_shard` (FSDP2) and tensor parallelism make them.
 
     sharded along batch dimensions    each process has complete matrices and moves its own: no communication
-    sharded within a matrix           gradient and weight are gathered, every process makes the same step of
+    sharded within a matrix           gradient and weight are gathered; every process takes the same step with
                                       the full matrix and keeps its own shard of the weight
 
 Shadows and state are DTensors too: placed like the weight in the first case, replicated in the second.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 def is_sharded(p: Any) -> bool:
     """Whether p is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")  # unless somebody has imported it, there are none
+    module = sys.modules.get("torch.distributed.tensor")  # if nobody has imported it, there are no DTensors
     return module is not None and isinstance(p, module.DTensor)
 
 
@@ -35,7 +35,7 @@ def full_tensor(p: Any) -> Tensor:
 
 
 def distribute_like(X: Tensor, like: Any) -> Any:
-    """A tensor that every process has, sharded like a DTensor."""
+    """Shard a tensor that every process has in full, like the DTensor `like`."""
     from torch.distributed.tensor import DTensor, Replicate
 
     replicated = DTensor.from_local(
@@ -47,7 +47,7 @@ def distribute_like(X: Tensor, like: Any) -> Any:
 class ShardLayout:
     """Reads and writes DTensors of one kind whose first `batch_dims` dimensions count independent points.
 
-    `gathers` tells whether the points themselves are cut, so that full tensors have to be worked on.
+    `gathers` tells whether points themselves are cut, so that each process has to work on full tensors.
     """
 
     def __init__(self, p: Any, batch_dims: int) -> None:
@@ -66,8 +66,10 @@ class ShardLayout:
     # -- weights and gradients -------------------------------------------------------------------------------
 
     def local_tensors(self, tensors: Sequence[Any]) -> list[Tensor]:
-        """What this process works on: its own shards, not copies, or the full tensors, gathered in one
-        message."""
+        """The tensors that this process works on: its own shards, not copied, or gathered full tensors.
+
+        All are gathered in one message.
+        """
         shards = [self._shard(t) for t in tensors]
         if not self.gathers:
             return shards
@@ -97,7 +99,7 @@ class ShardLayout:
     def to_dtensor(self, X: Tensor, extra_dims: int) -> Any:
         """A local tensor as the DTensor it is a part of, sharing its memory.
 
-        Its first `extra_dims` dimensions are ones that the weight does not have.
+        Its first `extra_dims` dimensions do not belong to the weight.
         """
         return self._as_dtensor(X, self.working, extra_dims)
 
@@ -107,7 +109,7 @@ class ShardLayout:
             from torch.distributed.tensor import DTensor, Replicate
 
             value = DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
-        # State of another shape than the weight's, such as one number for each matrix, may not be divisible.
+        # State that has not the weight's shape, such as one number for each matrix, may not be divisible.
         alike = all(value.shape[q.dim] == self.shape[q.dim] for q in self.working if q.is_shard())
         return value.redistribute(self.mesh, self.working) if alike else value
 

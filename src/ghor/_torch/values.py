@@ -1,7 +1,7 @@
-"""May the values of a tensor be read? On an accelerator that would wait for the device.
+"""Whether the values of a tensor may be read: on an accelerator a read waits for the device.
 
-Reading is free on the CPU and nowhere else. What the step does about values (long velocities, worn anchors,
-changes from outside) it therefore does at once on the CPU, and elsewhere without reading, or every `SELDOM`
+Reading is free on the CPU and nowhere else. So whatever in a step depends on values (long velocities, worn
+anchors, changes from outside) happens at once on the CPU, and elsewhere without reading, or every `SELDOM`
 steps.
 """
 
@@ -24,8 +24,7 @@ def may_read(t: Tensor) -> bool:
 
 @contextmanager
 def as_on_an_accelerator() -> Iterator[None]:
-    """Within, no tensor may be read: the CPU takes the branches of an accelerator, so that tests can run
-    them."""
+    """A context in which no value may be read: tests run an accelerator's branches on the CPU."""
     global _forbidden
     before, _forbidden = _forbidden, True
     try:

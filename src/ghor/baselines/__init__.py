@@ -1,7 +1,7 @@
 """Methods to compare with.
 
-`ScalarMomentAdam` is the paper's baseline and, like `ghor.optim`, takes weights of any space. The other
-published methods are in `ghor_lab.baselines`; they can be imported from here as well.
+`ScalarMomentAdam` is the paper's baseline and, like `ghor.optim`, takes weights on any space. Other published
+methods are in `ghor_lab.baselines`; they can be imported from here as well.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _MOVED = {
     "soft_constraint": "baselines.soft_constraint",
 }
 
-# Pickles of version 0.1.0 look for these in modules of their own: `__getattr__` finds them here.
+# Pickles of version 0.1.0 look for these classes in modules of their own; `__getattr__` finds them here.
 for _module in [
     "kong2022",
     "lezcano2019",

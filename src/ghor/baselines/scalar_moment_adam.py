@@ -25,7 +25,7 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
         v <- beta2 v + (1 - beta2) ||g||^2
         W =  -lr (m/(1 - beta1^t))/(sqrt(v/(1 - beta2^t)) + eps)
 
-    `norm`, also a group key, says which norm of g:
+    `norm`, also a group key, is the norm of g:
 
         canonical    ||A||_F^2/2 + ||B||_F^2, of the inner product of g^hor in which g is the gradient of the
                      loss; on orthogonal spaces that of rgrad in the canonical metric, half that of the full
@@ -61,13 +61,13 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
         super().__init__(params, lr=lr, betas=betas, eps=eps, **ours)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; a group can name its `norm` too."""
+        """As in torch; a group may also set its `norm`."""
         if isinstance(param_group, dict):
             _check(param_group.setdefault("norm", self._norm), len(self.param_groups))
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, from the same class only: elementwise second moments cannot be converted."""
+        """As in torch, from the same class only: elementwise second moments cannot be converted."""
         for gi, group in enumerate(state_dict["param_groups"]):
             if "norm" not in group:
                 raise ValueError(
@@ -77,7 +77,7 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
         super().load_state_dict(state_dict)
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """Base moves the Euclidean weights, and skips shadows, which have no gradient then."""
+        """Let Base move the Euclidean weights; it skips shadows, which have no gradient meanwhile."""
         grads = [s.H.grad for s in stacks]
         for s in stacks:
             s.H.grad = None
@@ -93,7 +93,7 @@ def _check(norm: object, gi: int) -> None:
 
 
 def _update(H: Tensor, g: Tensor, state: dict[str, Any], space: Space, group: dict[str, Any]) -> None:
-    """Write the velocity into H; order of operations and names of the state are those of torch's Adam."""
+    """Write the velocity into H; the order of operations and the state's keys are those of torch's Adam."""
     square = square_norm(space, g, SHARE_OF_A[group["norm"]])
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32)
@@ -115,6 +115,6 @@ def square_norm(space: Space, g: Tensor, share: float) -> Tensor:
         M = space.matrix(g)
         n, squares = M.shape[-1], (M.conj() * M).real
         total = squares[..., n:, :].sum((-2, -1)) + share * squares[..., :n, :].sum((-2, -1))
-    else:  # points that are not matrices have one norm
+    else:  # on spaces without blocks A and B there is one norm
         total = space.ghor_inner(g, g)
     return total.reshape(*total.shape, *[1] * (g.dim() - total.dim()))

@@ -40,13 +40,13 @@ def constrain(
 ) -> Any:
     """Move parameters of `module` onto `space`, in place, and declare them: optimizers will keep them there.
 
-    A weight goes to the point that `space.project` finds for it (the nearest on orthogonal spaces). `name` is
-    the name of one parameter, and the module is returned; or it selects several: a glob, a list of names and
-    globs, a function of name and parameter. Then {name: ||Y - X||_F} is returned, how far each has moved
-    (`check` shows that, too). If one of them cannot be moved, none is. `space` may be a function of name and
-    parameter, too.
+    A weight goes to the point that `space.project` finds for it (the nearest on orthogonal spaces). If `name`
+    is the name of one parameter, the module is returned. It may also select several, as a glob, a list of
+    names and globs, or a function of name and parameter; then {name: ||Y - X||_F} is returned, how far each
+    has moved (`check` shows that, too). If one of them cannot be moved, none is. `space` may be a function of
+    name and parameter, too.
 
-    `anchor` is where weight decay draws a weight: a point, "start" (where the first step finds it), or None.
+    `anchor` is the point that weight decay draws a weight to, "start" (its place at the first step), or None.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
@@ -93,11 +93,10 @@ def constrain(
 
 
 def project(model: nn.Module) -> dict[str, float]:
-    """Move every declared weight of a model to its space, in place, as `constrain` does; returns how far off
-    each was.
+    """Move every declared weight of a model to its space, in place; returns {name: how far off it was}.
 
     For weights that were written without regard to their spaces: the averages of an AveragedModel, a loaded
-    or rounded state dict. If one has no point near it this raises, and none is moved.
+    or rounded state dict. Raises ValueError if `space.project` finds no point for one; then none is moved.
 
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
@@ -116,7 +115,7 @@ def project(model: nn.Module) -> dict[str, float]:
 def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
     """(name, parameter, space) for every parameter of the model, in the order of named_parameters.
 
-    Warns of declared weights that are not parameters any more.
+    Warns about declared weights that are no longer parameters.
     """
     _warn_of_lost(no_longer_parameters(model))
     records = {
@@ -130,10 +129,10 @@ def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """The trainable parameters of a model as optimizer groups, Euclidean ones first, then one group a space.
+    """The trainable parameters of a model as optimizer groups: Euclidean ones, then one group per space.
 
-    `options` go into every group; change a group's entries for options of its own. Frozen parameters are left
-    out.
+    `options` go into every group; for different options change the entries of a group. Frozen parameters are
+    left out.
     """
     groups: dict[Space, dict[str, Any]] = {}
     for name, p, space in declared_spaces(model):
@@ -143,10 +142,10 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
 
 
 def check(model: nn.Module) -> str:
-    """Print and return a table of the model's parameters: name, shape, space, distance from it, and how far
-    `constrain` has moved each.
+    """Print and return a table of the model's parameters: name, shape, space and distance from it.
 
-    Weights off their spaces are marked, and so are declared weights that are not parameters any more.
+    The last column says how far `constrain` has moved each. Weights off their spaces are marked, and so are
+    declared weights that are no longer parameters.
     """
     moved = {
         id(p): module.__dict__[RECORD].moved.get(leaf)
@@ -202,9 +201,9 @@ def _holders(model: nn.Module) -> dict[int, list[Holder]]:
 
 
 def _is_reflection(p: Tensor, space: Space) -> bool:
-    """Whether p holds a multiple of an orthogonal matrix with determinant -1, which is not in SO(N).
+    """Whether p holds a multiple of an orthogonal matrix with determinant -1, which SO(N) does not have.
 
-    Other matrices have their nearest rotation, whatever their determinant.
+    Only such a matrix was perhaps meant to keep its determinant; others just go to the nearest rotation.
     """
     if not isinstance(space, SpecialOrthogonal):
         return False

@@ -1,7 +1,7 @@
-"""Which space a weight gets whose module packs several matrices, kernels or a padding row into it.
+"""The space for a weight into which its module packs several matrices, kernels or a padding row.
 
 Queries, keys and values stacked in one weight can have orthonormal columns together while none of the three
-has: a constraint other than the one that was meant is worse than none.
+has them: a constraint other than the intended one is worse than none.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def packed_matrices(module: nn.Module, leaf: str) -> tuple[int, str] | None:
 
 
 def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> tuple[Space, str | None]:
-    """The space for a parameter that these modules hold, and a warning, to follow its name, or None.
+    """The space for a parameter that these modules hold, and a warning to put after its name, or None.
 
-    Raises ValueError where torch's modules are known to stack matrices and the space lacks `blocks`.
+    Raises ValueError if a module of torch is known to stack matrices and the space has no `blocks`.
     """
     if is_lazy(p):  # has no shape to look at; `check_parameter` refuses it
         return space, None
@@ -63,7 +63,7 @@ def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> 
 
 
 def _with_padding(p: Tensor, space: Space, row: int) -> tuple[Space, str | None]:
-    """A space of rows leaves the padding row alone; on a space of matrices the row moves with the matrix."""
+    """The space with a padding row; on a space of matrices the row moves with the matrix, and we warn."""
     if "padding_idx" in {f.name for f in fields(space)} and p.dim() > space.dims:
         given: Any = space
         return (replace(given, padding_idx=row) if given.padding_idx is None else space), None
@@ -90,9 +90,9 @@ def _refuse_packed(module: nn.Module, leaf: str, p: Tensor, space: MatrixSpace, 
 
 
 def _fused(module: nn.Module, p: Tensor, space: MatrixSpace, name: str) -> str | None:
-    """Warn of a layer that probably holds queries, keys and values, judging by names and shapes.
+    """A warning for a layer that probably holds queries, keys and values, judging by names and shapes.
 
-    Nothing but a guess: the weight is constrained as asked, and `blocks` silences it.
+    It is only a guess, so the weight is constrained as asked; giving `blocks` silences the warning.
     """
     if p.dim() != 2 or space.dims != 2:
         return None

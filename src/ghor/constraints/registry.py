@@ -1,4 +1,4 @@
-"""What modules record about their weights: the space of each, and the anchor of its weight decay."""
+"""The record that modules keep of their weights: the space of each, and the anchor of its weight decay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 class Record(dict[str, Space]):
     """The spaces of a module's own parameters, by name. A copy belongs to the copy of the module."""
 
-    changes: ClassVar[int] = 0  # how many declarations were made: optimizers look whether there are new ones
+    changes: ClassVar[int] = 0  # counts declarations, so that optimizers notice new ones
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Record(dict[str, Space]):
         self.belongs_to(module)
 
     def belongs_to(self, module: nn.Module | None) -> None:
-        """Register the module."""
+        """Set the module that this record is kept on, and register it."""
         self.module = None if module is None else weakref.ref(module)
         if module is not None:
             _modules.add(module)
@@ -47,7 +47,7 @@ class Record(dict[str, Space]):
         )
 
     def __reduce__(self) -> Any:
-        # The module is the state: it is set once the module, which holds this record, has been unpickled.
+        # The module is passed as state, not as an argument, because it holds this record itself: a cycle.
         return Record, (None, dict(self), self.moved), None if self.module is None else self.module()
 
     def __setstate__(self, module: nn.Module) -> None:
@@ -55,7 +55,7 @@ class Record(dict[str, Space]):
 
 
 def forget(module: nn.Module) -> None:
-    """Remove what this module records; a module without a record is left alone."""
+    """Remove this module's record, if it has one."""
     if RECORD in module.__dict__:
         del module.__dict__[RECORD]
         module.__dict__.pop(ANCHORS, None)
@@ -95,9 +95,9 @@ def anchors_by_id() -> dict[int, Any]:
 
 
 def no_longer_parameters(model: nn.Module) -> dict[str, Space]:
-    """{name: space} of the model's declared weights that are not parameters of their modules any more.
+    """{name: space} of the model's declared weights that are no longer parameters of their modules.
 
-    A parametrization or pruning computes them from other parameters, FSDP's first version from flat ones.
+    A parametrization or pruning computes them from other parameters, and FSDP's first version from flat ones.
     """
     return {
         f"{name}.{leaf}".lstrip("."): space

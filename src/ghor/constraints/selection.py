@@ -30,7 +30,7 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
         return {n: every[n] for n in found}
     out: dict[str, tuple[nn.Module, str]] = {}
     for name in [which] if isinstance(which, str) else which:
-        # A tied weight has several names, of which `known` has one: globs select it once, any name finds it.
+        # A tied weight has several names, of which `known` has one: globs select it once, each name finds it.
         found = [name] if name in every else fnmatch.filter(known, name)
         if not found:
             near = known if len(known) <= 3 else difflib.get_close_matches(name, known, 3, 0) or known[:3]

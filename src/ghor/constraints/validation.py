@@ -16,7 +16,7 @@ Warn = Callable[[str, str], None]
 
 
 def kind(p: Tensor) -> Hashable:
-    """What weights on one space must have in common to be checked, stacked and moved together."""
+    """The properties that weights on one space must share to be checked, stacked and moved together."""
     if is_lazy(p):
         return id(p)  # a lazy parameter has no shape to compare
     return p.shape, p.dtype, p.device, p.layout, placement(p)
@@ -27,7 +27,7 @@ def check_parameters(
 ) -> None:
     """Raise for the first of some weights of one `kind` that does not fit the space or does not lie on it.
 
-    dtype and shape are checked once, values in two reductions over the stack of all weights. For `warn` see
+    Dtype and shape are checked once, values by two reductions over the stack of all weights. `warn` is as in
     `check_on_space`.
     """
     if isinstance(space, Euclidean):
@@ -37,7 +37,7 @@ def check_parameters(
     if params[0].is_meta:
         return
     Y = _stacked(params, space)
-    # Every process must raise where one does, so shards are counted over all processes, weight by weight.
+    # If one process raises, all must: bad entries of shards are counted over all processes, weight by weight.
     if is_sharded(params[0]) or not bool(torch.isfinite(Y).all()):
         for p, name in zip(params, names, strict=True):
             _check_finite(p, name)
@@ -45,7 +45,7 @@ def check_parameters(
 
 
 def check_parameter(p: Tensor, space: Space, name: str) -> None:
-    """Raise unless p, wherever it lies, can be moved to the space: dtype, shape, memory, finite values."""
+    """Raise unless p can be moved to the space from where it is: dtype, shape, memory, finite values."""
     if isinstance(space, Euclidean):
         return
     _check_kind(p, space, name)
@@ -59,15 +59,15 @@ def check_on_space(
 ) -> None:
     """Raise for the first of some weights of one `kind` that is not on the space.
 
-    A float64 weight that is on the space to the digits of float32 was declared in float32 and converted: if
-    `warn` is given, it is projected, with a warning.
+    A float64 weight that is on the space only to the digits of float32 was declared in float32 and then
+    converted: if `warn` is given, it is projected, with a warning.
     """
     if not params[0].is_meta:
         _check_residuals(_stacked(params, space), params, space, names, warn)
 
 
 def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
-    """Raise unless weight decay can draw p there: "start", or a point of its space."""
+    """Raise unless weight decay can draw p to the anchor: "start", or a point of p's space."""
     if isinstance(anchor, str) and anchor == "start":
         return
     if not isinstance(anchor, Tensor):
@@ -83,7 +83,8 @@ def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
 def batch_dims(p: Tensor, space: Space) -> int:
     """How many leading dimensions of a weight count independent points.
 
-    A padding row is addressed by its index among all rows, so their dimension cannot be cut.
+    The dimension of rows does not count if one of them is a padding row: its index is one among all rows, so
+    that dimension cannot be sharded.
     """
     return p.dim() - space.dims - (getattr(space, "padding_idx", None) is not None)
 
@@ -93,7 +94,7 @@ def worst_residual(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
     exact = Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))
     residual = space.residual(exact).reshape(len(Y), -1)
     allowed = space.tolerance(Y).to(residual).reshape(len(Y), -1)
-    worst = (residual / allowed).argmax(1, keepdim=True)  # argmax takes a NaN for the largest
+    worst = (residual / allowed).argmax(1, keepdim=True)  # for argmax a NaN is the largest
     return residual.gather(1, worst).flatten(), allowed.gather(1, worst).flatten()
 
 
@@ -103,7 +104,7 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def _stacked(params: Sequence[Tensor], space: Space) -> Tensor:
-    """What this process has of the weights, (P, *shape)."""
+    """This process's part of the weights, (P, *shape)."""
     if is_sharded(params[0]):
         params = ShardLayout(params[0], batch_dims(params[0], space)).local_tensors(params)
     return torch.stack([p.detach() for p in params])

@@ -1,8 +1,8 @@
-"""Checks and repairs that look at numbers, around the lines of Algorithm 3: outside changes, long steps,
-rounding.
+"""Checks and repairs around Algorithm 3 that read values: outside changes, long steps, rounding.
 
-On the CPU reading a value is free, and everything happens at once. On an accelerator it would wait for the
-device, so it happens every `SELDOM` steps, or in a form that reads nothing (`ghor._torch.values`).
+On the CPU reading a value costs nothing, and everything is checked in every step. On an accelerator a read
+waits for the device, so checks are made every `SELDOM` steps, or in a form that reads nothing
+(`ghor._torch.values`).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from ghor.spaces.sections import POLISH_POINT
 
 _version = operator.attrgetter("_version")
 
-TRUSTED = 3  # steps of a new stack whose velocities are checked to lie in g^hor; later one in SELDOM
+TRUSTED = 3  # first steps of a stack, all checked for velocities off g^hor; of later ones, one in SELDOM
 
 
 # -- before the step -----------------------------------------------------------------------------------------
 
 
 def before(s: Stack, warn: Warn) -> None:
-    """Notice what others have written to weights and state since the last step.
+    """Deal with changes that others have made to weights and state since the last step.
 
-    A weight that is still on its space gets a new section; one that is off raises. Called where
-    `Stack.as_left` has found a difference, and in every step for sharded weights.
+    A changed weight that is still on its space gets a new section; one that is off it raises an error.
+    Called if `Stack.as_left` has found a difference, and in every step for sharded weights.
     """
     if s.params is not s.parameters:  # sharded
         s.params = s.pieces(s.parameters)
-    if s.params[0].numel() == 0:  # this process has no point of theirs
+    if s.params[0].numel() == 0:  # this process holds none of their points
         return
     if len(s.parameters) > 1 and tuple(map(_version, s.seen.shared)) != s.seen.shared_versions:
         warn(
@@ -62,7 +62,7 @@ def before(s: Stack, warn: Warn) -> None:
     if then is not None:
         changed = now.ne(then).flatten(1).any(1)
         changed = changed if s.half else s.any_of_weight(changed)
-    # The same values written again mean "start again" where the moments are not finite.
+    # Writing the same values once more is the way to reset moments that are not finite.
     changed = changed | (written & ~_finite(s))
     if bool(changed.any()):
         _start_again(s, changed, warn)
@@ -70,7 +70,7 @@ def before(s: Stack, warn: Warn) -> None:
 
 
 def _finite(s: Stack) -> Tensor:
-    """Which of the weights have finite moments: (P)."""
+    """Which weights have finite moments: (P)."""
     ok = torch.ones(len(s.params), dtype=torch.bool, device=s.H.device)
     for value in s.moments():
         ok &= torch.isfinite(value).flatten(1).all(1)
@@ -78,7 +78,7 @@ def _finite(s: Stack) -> Tensor:
 
 
 def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
-    """Build new sections for some weights where they are now; raise if that is not on the space."""
+    """Build new sections for the changed weights where they are now; raise if one is off the space."""
     some = changed.nonzero().flatten().tolist()
     for i in some:
         declared = declared_space(s.parameters[i])
@@ -95,7 +95,7 @@ def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
         value[broken] = 0
     others = f" and {len(some) - 1} other weights" if len(some) > 1 else ""
     lost = int(broken.sum())
-    reset = f" ({lost} with moments that were not finite start from zero)" if lost else ""
+    reset = f" (the moments of {lost} were not finite and start from zero)" if lost else ""
     warn(
         "changed",
         f"{s.names[some[0]]}{others} changed outside the optimizer, within {s.space}: the section was "
@@ -123,7 +123,7 @@ def check_velocity(s: Stack, Base: type[Optimizer]) -> None:
 def after(s: Stack, length: Tensor, warn: Warn) -> None:
     """Take deferred long steps in float64; re-orthonormalise when due, and at once after long steps."""
     peak = float(length.max()) if s.free and len(length) else 0.0
-    # A process without a point of these weights counts steps as those that have one do.
+    # Processes that hold none of these points count steps, too: all must agree on the age.
     if peak != 0 or not s.free or not len(length):
         s.age += 1
         s.moves += 1
@@ -166,11 +166,12 @@ def _warn_if_outgrown(s: Stack, warn: Warn) -> None:
 
 
 def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | None:
-    """The velocities above the limit that are to be taken, as rows and values in float64; others become 0."""
+    """The finite velocities above the limit, as rows and values in float64; the weights of others stay."""
     W, longest = s.W, s.space.max_velocity
     left = ~(length <= s.limit)
     if bool(torch.isnan(W).any()):
-        # 0/0 in a coordinate that is structurally 0, which Adam makes with eps = 0, counts as 0.
+        # 0/0 in a coordinate that is structurally 0, as Adam with eps = 0 makes it, counts as 0. These are
+        # the entries in which the projection of 1, 2, 3, ... is 0: all distinct, so no difference cancels.
         ones = torch.ones_like(as_real(W[0])).flatten().cumsum(0).view(as_real(W[0]).shape)
         ones = torch.view_as_complex(ones) if W.is_complex() else ones
         as_real(W).masked_fill_(as_real(s.space.one.hor(ones)) == 0, 0)
@@ -181,14 +182,14 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
         warn(
             "nonfinite",
             f"the velocity of {s.name_of_point(int((~finite).nonzero()[0]))} is not finite (a NaN or "
-            "infinite gradient?): the weight stays where it is, its moments are lost. Load a state dict, "
-            "or constrain the weight again: they then start from zero",
+            "infinite gradient?): the weight stays where it is, but its moments are lost. Load a state dict, "
+            "or constrain the weight again, which sets them to zero",
         )
     rows = (finite & left & (length > 0)).nonzero().flatten()
     if len(rows) == 0:
         return None
     V = wide(W[rows])
-    # Scaled by the largest entry: the square of 1e200 overflows even in float64.
+    # Scaled by the largest entry, because the square of 1e200 overflows even in float64.
     largest = s.each(V.abs().flatten(1).amax(1))
     norm = largest * s.each(s.space.one.step_length(V / largest))
     if bool((norm > longest).any()):

@@ -16,21 +16,20 @@ _lifted: dict[tuple[type[Optimizer], bool, bool], type[Lifted]] = {}
 
 
 def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> type[Lifted]:
-    """A subclass of the optimizer class Base that takes weights on any space: Algorithm 3, see
-    `ghor.lifting.lifted`.
+    """A subclass of the optimizer class Base that takes weights on any space (Algorithm 3 of the paper).
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
 
     Raises ValueError, with the reason, if Base's update does not make sense in g^hor (`ghor.lifting.probe`).
-    With `stack=False` weights are computed one by one, which is slower and right for rules that take a norm
-    or mean of each weight. With `blocks=True` the rule sees the blocks A and B of each weight as matrices,
-    which is right for rules that turn with their matrix, as Muon does.
+    With `stack=False` weights are computed one by one: slower, but right for rules that take a norm or mean
+    of each weight. With `blocks=True` the rule sees the blocks A and B of each weight as matrices: right for
+    rules that turn with their matrix, as Muon does.
     """
     if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
         raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
     if issubclass(Base, Lifted):
         return Base
-    if Base in NAMED and ((stack and not blocks) or Base is torch.optim.Muon):  # there is one way to Muon
+    if Base in NAMED and ((stack and not blocks) or Base is torch.optim.Muon):  # Muon always has blocks
         return NAMED[Base]
     made_by = Base, stack and not blocks, blocks
     if made_by not in _lifted:
@@ -49,7 +48,7 @@ def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> 
             "made_by_lift": True,
             "__doc__": f"{name} on homogeneous spaces: `ghor.lift({name})`.\n\n{doc}",
             "__module__": Base.__module__,
-            "__reduce__": reduce,  # the class has no name that pickle could find
+            "__reduce__": reduce,  # pickle cannot find the class by its name
         }
         _lifted[made_by] = type(name, (InBlocks if blocks else Lifted, Base), content)
     return _lifted[made_by]

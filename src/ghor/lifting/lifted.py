@@ -8,12 +8,12 @@
     Lambda <- update_section(Lambda, W)            Lambda R(W), R a retraction
     Y      <- apply_section(Lambda, E)
 
-`Lifted` is what every lifted class, a subclass of its base optimizer, adds to it. Every weight on a manifold
-has a *shadow* H = 0 of its shape: Base sees H in place of Y with B as its gradient, and what it leaves in H
-is W. Weights of one kind form a *stack*: one shadow, one section, one state, with a leading dimension.
-Euclidean weights go to Base as they are, so their steps are torch's, bit for bit.
+A lifted class derives from `Lifted` and from its base optimizer, called Base throughout. Every weight Y on a
+manifold has a *shadow* H = 0 of the same shape: Base sees H in place of Y, with B as its gradient, and
+whatever it leaves in H is W. Weights of one kind form a *stack*: one shadow, one section and one state, with
+a leading dimension. Euclidean weights go to Base as they are, so their steps are torch's, bit for bit.
 
-From outside it is a normal optimizer: `param_groups` hold the weights themselves, `state[p]` holds Base's
+From outside it is a normal optimizer: `param_groups` hold the weights themselves; `state[p]` holds Base's
 tensors in p's shape (views of the stack) and p's section. A step goes through the files in one direction:
 
     lifted -> partition -> stack -> sections -> spaces -> retraction, linalg -> guards
@@ -50,30 +50,31 @@ from ghor.spaces import Euclidean, Space
 
 _state = operator.attrgetter("state")
 
-# Lifted classes with a name of their own, by their base; `ghor.optim` fills this. They need no probe.
+# The lifted classes of `ghor.optim`, by their base; `ghor.optim` fills this. They are known to lift, and are
+# not probed.
 NAMED: dict[type[Optimizer], type[Lifted]] = {}
 
-# Attributes that are made anew whenever groups or state come from outside; they are not pickled.
+# Attributes that are rebuilt whenever groups or state come from outside; they are not pickled.
 DERIVED = ("_partition", "_swapped", "_rule", "_ruled", "_stateless", "_checked", "phase_hook")
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """What a running step has swapped out, and has to put back."""
+    """The weights and state that a running step has swapped out and has to put back."""
 
     weights: list[list[Tensor]]  # by group
     state: defaultdict[Any, Any]
     stacks: list[Stack]
-    fresh: set[Tensor]  # weights and shadows that had no state
+    fresh: set[Tensor]  # weights and shadows that had no state before the step
 
 
 class Lifted(Optimizer):
-    """The part that all lifted optimizers share. `Base` is the optimizer class that works in g^hor."""
+    """The part that all lifted optimizers share; `Base` is the optimizer class that works in g^hor."""
 
     Base: ClassVar[type[Optimizer]]
     stack: ClassVar[bool] = True  # compute weights of one kind as one
     blocks: ClassVar[bool] = False  # show Base the blocks A and B as matrices, see `matrix_rules`
-    made_by_lift: ClassVar[bool] = False  # then velocities are looked at: the rule is known by trial alone
+    made_by_lift: ClassVar[bool] = False  # if so, velocities are checked: the rule is known by trial only
 
     # Called in a step with "direction" (gradients to velocities), "retraction" (velocities to weights),
     # "done".
@@ -114,7 +115,7 @@ class Lifted(Optimizer):
             with (
                 torch.no_grad(),
                 full_precision(),
-            ):  # Adagrad has state from the start, and sections belong to it
+            ):  # Adagrad has state from the start, and a state includes its section
                 self._partition = Partition(self, self._checked)
         self._warn.flush()
 
@@ -130,7 +131,7 @@ class Lifted(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; a closure is called once, with gradients enabled, and its value returned.
 
-        torch.compile makes one graph of `_algorithm_3`; what comes before and after reads values, in Python.
+        torch.compile makes one graph of `_algorithm_3`; `_before` and `_after`, which read values, stay out.
         """
         loss = None
         if closure is not None:
@@ -153,13 +154,13 @@ class Lifted(Optimizer):
             finally:
                 self._after(lengths)
         finally:
-            if self._swapped is not None:  # an interrupt has hit `_after` itself
+            if self._swapped is not None:  # `_after` itself was interrupted
                 self._put_everything_back()
 
     def _algorithm_3(
         self, rule: Callable[..., Any], stacks: list[Stack], grads: list[Tensor]
     ) -> list[Tensor]:
-        """Everything that moves; returns the lengths of the velocities."""
+        """Move sections and weights; returns the lengths of the velocities."""
         hook = self.phase_hook
         if hook is not None:
             hook("direction")
@@ -175,13 +176,12 @@ class Lifted(Optimizer):
         return [length for _, length in moved]
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """cache <- update(cache, B), W <- velocity(cache): Base's step, which finds shadows in place of
-        weights."""
+        """cache <- update(cache, B), W <- velocity(cache): Base's step, on shadows in place of weights."""
         decaying = [s.away_from_target() if s.decays else None for s in stacks]
         rule(self)
         for s, H in zip(stacks, decaying, strict=True):
             if H is not None:
-                s.W.sub_(H)  # W is what Base has added
+                s.W.sub_(H)  # the shadow started at H, not at 0: W is what Base has added to it
         if torch.compiler.is_compiling():  # compiled code cannot write attributes of optimizers, see `_after`
             return
         self._ruled = True
@@ -191,7 +191,7 @@ class Lifted(Optimizer):
 
     @_disable_dynamo
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
-        """Returns Base's rule, the stacks that move, and room for their gradients.
+        """Return Base's rule, the stacks that move, and empty tensors for their gradients.
 
         From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows.
         """
@@ -234,7 +234,8 @@ class Lifted(Optimizer):
             group["params"] = params
         if inside is swapped.state:
             return
-        for key in () if self._ruled else swapped.fresh:  # an interrupted rule leaves half a state: none
+        # A rule that was interrupted may have made only part of a new state: such a state is discarded.
+        for key in () if self._ruled else swapped.fresh:
             inside[key] = {}
         for s in swapped.stacks:
             s.state, s.H.grad = inside[s.H], None
@@ -247,7 +248,7 @@ class Lifted(Optimizer):
         self.state = swapped.state
 
     def _put_everything_back(self) -> None:
-        """End a step, even one that was interrupted anywhere; what must not be used again is dropped."""
+        """End a step, wherever it was interrupted, and drop the sections that it may have spoilt."""
         if self._swapped is None:
             return
         self._put_back()
@@ -264,8 +265,8 @@ class Lifted(Optimizer):
 
     @_disable_dynamo
     def _after(self, lengths: list[Tensor] | None) -> None:
-        """Restore groups and state, then look at the numbers; `lengths` is None if the step raised."""
-        self._ruled |= lengths is not None  # a compiled step could not say so
+        """Restore groups and state, then check the numbers; `lengths` is None if the step raised."""
+        self._ruled |= lengths is not None  # a compiled step cannot set it itself
         self._put_back()
         try:
             stacks = self._swapped.stacks if self._swapped is not None else []
@@ -279,9 +280,9 @@ class Lifted(Optimizer):
             self._warn.flush()
 
     def _init_group(self, group: dict[str, Any], *lists: Any, **named: Any) -> Any:
-        """torch's optimizers call this to create and list the state of a group.
+        """Create and list the state of a group; torch's optimizers call this in their step.
 
-        torch.compile calls it while it traces, and takes the state that it finds after the first call as
+        torch.compile calls it while tracing, and takes the state that it finds after the first call to be
         complete. So the first call creates the state of every group.
         """
         if self._stateless:
@@ -291,8 +292,10 @@ class Lifted(Optimizer):
         return super()._init_group(group, *lists, **named)  # type: ignore[misc]
 
     def _refuse_nonfinite(self) -> None:
-        """Raise for gradients that are not finite, where a group asks for it. A scaler skips such steps
-        itself."""
+        """Raise for gradients that are not finite, in the groups that ask for it.
+
+        A gradient scaler skips such steps itself, and sets `found_inf` to do so.
+        """
         if getattr(self, "found_inf", None) is not None:
             return
         for gi, group in enumerate(self.param_groups):
@@ -309,11 +312,11 @@ class Lifted(Optimizer):
     # -- groups --------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; a group can set `space`, `retraction`, `section`, `anchor` and `error_if_nonfinite`."""
+        """As in torch; a group may set `space`, `retraction`, `section`, `anchor`, `error_if_nonfinite`."""
         self._put_everything_back()
         decay = param_group.get("weight_decay", 0) if isinstance(param_group, dict) else 0
         gi = len(self.param_groups)
-        if self._named and self._built:  # the first groups have the names of a module
+        if self._named and self._built:  # groups made by the constructor have the names of the module
             param_group = with_names(param_group, gi)
         try:
             super().add_param_group(param_group)
@@ -347,7 +350,7 @@ class Lifted(Optimizer):
                 self.section_kind(group, space, p, name_of(group, gi, i))
 
     def section_kind(self, group: dict[str, Any], space: Space, p: Tensor, name: str) -> str:
-        """ "transported" or "implicit". "auto" is transported if a turning frame would spoil the state."""
+        """ "transported" or "implicit"; "auto" is transported where a turning frame would spoil the state."""
         try:
             kind = space.section_kind(group["section"], p.shape, p.dtype)
             if kind == "implicit":
@@ -364,12 +367,12 @@ class Lifted(Optimizer):
         return {key for key, kind in parity(self.Base, options).items() if kind == "vector"}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
+        """As in torch."""
         self._put_everything_back()
         super().zero_grad(set_to_none)
 
     def _warn_of_surprises(self) -> None:
-        """Warn of weight decay that does nothing, and if no weight is on a manifold."""
+        """Warn about weight decay that has no effect, and about a model without a weight on a manifold."""
         manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
         decay = None if any(g["anchor"] for g in self.param_groups) else self._options.get("weight_decay")
         if decay and all(manifold):
@@ -392,21 +395,22 @@ class Lifted(Optimizer):
     # -- saving, loading, copying --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, and plain data: spaces are saved as their repr."""
+        """As in torch, and plain data: spaces are saved as their repr."""
         self._put_everything_back()
         return plain(self.param_groups, super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's; sections and moments of weights on manifolds keep the dtype they were saved in.
+        """As in torch; sections and moments of weights on manifolds keep the dtype they were saved in.
 
-        A state dict of the plain optimizer loads for the Euclidean weights, and weights on manifolds start
-        afresh. A section that is damaged, or belongs to another space, raises, and nothing is loaded.
+        From a state dict of the plain optimizer the Euclidean weights load their state, and weights on
+        manifolds start afresh. A section that is damaged, or belongs to another space, raises an error, and
+        nothing is loaded.
         """
         self._put_everything_back()
         check_loaded(self.param_groups, state_dict, self._warn)
 
         def remember(_: Optimizer, final: dict[str, Any]) -> None:
-            self._loading = final  # after the hooks before this one
+            self._loading = final  # the state dict as the user's hooks, which run first, have left it
 
         handle = self.register_load_state_dict_pre_hook(remember)
         try:
@@ -417,10 +421,10 @@ class Lifted(Optimizer):
         self._warn.flush()
 
     def __getstate__(self) -> dict[str, Any]:
-        """torch's three entries, and what Base keeps on itself.
+        """torch's three entries, and the attributes that Base keeps on itself.
 
-        Hooks, derived attributes and overrides of methods on the instance, as schedulers make them of `step`,
-        are left out: they are bound to this optimizer.
+        Hooks, derived attributes and methods overridden on the instance (schedulers wrap `step`) are left
+        out: they are bound to this optimizer.
         """
         self._put_everything_back()
         rest = {
@@ -433,7 +437,7 @@ class Lifted(Optimizer):
         return {**rest, **super().__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """After load_state_dict, deepcopy and unpickling."""
+        """Rebuild what is derived from groups and state: after load_state_dict, deepcopy and unpickling."""
         old = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
         self.__dict__.setdefault("_checked", [])

@@ -1,10 +1,10 @@
-"""Rules of matrices, the second class that lifts: they see the blocks A and B of g^hor as parameters.
+"""Matrix rules, the second class that lifts: they see the blocks A and B of g^hor as parameters.
 
 A rule that turns with its matrix, velocity(O X P) = O velocity(X) P for rotations O and P, takes skew blocks
-to skew blocks, and where frames differ by rotations (not on the symplectic spaces) it does not depend on the
-section. Each block of each weight is given to it as a matrix, a view of the shadow. State tensors of the
-block's shape are kept in the weight's shape, under the rule's key; all other state under key.0, key.1, by
-block.
+to skew blocks; and where two frames differ by a rotation (not so on the symplectic spaces), its result does
+not depend on the section. The rule gets each block of each weight as a matrix, a view of the shadow. State
+tensors of the block's shape are kept in the weight's shape, under the rule's key; all other state is kept
+by block, under key.0, key.1, ...
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class InBlocks(Lifted):
     blocks = True
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """All state tensors, which must be vectors: other rules need a transported section."""
+        """All state tensors. They must be vectors; rules with other state need a transported section."""
         return set(parity(self.Base, options_of(self.Base, self._options, group), only_vectors=True))
 
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
@@ -51,7 +51,7 @@ class InBlocks(Lifted):
         return rule, stacks, grads
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """Base's rule on the blocks, then the projection to g^hor."""
+        """Apply Base's rule to the blocks, then project to g^hor."""
 
         def skewed(optimizer: Any) -> None:
             rule(optimizer)
@@ -77,7 +77,7 @@ def blocks_of(s: Stack, X: Tensor) -> list[Tensor]:
 
 
 def _joined(s: Stack, shadows: list[Tensor], states: list[dict[str, Any]]) -> dict[str, Any]:
-    """The states of all blocks of a stack as one, see the head of this file."""
+    """The states of all blocks of a stack joined to one, as the module's docstring says."""
     out: dict[str, Any] = {}
     for key in states[0]:
         values = [state.get(key) for state in states]

@@ -27,7 +27,7 @@ def spaces_of(group: dict[str, Any]) -> list[Space]:
 
 
 def anchors_of(group: dict[str, Any]) -> list[Any]:
-    """Where weight decay draws every parameter of a checked group: None, "start" or a point."""
+    """The anchor, towards which weight decay draws it, of every parameter: None, "start" or a point."""
     anchor = group["anchor"]
     return list(anchor) if isinstance(anchor, (list, tuple)) else [anchor] * len(group["params"])
 
@@ -45,8 +45,7 @@ def name_of(group: dict[str, Any], gi: int, i: int) -> str:
 
 
 def with_names(group: Any, gi: int) -> Any:
-    """A group whose parameters have names, made up where it has none: torch wants all groups named, or
-    none."""
+    """The group with names made up for unnamed parameters: torch wants all groups named, or none."""
     given = group.get("params") if isinstance(group, dict) else None
     if given is None:
         return group
@@ -57,13 +56,13 @@ def with_names(group: Any, gi: int) -> Any:
 
 
 def named_duplicate(groups: list[dict[str, Any]], group: dict[str, Any], error: ValueError) -> ValueError:
-    """torch's error for a parameter that is in two groups, with the parameter's names."""
+    """torch's error for a parameter that is in two groups, with both of its names added."""
     known = {id(p): name_of(g, gi, i) for gi, g in enumerate(groups) for i, p in enumerate(g["params"])}
     for i, p in enumerate(group["params"] if "more than one parameter group" in str(error) else ()):
         if id(p) in known:
             name = name_of(group, len(groups), i)
             return ValueError(
-                f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]} too; pass it once"
+                f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]}, too; pass it once"
             )
     return error
 
@@ -146,7 +145,7 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
 
 
 def refuse_late_declarations(groups: list[dict[str, Any]]) -> None:
-    """Raise if a weight that was taken as Euclidean has been constrained since."""
+    """Raise if a weight that the optimizer took as Euclidean has been constrained since."""
     declared = spaces_by_id()
     for gi, group in enumerate(groups):
         for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
@@ -162,7 +161,7 @@ def _anchors(group: dict[str, Any], gi: int, count: int) -> list[Any]:
     if given is None:
         return [None] * count
     if not any(key in group for key in DECAYS):
-        raise ValueError(f"group {gi} has an anchor, but no weight_decay, which is what draws weights there")
+        raise ValueError(f"group {gi} has an anchor, but no weight_decay to draw its weights there")
     anchors = list(given) if isinstance(given, (list, tuple)) else [given] * count
     if len(anchors) != count:
         raise ValueError(f"group {gi} has {count} parameters and {len(anchors)} anchors; give one each")

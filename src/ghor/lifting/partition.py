@@ -46,21 +46,23 @@ class Lifting(Protocol):
 
 
 class Partition:
-    """The stacks of an optimizer, its Euclidean weights by group, and a copy of the groups they were made
-    from."""
+    """The stacks of an optimizer, its Euclidean weights by group, and a copy of the groups behind them."""
 
     def __init__(
         self, optimizer: Lifting, groups: list[dict[str, Any]], before: Partition | None = None
     ) -> None:
-        """Weights of one group, space, shape, dtype, device and step count form one stack.
+        """Form one stack of all weights of one group, space, shape, dtype, device and step count.
 
-        `groups` are copies (`copied`) of groups that have been checked already.
+        `groups` are copies (`copied`) of groups that have been checked already. `before` is the partition
+        that this one replaces; a weight with a state must be on the space that it was on there.
         """
         state = optimizer.state
         spaces = {} if before is None else before.spaces
         self.euclidean: list[list[Tensor]] = []
         self.spaces: dict[int, Space] = {}  # by the id of a weight, which `groups` keeps alive
-        self.loose = [key for key in state if not isinstance(key, Tensor)]  # Base's own state, of no weight
+        self.loose = [
+            key for key in state if not isinstance(key, Tensor)
+        ]  # Base's state beside that of weights
         self.declarations = Record.changes
         refuse_late_declarations(optimizer.param_groups)
         kinds: dict[Any, list[tuple[Tensor, str, Any]]] = defaultdict(list)
@@ -112,7 +114,7 @@ class Partition:
         )  # the values can have changed since the constructor
         first = optimizer.state.get(params[0], {})
         if group["section"] == "auto" and "section" in first:
-            kind = "transported"  # what a run has begun with, it goes on with: "auto" may have meant another
+            kind = "transported"  # a run goes on as it began, also if "auto" would now choose otherwise
         else:
             kind = optimizer.section_kind(group, space, params[0], names[0])
         vectors = optimizer.turning_keys(group) if kind == "implicit" else set()
@@ -124,8 +126,7 @@ class Partition:
             raise ValueError(f"{names[0]}: {error}") from None
 
     def holds(self, optimizer: Lifting) -> bool:
-        """Whether groups and state still are those that the stacks were made from (users can write to
-        them)."""
+        """Whether groups and state, which users can write to, are still those the stacks were made from."""
         groups = optimizer.param_groups
         if len(self.groups) != len(groups):
             return False
@@ -151,7 +152,7 @@ class Partition:
         return now, now.moving(optimizer)
 
     def moving(self, optimizer: Lifting) -> list[Stack]:
-        """The stacks with gradients. Raises for bad weights or gradients before anything moves."""
+        """The stacks with gradients; raises for bad weights or gradients before anything moves."""
         moving = []
         for s in list(self.stacks):
             s.group = optimizer.param_groups[s.gi]  # load_state_dict replaces the dicts
@@ -162,7 +163,9 @@ class Partition:
             grads = list(map(_grad, s.parameters))
             if all(map(operator.is_not, grads, repeat(None))):
                 moving.append(s)
-            elif any(map(operator.is_not, grads, repeat(None))):  # from here on their step counts differ
+            elif any(
+                map(operator.is_not, grads, repeat(None))
+            ):  # split: from now on their step counts differ
                 there = [i for i, g in enumerate(grads) if g is not None]
                 rest = [i for i, g in enumerate(grads) if g is None]
                 self.stacks = [t for t in self.stacks if t is not s] + [s.subset(there), s.subset(rest)]

@@ -32,11 +32,11 @@ _dtype = operator.attrgetter("dtype")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A stack's weights and states when we last looked: whatever differs now was changed by others."""
+    """A stack's weights and states as we left them: whatever differs now was changed by others."""
 
     dicts: tuple[dict[str, Any] | None, ...] = ()  # state[p], where there is one
-    values: tuple[Any, ...] = ()  # their values, kept alive because an id can be reused
-    bound: tuple[Any, ...] | None = None  # the values of the stack's state that those are views of
+    values: tuple[Any, ...] = ()  # all their values: the objects, to be compared with `is`
+    bound: tuple[Any, ...] | None = None  # the values of the stack's state, of which those are views
     shared: tuple[Tensor, ...] = ()  # tensors that all weights share, such as a step count
     shared_versions: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()  # of the weights
@@ -46,8 +46,8 @@ class Snapshot:
 class Stack:
     """P weights of one group, space, shape, dtype, device and step count, as one tensor (P, *shape).
 
-    `H` is their shadow, 0 between steps, and `state` the base optimizer's state of it. Geometry sees points
-    (M, *point), where M is P times the weights' own batch dimensions; `W` is H in that layout. With
+    `H` is their shadow, 0 between steps, and `state` the base optimizer's state for it. The geometry sees
+    points (M, *point), where M is P times the weights' own batch dimensions; `W` is H in that layout. With
     `stacked=False` there is a single weight, and H has its shape without a leading dimension.
 
     `parameters` are the optimizer's; `params` are the tensors that this process works on, which differ only
@@ -68,13 +68,13 @@ class Stack:
     ) -> None:
         self.group, self.gi, self.space, self.kind = group, gi, space, kind
         self.parameters, self.names, self.vectors, self.stacked = parameters, names, vectors, stacked
-        self.as_is = space.one == space  # a weight is a batch of points: no blocks, no padding row
+        self.as_is = space.one == space  # a weight is a plain batch of points: no blocks, no padding row
         self.params = params = self.pieces(parameters)
         self.shape, self.where = params[0].shape, (params[0].dtype, params[0].device)
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half = dtype != params[0].dtype
         split = space.split(params[0]).shape
-        # E is asked for its layout and dtype only, so its values are not made.
+        # Only the layout and dtype of E are used, so it has no values.
         self.E = torch.empty(split[len(split) - space.dims :], dtype=params[0].dtype, device="meta")
         self.batch = (len(params), *split[: len(split) - space.dims])
         self.H = self.whole(
@@ -84,7 +84,7 @@ class Stack:
         # Above `large` rounding is repaired at once; above `limit` a step is taken in float64.
         reach = space.reach(self.shape)
         self.large, self.limit = 0.5 * reach, min(4 * reach, space.max_velocity)
-        self.plain_length = type(space).step_length is Space.step_length  # then the norm, without a call
+        self.plain_length = type(space).step_length is Space.step_length  # the Frobenius norm, saving a call
         self.retraction = by_name(group["retraction"])
         self.state = self._gather(states)
         self.moves = torch.zeros((), dtype=torch.int64)
@@ -135,7 +135,7 @@ class Stack:
 
     @property
     def W(self) -> Tensor:
-        """The velocities, as points."""
+        """The velocities in the layout of points."""
         return self.points(self.local(self.H))
 
     def weights(self) -> Tensor:
@@ -149,8 +149,10 @@ class Stack:
         return None if self.section.holds_point else self.points(self.weights()).contiguous()
 
     def exact(self, weights: Tensor) -> Tensor:
-        """Weights as points in the dtype of computation; half precision ones are projected, as rounding took
-        them off the space."""
+        """Weights as points in the dtype of computation.
+
+        Rounding takes half precision weights off the space, so these are projected.
+        """
         Y = self.points(weights.to(self.H.dtype))
         return self.space.one.project(Y) if self.half and Y.numel() else Y
 
@@ -178,8 +180,7 @@ class Stack:
         return tensors if self.stacked else [v.unsqueeze(0) for v in tensors]
 
     def turning(self) -> list[Tensor]:
-        """State that is odd in the gradient (momentum), as points: it turns with an implicit section's
-        frame."""
+        """State that is odd in the gradient (momentum), as points: it turns with an implicit section."""
         return [self.points(self.local(self.state[key])) for key in sorted(self.vectors & set(self.state))]
 
     def even(self) -> list[Tensor]:
@@ -188,8 +189,7 @@ class Stack:
         return [self.points(self.local(v)) for v in others if v.shape == self.H.shape]
 
     def _gather(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The stack's state from its members': tensors of a weight's shape are stacked, the rest is
-        shared."""
+        """The stack's state from its members': tensors of a weight's shape are stacked, others shared."""
         out = {}
         for key, value in states[0].items():
             if key in STATE_KEYS:
@@ -237,8 +237,7 @@ class Stack:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def publish(self, state: Any, only_if_any: bool = False) -> None:
-        """Put the members' states into the optimizer's, where the base has bound new objects since last
-        time."""
+        """Put the members' states into the optimizer's if the base has bound new objects since last time."""
         seen = self.seen
         versions = tuple(map(_version, self.parameters))
         self.seen = replace(seen, versions=versions, shared_versions=tuple(map(_version, seen.shared)))
@@ -256,7 +255,7 @@ class Stack:
         self._show(dicts)
 
     def _show(self, dicts: tuple[dict[str, Any] | None, ...]) -> None:
-        """Fill the members' states that exist."""
+        """Fill the members' states with views of the stack's; None in `dicts` is a state that is absent."""
         there = [d for d in dicts if d is not None]
         if there:
             for d, entries in zip(dicts, self.members(), strict=True):
@@ -303,7 +302,7 @@ class Stack:
     # -- what others may have changed ----------------------------------------------------------------------
 
     def in_place(self, state: Any) -> bool:
-        """Whether the optimizer's state still is what we put there, and the weights are of one kind."""
+        """Whether the optimizer's state is still what we put there, and the weights still of one kind."""
         seen = self.seen
         values = _values([d for d in seen.dicts if d is not None])
         return (
@@ -315,10 +314,10 @@ class Stack:
         )
 
     def as_left(self) -> bool:
-        """Whether weights and shared state are as we left them, as far as we may look now; the common case.
+        """Whether weights and shared state are as we left them, as far as we may look now: the common case.
 
-        Writes through `.data` escape the version counters: the values are compared, on an accelerator every
-        `SELDOM` steps. `guards.before` deals with what has changed.
+        Writes through `.data` escape the version counters, so values are compared too; on an accelerator
+        every `SELDOM` steps only. `guards.before` deals with any change.
         """
         seen = self.seen
         if (
@@ -346,7 +345,11 @@ class Stack:
         return self.weights().clone() if self.half else self.reading()
 
     def _expected_at_start(self) -> Tensor:
-        """The same where the section may come from a file: half precision weights can be anywhere near it."""
+        """`expected` for a new stack, whose section may come from a file.
+
+        Half precision weights near the section's point count as unchanged. For the others the point itself,
+        rounded, is expected, so that the first step finds them changed.
+        """
         if not self.half or not self.params[0].numel():
             return self.expected()
         weights, Y = self.weights(), self.section.point(None)
@@ -357,8 +360,7 @@ class Stack:
     # -- Algorithm 3: reads no value, for torch.compile and accelerators -----------------------------------
 
     def global_grad(self, B: Tensor) -> Tensor | None:
-        """B <- global_rep(Lambda, rgrad(Y, G)), in the layout of the shadow; returns Y if the weights hold
-        it."""
+        """B <- global_rep(Lambda, rgrad(Y, G)) in the shadow's layout; returns Y if the weights hold it."""
         grads: list[Any] = [p.grad for p in self.parameters]
         if True in [g.is_sparse for g in grads]:
             grads = [g.to_dense() for g in grads]
@@ -370,21 +372,21 @@ class Stack:
         return Y
 
     def away_from_target(self) -> Tensor:
-        """H <- the way from the decay target Y0 to the weight, in g^hor: the gradient of dist(Y, Y0)^2/2.
+        """H <- the vector from the decay target Y0 to the weight Y, in g^hor (`Space.away_from`).
 
-        Base's weight decay takes H for the weight, and shortens it. Returns a copy, to be subtracted after
-        Base's step: W is what Base adds to it.
+        Base's weight decay takes H for the weight, and shortens it. Returns a copy to subtract after Base's
+        step, because W is only what Base has added.
         """
         assert self.decay_target is not None
         self.section.away_from(self.held_by_weights(), self.decay_target, self.W)
         return self.W.clone()
 
     def update_section(self, Y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Lambda <- Lambda R(W), W = H, in place; returns the new Y and the lengths of W. W = 0 changes no
-        bit.
+        """Lambda <- Lambda R(W) in place; returns the new Y and the lengths of W. W = 0 changes no bit.
 
-        Where values may be read, velocities that are longer than `limit` or not finite are left to
-        `guards.after`. Elsewhere they are clipped, or set to 0.
+        Velocities that are not finite or longer than `limit` are left out where values may be read, and in
+        compiled code: `guards.after` takes them where values may be read. Elsewhere those that are not finite
+        are set to 0, and long ones are clipped.
         """
         W = self.W
         if self.plain_length:
@@ -403,12 +405,12 @@ class Stack:
         return self.section.update(Y, W, self.retraction, self.turning(), moved), length
 
     def write_weights(self, Y: Tensor, length: Tensor) -> None:
-        """Copy the points Y = Lambda E to the weights; half precision weights that did not move keep their
-        values."""
+        """Copy the points Y = Lambda E to the weights, except half precision weights that did not move."""
         points = Y.unflatten(0, self.batch)
         if self.half:
             moved = self.any_of_weight(length > 0).view(-1, *[1] * (points.dim() - 1))
             points = torch.where(moved, points.to(self.where[0]), self.space.split(self.weights()))
+        # The same address: an implicit section has moved a single weight in place, and nothing is to copy.
         if torch.compiler.is_compiling() or points.data_ptr() != self.params[0].data_ptr():
             if self.as_is:
                 torch._foreach_copy_(self.params, self._unstack(points))
@@ -417,7 +419,7 @@ class Stack:
         self.write_back()
 
     def _unstack(self, points: Tensor) -> list[Tensor]:
-        """Points of P weights as P views, made once where the section stays at the same address."""
+        """Points of P weights as P views, made once if the section stays at the same address."""
         if torch.compiler.is_compiling() or self.half or not self.section.holds_point:
             return list(points.unbind(0))
         if self._targets is None:
@@ -426,9 +428,9 @@ class Stack:
 
 
 class ShardedStack(Stack):
-    """A stack of DTensors: `params` are what this process works on, H and the state are DTensors around it.
+    """A stack of DTensors: `params` are local tensors, and H and the state are DTensors made of such.
 
-    `ghor._torch.sharding` decides whether that is the process's own shard or the gathered weight.
+    `ghor._torch.sharding` decides whether a local tensor is the process's own shard or the gathered weight.
     """
 
     def pieces(self, tensors: list[Any]) -> list[Tensor]:
@@ -458,13 +460,12 @@ class ShardedStack(Stack):
 
 
 def is_per_weight(value: Any, like: Tensor) -> bool:
-    """Whether a state tensor has a weight's dimensions: its shape, or ones in places (norms)."""
+    """Whether a state tensor has as many dimensions as a weight; some may be 1, as those of row norms are."""
     return torch.is_tensor(value) and value.dim() == like.dim() > 0
 
 
 def shared_values(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:
-    """What members of a stack must agree in: the keys of their states, and every value that is not per
-    weight."""
+    """The part of a state that members of a stack must share: its keys, and values not kept per weight."""
     shared = {k: v for k, v in state.items() if k not in POINT_KEYS and not is_per_weight(v, p)}
     values = ((k, v.tolist() if torch.is_tensor(v) else v) for k, v in shared.items())
     return tuple(sorted(state)), repr(sorted(values))

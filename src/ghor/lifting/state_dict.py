@@ -1,5 +1,4 @@
-"""State dicts of lifted optimizers: plain data on the way out, checked and brought up to date on the way
-in."""
+"""State dicts of lifted optimizers: plain data when saved, checked and brought up to date when loaded."""
 
 from __future__ import annotations
 
@@ -19,8 +18,10 @@ RENAMED = {"anchor": "frame_anchor", "drawn_to": "decay_target"}  # keys of stat
 
 
 def plain(groups: list[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
-    """torch's state dict as plain data: spaces by their repr, sections contiguous (broadcasts copy memory,
-    and ignore strides)."""
+    """torch's state dict as plain data: spaces as their repr, sections contiguous.
+
+    Contiguous, because a broadcast between processes copies memory and ignores strides.
+    """
     for key, entries in out["state"].items():
         if isinstance(entries, dict) and "section" in entries:  # a hook may have added anything
             out["state"][key] = {**entries, "section": entries["section"].contiguous()}
@@ -39,13 +40,12 @@ def plain(groups: list[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
 
 
 def up_to_date(entries: dict[str, Any]) -> dict[str, Any]:
-    """A weight's state under the names of today. Only states with a section of ours ("moves") are renamed."""
+    """A weight's state under today's keys; only states that the lift has made ("moves") are renamed."""
     return {RENAMED.get(k, k): v for k, v in entries.items()} if "moves" in entries else entries
 
 
 def check_loaded(groups: list[dict[str, Any]], loaded: dict[str, Any], warn: Warn) -> None:
-    """Raise for a state dict of other spaces, and for sections that are damaged; nothing has been loaded
-    yet."""
+    """Raise for a state dict of other spaces, and for damaged sections, before anything is loaded."""
     sections: dict[Any, list[tuple[str, Tensor]]] = defaultdict(list)
     for gi, (group, saved) in enumerate(zip(groups, loaded["param_groups"], strict=False)):
         if len(group["params"]) != len(saved["params"]):
@@ -91,8 +91,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _check_sections(kind: str, space: Any, shape: Any, members: list[tuple[str, Tensor]]) -> None:
-    """Whether loaded sections of one kind lie in the group; a stack of them first, then one by one for the
-    name."""
+    """Raise unless loaded sections of one kind lie in the group; all at once, then singly for the name."""
     split = space.split(torch.empty(shape, device="meta")).shape
     E = torch.empty(split[len(split) - space.dims :], device="meta")
     batch = len(split) - space.dims
@@ -117,10 +116,10 @@ def _check_sections(kind: str, space: Any, shape: Any, members: list[tuple[str, 
 
 
 def keep_our_keys(groups: list[dict[str, Any]], old: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
-    """Give loaded groups our keys back: without `space` a weight would leave its manifold in silence.
+    """Give loaded groups our keys back: without `space` a weight would silently leave its manifold.
 
-    The space stays the optimizer's own, because a loaded group has only its repr. So does the anchor; where
-    the optimizer has none, the loaded one holds.
+    The space stays the optimizer's own, because a loaded group has only its repr. The anchor stays, too,
+    unless the optimizer has none: then the loaded one holds.
     """
     for i, group in enumerate(groups):
         ours = old[i] if i < len(old) else defaults
@@ -136,8 +135,8 @@ def keep_our_keys(groups: list[dict[str, Any]], old: list[dict[str, Any]], defau
 def restore(groups: list[dict[str, Any]], state: Any, loaded: dict[str, Any], warn: Warn) -> None:
     """Undo torch's cast of loaded state to the weights' dtype, for weights on manifolds.
 
-    Their state comes from the file as it was saved. What a plain optimizer saved has no section; moments in
-    R^(N x n) mean nothing in g^hor, so these weights start afresh.
+    Their state is taken from the file as it was saved. If a plain optimizer saved it, there is no section,
+    and its moments in R^(N x n) mean nothing in g^hor, so these weights start afresh.
     """
     fresh = 0
     for group, saved in zip(groups, loaded["param_groups"], strict=True):
@@ -148,7 +147,7 @@ def restore(groups: list[dict[str, Any]], state: Any, loaded: dict[str, Any], wa
             if "moves" in values:
                 for k, v in up_to_date(
                     values
-                ).items():  # numbers as torch made them: a step count is a tensor now
+                ).items():  # numbers stay as torch has converted them: a step count is a tensor now
                     theirs = state[p][k]
                     state[p][k] = v.to(theirs.device) if torch.is_tensor(v) else theirs
             elif any(torch.is_tensor(v) and v.dim() > 0 and bool(v.any()) for v in values.values()):

@@ -1,4 +1,4 @@
-"""Layers whose weights start on their spaces, declared: hand the model to `ghor.optim.Adam`.
+"""Layers whose weights start on their spaces and are declared, ready for the optimizers of `ghor.optim`.
 
 The paper's networks, `VisionTransformer` and `SymplecticAutoencoder`, are in `ghor_lab.networks`; they can be
 imported from here as well.
@@ -19,7 +19,7 @@ _MOVED = {
     "VisionTransformer": "networks.vision_transformer",
 }
 
-# Pickles of version 0.1.0 look for these in modules of their own: `__getattr__` finds them here.
+# Pickles of version 0.1.0 look for these classes in modules of their own; `__getattr__` finds them here.
 for _module in ["symplectic_autoencoder", "vision_transformer"]:
     sys.modules[f"{__name__}.{_module}"] = sys.modules[__name__]
 

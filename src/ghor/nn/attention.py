@@ -19,7 +19,7 @@ Scale = float | Literal["dim"] | None
 def glorot_(p: Tensor, generator: Generator | None = None) -> Tensor:
     """Fill matrices (..., fan_out, fan_in) uniformly in +-sqrt(6 / (fan_in + fan_out)), in place.
 
-    Numbers are drawn on the generator's device, and so do not depend on the device of p.
+    Numbers are drawn on the generator's device, so they do not depend on the device of p.
     """
     device = generator.device if generator is not None else p.device
     drawn = torch.rand(p.shape, generator=generator, dtype=p.dtype, device=device)
@@ -35,11 +35,10 @@ def feed_forward(z: Tensor, A: Tensor, b: Tensor) -> Tensor:
 
 
 def formula(heads: int, x: Tensor, M: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
-    """z = concat_h softmax(Q_h^T K_h) V_h with [Q; K; V] = M x for (batch, dim, tokens); with A and b,
-    feed_forward(z).
+    """z = concat_h softmax(Q_h^T K_h) V_h, [Q; K; V] = M x for (batch, dim, tokens); then `feed_forward`.
 
-    Features come first in memory: the projections of all heads are then one product, and splitting heads
-    moves whole rows of tokens.
+    That only if A and b are given. Features come first in memory, so that the projections of all heads are
+    one product, and splitting heads moves whole rows of tokens.
     """
     (B, D, T), H = x.shape, heads
     QKV = M @ x.transpose(0, 1).reshape(D, B * T)
@@ -104,8 +103,8 @@ class StiefelAttention(nn.Module):
         return self.tokens_last(x.reshape(-1, *x.shape[-2:]).mT).mT.reshape(x.shape)
 
     def tokens_last(self, x: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
-        """`forward` in the layout (batch, dim, tokens); with A and b then x <- x + tanh(A x + b)."""
-        # scaling Q is a pass over the weights instead of one over the scores
+        """`forward` in the layout (batch, dim, tokens); with A and b followed by x <- x + tanh(A x + b)."""
+        # Scaling Q is a pass over the weights instead of one over the scores.
         M = torch.cat([self.weight[:1] * self.scale, self.weight[1:]]).mT.reshape(3 * self.dim, self.dim)
         return self.formula(self.heads, x, M, A, b)
 

@@ -17,8 +17,10 @@ Generators = Generator | Sequence[Generator] | None
 
 
 class PhaseSpaceMap(nn.Module, ABC):
-    """A map of z = (q, p) from R^in_dim to R^out_dim. `copies` are the leading dimensions of every parameter:
-    independent networks that are computed, and trained, together.
+    """A map of z = (q, p) from R^in_dim to R^out_dim.
+
+    `copies` are the leading dimensions of every parameter: independent networks that are computed, and
+    trained, together.
     """
 
     def __init__(self, in_dim: int, out_dim: int, copies: Iterable[int] = ()) -> None:
@@ -34,10 +36,10 @@ class PhaseSpaceMap(nn.Module, ABC):
 
     @abstractmethod
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Map q and p, each (copies, in_dim / 2, points), to (copies, out_dim / 2, points); copies are one
-        dimension.
+        """Map q and p, each (copies, in_dim / 2, points), to (copies, out_dim / 2, points).
 
-        In this layout every layer is two batched products on contiguous halves: use it for training.
+        Here copies are a single dimension. In this layout every layer is two batched products on contiguous
+        halves: use it for training.
         """
 
     @abstractmethod
@@ -125,7 +127,7 @@ def kick(x: Tensor, y: Tensor, K: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """x + K^T (a * tanh(K y + b)); x and y (copies, d, points), K (*copies, m, d), a and b (*copies, m)."""
     m, d = K.shape[-2:]
     K, a, b = K.reshape(-1, m, d), a.reshape(-1, m, 1), b.reshape(-1, m, 1)
-    # scaling K is a pass over m x d weights instead of one over m x points activations
+    # Scaling K is a pass over m x d weights instead of one over m x points activations.
     return torch.baddbmm(x, (a * K).mT, torch.tanh(torch.baddbmm(b, K, y)))
 
 
@@ -151,7 +153,7 @@ class PSD(PhaseSpaceMap):
     """Proper symplectic decomposition: (q, p) <- (Phi^T q, Phi^T p) if out_dim < in_dim, else (Phi q, Phi p).
 
     Phi is on St(n, N); 2N is the larger and 2n the smaller of the two dimensions. `weight` is Phi, (*copies,
-    N, n), from the QR decomposition of a normal matrix, declared.
+    N, n): it starts as the Q of a normal matrix and is declared on Stiefel.
 
     >>> PSD(2, 4)(torch.randn(5, 2)).shape
     torch.Size([5, 4])
@@ -183,7 +185,7 @@ class PSD(PhaseSpaceMap):
         with torch.no_grad():
             p.copy_(drawn)
             constrain(self, "weight", STIEFEL)
-            p.copy_(drawn)  # the very points: the rounding of `constrain` depends on the number of copies
+            p.copy_(drawn)  # the points as drawn: rounding in `constrain` depends on the number of copies
 
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         Phi = self.weight.view(-1, *self.weight.shape[-2:])
@@ -225,7 +227,7 @@ def jacobian(layer: PhaseSpaceMap, z: Tensor) -> Tensor:
     x = z.detach().expand(*layer.broadcast(z), *z.shape[-2:]).clone().requires_grad_()
     with torch.enable_grad():
         y = layer(x)
-        # points and copies do not interact: one row, for all of them, is the gradient of a sum over all
+        # Points and copies do not interact: a row of all Jacobians at once is the gradient of a sum over all.
         rows = [torch.autograd.grad(row.sum(), x, retain_graph=True)[0] for row in y.unbind(-1)]
     return torch.stack(rows, -2)
 

@@ -2,17 +2,18 @@
 
 Each takes a module, or parameters and groups as torch does, and five more options, each also a group key:
 
-    space               a ghor space for the weights; by default what ghor.constrain declared
+    space               a ghor space for the weights; by default the one that ghor.constrain declared
     retraction          "cayley" (default) or "geodesic"
     section             "auto" (default), "transported" or "implicit"; see ghor.spaces.sections
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
-    anchor              where weight decay draws weights on manifolds: None (default), "start", or points
+    anchor              the points that weight decay draws weights on manifolds to: None (default), "start",
+                        or points
 
-Without an anchor `weight_decay` reaches Euclidean weights only (paper, section 4.1): on a manifold AdamW is
-Adam. With one, Y0, the rule finds the gradient of |Y - Y0|^2/2 in g^hor where else it finds the weight, and
-decays that. `LBFGS` takes a closure, as torch's does, and is not lifted but written for g^hor: see
-`ghor.optim.lbfgs`. It is not in `__all__`, which lists those that can stand for each other in a training
-loop. `Muon` orthogonalises block by block, and uses AdamW for all that is not a matrix: see
+Without an anchor `weight_decay` acts on Euclidean weights only (paper, section 4.1), so on a manifold AdamW
+is Adam. With an anchor Y0 the rule is given the gradient of |Y - Y0|^2/2 in g^hor in place of the weight, and
+decays that. `LBFGS` takes a closure, as torch's does; it is not lifted but written for g^hor, see
+`ghor.optim.lbfgs`. It is not in `__all__`, which lists optimizers that can replace each other in a training
+loop. `Muon` orthogonalises block by block, and uses AdamW for everything that is not a matrix, see
 `ghor.optim.muon`. ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
 """
 
@@ -60,7 +61,7 @@ class Adam(Lifted, torch.optim.Adam):
 
 
 class AdamW(Lifted, torch.optim.AdamW):
-    """Adam with decoupled decay of the Euclidean weights; on a manifold it is Adam."""
+    """Adam with decoupled weight decay; on a manifold it is Adam unless there is an anchor."""
 
     Base = torch.optim.AdamW
 
@@ -108,12 +109,12 @@ class Rprop(Lifted, torch.optim.Rprop):
 
 
 class _PaperAdam(Optimizer):
-    """Adam as the paper writes it: the moments are stored bias-corrected, and delta is inside the root.
+    """Adam as the paper writes it: moments are stored bias-corrected, and delta is inside the root.
 
-        m <- ((b1 - b1^t) m + (1 - b1) g)/(1 - b1^t),   v likewise of g^2,   W = -lr m/sqrt(v + delta)
+        m <- ((b1 - b1^t) m + (1 - b1) g)/(1 - b1^t),   v likewise with b2, g^2,   W = -lr m/sqrt(v + delta)
 
-    torch's Adam, and the authors' code, have delta outside: m/(sqrt(v) + delta). Other libraries call the two
-    `eps` (outside) and `eps_root` (inside).
+    torch's Adam and the authors' code have delta outside the root: m/(sqrt(v) + delta). Other libraries call
+    the two `eps` (outside) and `eps_root` (inside).
     """
 
     def __init__(
@@ -147,14 +148,16 @@ class _PaperAdam(Optimizer):
             state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
-        p, g, m, v = map(as_real, (p, g, state["m"], state["v"]))  # as torch: real and imaginary parts apart
+        p, g, m, v = map(
+            as_real, (p, g, state["m"], state["v"])
+        )  # as in torch, real and imaginary parts apart
         for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):
             cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))
         p.addcdiv_(m, (v + group["delta"]).sqrt(), value=-group["lr"])
 
 
 class PaperAdam(Lifted, _PaperAdam):
-    """Adam as the paper writes it, in g^hor: bias-corrected moments are stored, W = -lr m/sqrt(v + delta)."""
+    """Adam as the paper writes it, in g^hor: moments stored bias-corrected, W = -lr m/sqrt(v + delta)."""
 
     Base = _PaperAdam
 

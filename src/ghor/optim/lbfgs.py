@@ -21,23 +21,23 @@ from ghor.solve.problem import Place
 from ghor.spaces import Euclidean
 from ghor.spaces.sections import SECTION_KEYS
 
-ABSOLUTE = 1e-10  # torch's: y^T s must exceed it
+ABSOLUTE = 1e-10  # y^T s must exceed it, as in torch
 VECTORS = ("old_dirs", "old_stps", "d", "prev_flat_grad")
 MEMORY = (*VECTORS, "t", "ro", "H_diag", "prev_loss")
 
 
 class LBFGS(Lifted, torch.optim.LBFGS):
-    """L-BFGS in g^hor, where s = t W and y = B_new - B_old are vectors of one space: no pair is transported.
+    """L-BFGS in g^hor, where s = t W and y = B_new - B_old are vectors of one space: nothing is transported.
 
         W      <- -H B                            the two-loop recursion, inner product of g^hor
         t      <- strong Wolfe, or lr             slope <B_t, V_t>, exact along either retraction
         Lambda <- Lambda R(t W)
         y, s   <- B_new - B_old, t W
 
-    Options and state are torch's: `closure` is called several times a step, there is one parameter group, and
-    all weights are on one device. On Euclidean weights alone it is torch's to rounding. Elsewhere a pair
-    counts when its curvature is positive beyond rounding, a direction that does not descend starts the memory
-    afresh, and no step is longer than the retraction is exact for.
+    Options and state are torch's: `closure` is called several times per step, there is one parameter group,
+    and all weights are on one device. On Euclidean weights alone it is torch's LBFGS up to rounding.
+    Elsewhere a pair counts only if its curvature is positive beyond rounding, the memory is emptied if a
+    direction does not descend, and no step is longer than the retraction allows.
     """
 
     __module__ = "ghor.optim"
@@ -53,13 +53,13 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         return {k: v for k, v in super().__getstate__().items() if k != "_points"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but every tensor keeps the dtype in which it was saved.
+        """As in torch, but every tensor keeps the dtype in which it was saved.
 
         torch casts the state of a weight to its dtype. Here the first weight holds the memory of all of them,
-        in the widest of their dtypes, and in float32 where weights are half precision.
+        in the widest of their dtypes, with float32 for half precision.
         """
         seen: list[dict[str, Any]] = []
-        # registered last, so it sees what all other hooks have made of the state dict
+        # Registered last, so it sees the state dict as all other hooks have left it.
         handle = self.register_load_state_dict_pre_hook(lambda _, final: seen.append(final))
         try:
             super().load_state_dict(state_dict)
@@ -74,14 +74,14 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             p for p, s in zip(group["params"], spaces_of(group), strict=True) if not isinstance(s, Euclidean)
         ]
         if any("moves" not in self.state.get(p, {}) for p in curved):
-            self._forget()  # of torch's own optimizer: its vectors are not in g^hor
+            self._forget()  # saved by torch's own LBFGS, whose vectors are not in g^hor
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """None: the memory is flat, one for all weights, and turns with `Points`."""
+        """None: the memory is one set of flat vectors for all weights, which `Points` turns."""
         return set()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """One group; its `space` may be a list with one for each parameter."""
+        """Add the only group; its `space` may be a list with one for each parameter."""
         if self.param_groups:
             raise ValueError(
                 "LBFGS has one memory for all parameters and takes one group, got a second; pass the model "
@@ -104,8 +104,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         return [v for x in held if x is not None for v in (x if isinstance(x, list) else [x])]
 
     def _locate(self) -> Points:
-        """The points as they were left; where others have moved weights on manifolds, new ones, without a
-        memory."""
+        """The points as we left them; if others moved weights on manifolds, new ones and an empty memory."""
         refuse_late_declarations(self.param_groups)
         group = self.param_groups[0]
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
@@ -131,7 +130,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         return points
 
     def _keep(self, points: Points, in_state: bool = True) -> None:
-        """Go on from here; the state holds the frames that its memory belongs to, and no others."""
+        """Continue from these points; the state holds the frames that its memory belongs to, no others."""
         self._points = points
         for p, own in zip(self.param_groups[0]["params"], points.states() if in_state else (), strict=False):
             state = self.state[p] if own else self.state.get(p, {})
@@ -150,7 +149,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """Up to `max_iter` iterations; the closure clears gradients, computes them and returns the loss."""
+        """Do up to `max_iter` iterations; the closure clears gradients, computes them, returns the loss."""
         with full_precision():
             loss = self._solve(torch.enable_grad()(closure))
         self._warn.flush()
@@ -162,9 +161,9 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             p.copy_(Y)
 
     def _stays(self, g: Tensor, flat_spaces: bool) -> bool:
-        """Whether the gradient is not finite, and weights on manifolds are left where they are.
+        """Whether the gradient is not finite, so that the weights stay where they are.
 
-        Euclidean weights alone go to NaN, as they do in torch.
+        If all weights are Euclidean, they go to NaN, as in torch.
         """
         if flat_spaces or bool(torch.isfinite(g).all()):
             return False
@@ -183,7 +182,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         losses: list[Any] = []
 
         def evaluate(at: Points) -> Place:
-            if losses:  # the first one is where the weights are
+            if losses:  # the first evaluation is at the weights as they are
                 self._put(at)
             losses.append(closure())
             state["func_evals"] += 1
@@ -229,7 +228,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     points.renew(at, d, t, pairs.vectors())
                     points, d = at, along
                     self._put(points)
-                    if iteration != last:  # as torch: the next step evaluates there
+                    if iteration != last:  # as in torch: after the last one, the next step evaluates there
                         place = evaluate(points)
                         if self._stays(place.gradient, flat_spaces):
                             break
@@ -250,7 +249,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
 
 
 def _copied(value: Any, device: torch.device) -> Any:
-    """A tensor, or the tensors in a list, as copies: the memory turns in place."""
+    """Copies of a tensor, or of the tensors in a list, because the memory turns in place."""
     if isinstance(value, list):
         return [_copied(x, device) for x in value]
     return value.to(device, copy=True) if torch.is_tensor(value) else value

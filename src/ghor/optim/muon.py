@@ -1,17 +1,17 @@
-"""Muon in g^hor: momentum, and its blocks A and B orthogonalised, each by itself.
+"""Muon in g^hor: the blocks A and B of the momentum are orthogonalised, each by itself.
 
-    M <- mu M + (1 - mu) B                         B = [A; B], the gradient in g^hor
-    V <- (1 - mu) B + mu M  (nesterov), or M
+    M <- mu M + (1 - mu) G                         G = [A; B], the gradient in g^hor
+    V <- (1 - mu) G + mu M  (nesterov), or M
     W <- -lr [msign(V_A); msign(V_B)]              msign X = X (X^H X)^(-1/2), by Newton-Schulz
 
-msign is an odd polynomial: it takes skew blocks to skew blocks, so W stays in g^hor. And
-msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step does not
-depend on the section: Muon has no gauge there, unlike Adam. On the symplectic spaces frames differ by
-symplectic matrices, which are not rotations; there the step does depend on the section, as that of SGD does.
+msign is computed by an odd polynomial, which takes skew blocks to skew blocks, so W stays in g^hor. And
+msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step, unlike
+Adam's, does not depend on the section. On the symplectic spaces frames differ by symplectic matrices, which
+are not rotations; there the step does depend on the section, as that of SGD does.
 
 msign gives every block the same size, however small it was, and would blow up a block that is nothing but
-rounding: for losses that do not see rotations of the columns, A is 1e-6 of B in float32. A block that is
-small beside the whole of V therefore counts as 0; see `Muon`.
+rounding: for losses that are invariant under rotations of the columns, A is 1e-6 of B in float32. Therefore
+a block that is small beside the whole of V counts as 0, see `Muon`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from ghor.spaces import Euclidean, Space, Sphere
 
 PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry for each parameter
 
-# Units of rounding below which a block counts as 0, and the most that may come to. A is a difference of
-# products with the gradient, whose rounding is about eps |G|; near an optimum |V| is a hundredth of |G| and
-# less. In half precision 1000 eps is more than 1: there a thirty-second of V is as good as rounding.
+# A block counts as 0 below this many units of rounding of V, but at most below this part of V. A is a
+# difference of products with the Euclidean gradient G, so its rounding is about eps |G|, and near an optimum
+# |V| is a hundredth of |G| or less. In half precision, where 1000 eps is about 1 or more, 1/32 is used.
 ROUNDING, AT_MOST = 1000, 1 / 32
 
 
 def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
-    """msign of a batch of matrices (M, a, b) with ||X||_F = 1, nearly: singular values end up in 0.7 ... 1.2.
+    """Approximate msign for matrices (M, a, b) with ||X||_F = 1: singular values end up in 0.7 ... 1.2.
 
-    X <- a X + X (b X^H X + c (X^H X)^2), on the shorter side; 0 stays 0. In the dtype of X, where torch has
-    bfloat16: with 3 digits the choice of frame would show.
+    X <- a X + X (b X^H X + c (X^H X)^2), on the shorter side; 0 stays 0. It runs in the dtype of X. torch
+    uses bfloat16, with whose 3 digits the choice of frame would show.
     """
     a, b, c = coefficients
     wide = X.shape[-2] < X.shape[-1]
@@ -57,13 +57,13 @@ def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int) -> Tenso
 
 
 def unit_blocks(V: Tensor, space: Space, floor: float) -> list[Tensor]:
-    """The blocks X of V (M, *point) as X/||X||_F; 0 where ||X||_F <= floor ||V||_F. Depends on no scale."""
+    """The blocks X of V (M, *point) as X/||X||_F, and 0 where ||X||_F <= floor ||V||_F, at any scale of V."""
     peak = V.abs().flatten(1).amax(1)
     peak = torch.where(peak == 0, 1, peak)  # divided by first: squares of entries may overflow, or vanish
     blocks = space.ghor_blocks(V / peak.view(-1, *[1] * (V.dim() - 1)))
     sizes = [frobenius(X) for X in blocks]
     least = floor * torch.stack(sizes).square().sum(0).sqrt()
-    # `size <= least`, not its opposite: NaN stays NaN
+    # `size <= least`, not the negation of `size > least`: NaN stays NaN.
     return [
         X * torch.where(size <= least, 0, 1 / size)[:, None, None]
         for X, size in zip(blocks, sizes, strict=True)
@@ -71,7 +71,7 @@ def unit_blocks(V: Tensor, space: Space, floor: float) -> list[Tensor]:
 
 
 def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
-    """The factor of a manifold weight's rate: 1 for None, so that lr is an angle; the others are torch's.
+    """The factor of lr for a weight on a manifold: 1 for None, so that lr is an angle; others as in torch.
 
     With B alone each principal angle turns by lr (2 atan(lr/2) with Cayley), with A alone each plane; with
     both no vector turns by more than (1 + sqrt 5)/2 lr, the spectral norm of [[1, 1], [1, 0]].
@@ -83,8 +83,7 @@ def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
 
 
 class _Muon(Optimizer):
-    """torch.optim.Muon on matrices, torch.optim.AdamW on all else: by groups, which are split where they are
-    mixed."""
+    """torch.optim.Muon for matrices, torch.optim.AdamW for all else; groups that have both are split."""
 
     _embeddings: frozenset[int] = frozenset()
 
@@ -107,15 +106,15 @@ class _Muon(Optimizer):
                 "ns_coefficients are 3 numbers and ns_steps is less than 100, "
                 f"got {ns_coefficients} and {ns_steps}"
             )
-        # Both of torch's constructors check their options.
+        # torch's own constructors check the options of both.
         self._adamw = torch.optim.AdamW([torch.zeros(1)], **(adamw or {})).defaults
         super().__init__(params, torch.optim.Muon([torch.zeros(1, 1)], *options).defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After load_state_dict, deepcopy and unpickling.
 
-        A state dict of torch.optim.Muon does not say which groups are AdamW's: they stay what they are. As in
-        AdamW, step counts of old state dicts are numbers.
+        A state dict of torch.optim.Muon does not say which groups are AdamW's: they stay what they are. Step
+        counts of old state dicts are numbers, and become tensors, as in AdamW.
         """
         before = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
@@ -130,16 +129,15 @@ class _Muon(Optimizer):
                 held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. With `adamw` True or False the group is all AdamW's or all Muon's, else it is split in
-        two.
+        """As in torch. With `adamw` True or False the whole group is AdamW's or Muon's, else it is split.
 
-        The part of AdamW has options of its own: those of the constructor's `adamw`, of the group's `adamw`
-        if that is a dict, and, where the whole group is such, the group's.
+        AdamW's part has options of its own: from the constructor's `adamw`, from the group's `adamw` if that
+        is a dict, and, if the whole group is AdamW's, from the group itself.
         """
         self._add_parts(param_group, super().add_param_group)
 
     def _add_parts(self, group: dict[str, Any], add: Callable[[dict[str, Any]], None]) -> None:
-        """All parts of a group, or none."""
+        """Add all parts of a group, or none."""
         count = len(self.param_groups)
         try:
             for part in self._parts(group):
@@ -153,7 +151,7 @@ class _Muon(Optimizer):
         entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
         tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
         if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
-            yield group  # torch says what is wrong
+            yield group  # torch raises, and says what is wrong
             return
         flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
         of_adamw = [flag] * len(entries) if isinstance(flag, bool) else list(self._for_adamw(tensors, group))
@@ -188,7 +186,7 @@ class _Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """torch's two steps, each on its own groups; torch's Muon has none for sharded matrices, we do."""
+        """torch's two steps, each on its own groups, and ours for sharded matrices, which torch's lacks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -226,16 +224,15 @@ _Muon.__name__ = "Muon"
 
 
 class Muon(Lifted, _Muon):
-    """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum of B; see
-    `ghor.optim.muon`.
+    """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum; see `ghor.optim.muon`.
 
-    Options and defaults are torch's. On a manifold weight `lr` is the angle that a step turns, unless
-    `adjust_lr_fn` asks for torch's scalings by name, and `eps` is relative: a block of V smaller than eps
-    ||V||, or than 1000 units of rounding of ||V||, counts as 0, so the step does not depend on the scale of
-    the loss. `ghor.lift(torch.optim.Muon)` is this class, also with `blocks=True`.
+    Options and defaults are torch's. For a weight on a manifold `lr` is the angle that a step turns, unless
+    `adjust_lr_fn` asks for one of torch's scalings by name, and `eps` is relative: a block of V smaller than
+    eps ||V||, or than 1000 units of rounding of ||V||, counts as 0, so the step does not depend on the scale
+    of the loss. `ghor.lift(torch.optim.Muon)` is this class, also with `blocks=True`.
 
-    Euclidean matrices are torch.optim.Muon's, bit for bit. All other Euclidean weights, and those of
-    nn.Embedding where a module is given, are AdamW's: a group of their own, with the options `adamw`. A group
+    Euclidean matrices move as with torch.optim.Muon, bit for bit. All other Euclidean weights, and those of
+    nn.Embedding if a module is given, are AdamW's: a group of their own, with the options `adamw`. A group
     can say which it is: {"params": [...], "adamw": True, "lr": 3e-4}.
 
     >>> opt = Muon(model, lr=0.02, adamw={"lr": 3e-4, "weight_decay": 0.01})
@@ -252,11 +249,11 @@ class Muon(Lifted, _Muon):
         self._embeddings = frozenset()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; `adamw` as in the constructor, or True or False."""
+        """As in torch; `adamw` is a dict as in the constructor, or True or False for the whole group."""
         self._add_parts(param_group, super().add_param_group)
 
     def _for_adamw(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[bool]:
-        """Weights on manifolds are Muon's, of any shape."""
+        """Weights on manifolds are Muon's, whatever their shape."""
         given = group.get("space", self._ours["space"])
         each = isinstance(given, (list, tuple)) and len(given) == len(params)
         declared = spaces_by_id()
@@ -271,10 +268,9 @@ class Muon(Lifted, _Muon):
         return {"momentum_buffer", "exp_avg"}
 
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
-        """Take the shadows that are orthogonalised here out of the groups, so that torch's Muon does not see
-        them.
+        """Take the shadows that are orthogonalised here out of the groups, so that torch's Muon skips them.
 
-        Their state is made here as well: torch.compile takes the state that it finds for all there will be.
+        Their state is made here as well, because torch.compile takes the state that it finds as complete.
         """
         out = super()._before()
         ours = [s for s in out[1] if not s.group["adamw"]]
@@ -288,7 +284,7 @@ class Muon(Lifted, _Muon):
         return out
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """torch's rules for what is theirs, ours for the shadows that `_before` has taken out."""
+        """Apply torch's rules, then ours to the shadows that `_before` has taken out."""
 
         def both(optimizer: Any) -> None:
             rule(optimizer)
@@ -310,6 +306,6 @@ class Muon(Lifted, _Muon):
         for X, out in zip(unit_blocks(V, space, floor), space.ghor_blocks(O), strict=True):
             out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"]))
         W = space.hor(O)  # exactly skew
-        s.W.mul_(1 - group["lr"] * group["weight_decay"])  # 0 without an anchor
+        s.W.mul_(1 - group["lr"] * group["weight_decay"])  # W is 0 here without an anchor
         sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
         s.W.add_(W * (-group["lr"] * ratio(group["adjust_lr_fn"], sides)))

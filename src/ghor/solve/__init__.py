@@ -1,4 +1,4 @@
-"""Solving problems: L-BFGS, conjugate gradients, trust region, and tests of derivatives."""
+"""Solvers: BFGS, L-BFGS, conjugate gradients, trust region; and tests of derivatives."""
 
 from ghor.solve.derivatives import Slope, check_gradient, check_hessian
 from ghor.solve.minimize import minimize

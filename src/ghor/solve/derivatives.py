@@ -1,4 +1,4 @@
-"""Tests of derivatives: how fast the remainder of a Taylor expansion along a random geodesic falls."""
+"""Tests of derivatives by the order of the remainder of a Taylor expansion along a random geodesic."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ghor.solve.problem import Given, Loss, Problem, Spaces
 
 @dataclass(frozen=True, repr=False)
 class Slope:
-    """Remainders `error` at steps t, and the `slope` of log(error) over log(t) where it is a line.
+    """Remainders `error` at steps t, and the `slope` of log(error) against log(t) where that is a line.
 
-    `order` is the slope of right derivatives: `ok` compares, and printing a Slope gives the verdict. An
-    expansion that is exact to rounding passes, with the slope inf.
+    `order` is the slope for right derivatives; `ok` compares the two, and printing a Slope gives the verdict.
+    An expansion that is exact to rounding passes, with the slope inf.
     """
 
     slope: float
@@ -28,7 +28,7 @@ class Slope:
 
     @property
     def ok(self) -> bool:
-        """Whether the slope is `order`, or more."""
+        """Whether the slope is `order` or more, to within 0.1."""
         return self.slope > self.order - 0.1
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class Slope:
 def check_gradient(
     f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
 ) -> Slope:
-    """Test the gradient of f along a random geodesic x_t: |f(x_t) - f(x) - t <B, W>| falls as t^2, slope 2.
+    """Test the gradient of f along a random geodesic x_t: |f(x_t) - f(x) - t <B, W>| must fall like t^2.
 
     >>> print(check_gradient(f, x, Stiefel()))
     Slope(gradient ok: slope 2.00, right derivatives have 2)
@@ -63,7 +63,7 @@ def check_gradient(
 def check_hessian(
     f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
 ) -> Slope:
-    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| falls as t^3, slope 3."""
+    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| must fall like t^3."""
     return _check(f, x, space, 3, generator, draw)
 
 
@@ -90,7 +90,7 @@ def _check(f: Loss, x: Given, space: Spaces, order: int, generator: Generator | 
 
 
 def _steepness(steps: list[float], errors: list[float], noise: float) -> float:
-    """The slope over the decade in which the errors above rounding are most nearly a line."""
+    """The slope over that decade in which the errors above rounding are closest to a line."""
     if any(map(math.isnan, errors)):
         return math.nan
     kept = [(math.log10(t), math.log10(e)) for t, e in zip(steps, errors, strict=True) if e > noise]

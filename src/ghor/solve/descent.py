@@ -1,4 +1,4 @@
-"""Descent: along the direction of a rule, as far as the Wolfe conditions ask for."""
+"""Descent along the directions of a rule, by steps that satisfy the Wolfe conditions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ghor.solve.problem import Log, Place, Problem
 
 @dataclass(frozen=True)
 class Step:
-    """A step t along a direction: where to, the direction and the old gradient in the frames there."""
+    """A step t along a direction: where it leads, with direction and old gradient in the frames there."""
 
     t: float
     place: Place
@@ -33,9 +33,9 @@ def search(
     memory: Sequence[Tensor],
     **options: Any,
 ) -> Step:
-    """The step t d that `strong_wolfe` finds, tried from t on, with the flat vectors in `memory` taken along.
+    """The step t d that `strong_wolfe` finds, starting with t; the flat vectors in `memory` turn with it.
 
-    If no step is better the result is `place` itself, with t = 0.
+    If no step is better, the result is `place` itself, with t = 0.
     """
 
     def phi(t: float) -> Trial:
@@ -51,13 +51,13 @@ def search(
 
 
 def descend(problem: Problem, points: Points, make: Callable[[], Rule], log: Log) -> Place:
-    """Step along the directions of a rule until the log is over, or no step along -gradient helps."""
+    """Step along the directions of a rule until the log says stop, or no step along -gradient helps."""
     place, rule = problem.place(points), make()
     while not log.over(place):
         g, eps = place.gradient, points.eps
         d = rule.direction(g)
         slope = float(g.dot(d))
-        if not slope < 0:  # rounding has spoilt what the rule knows
+        if not slope < 0:  # rounding has spoilt the memory of the rule
             rule, d, slope = make(), -g, -float(g.dot(g))
         step = search(
             place,

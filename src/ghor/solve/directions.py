@@ -1,5 +1,4 @@
-"""Directions from gradients: L-BFGS, BFGS and conjugate gradients. Vectors are flat, in the frames of one
-point."""
+"""Search directions: L-BFGS, BFGS and conjugate gradients. Vectors are flat, in the frames of one point."""
 
 from __future__ import annotations
 
@@ -11,19 +10,19 @@ from torch import Tensor
 
 
 class Rule(Protocol):
-    """A direction from the gradient g and from the steps so far."""
+    """A rule for directions, from the gradient g and the steps so far."""
 
     c2: ClassVar[float]  # of the Wolfe conditions
 
     @property
     def informed(self) -> bool:
-        """Whether a curvature is known, so that a step of length 1 is about right."""
+        """Whether some curvature is known, so that t = 1 is about right."""
 
     def direction(self, g: Tensor) -> Tensor:
-        """A descent direction, in exact arithmetic."""
+        """A direction of descent, up to rounding."""
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
-        """Learn from the step s, from where the gradient was `before` to where it is g."""
+        """Learn from the step s from a point with gradient `before` to one with gradient g."""
 
     def vectors(self) -> list[Tensor]:
         """The vectors that turn with the frames."""
@@ -38,7 +37,7 @@ def curvature(s: Tensor, y: Tensor, least: float | None = None) -> Tensor | None
 
 @dataclass
 class Limited:
-    """L-BFGS: -H g, H the inverse Hessian that the last `size` pairs s, y = g - before make of `scale` I."""
+    """L-BFGS: -H g, H the inverse Hessian from `scale` I and the last `size` pairs s, y = g - before."""
 
     c2: ClassVar[float] = 0.9
     size: int
@@ -65,7 +64,7 @@ class Limited:
         return q
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
-        """Add a pair, and drop the oldest one; without positive curvature H would not stay positive."""
+        """Add a pair and drop the oldest; skip one without positive curvature, which would spoil H > 0."""
         y = g - before
         ys = curvature(s, y, self.least)
         if ys is None:
@@ -84,7 +83,7 @@ class Limited:
 class Dense:
     """BFGS: the inverse Hessian as a matrix, H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T, ro = 1/y^T s.
 
-    It does not turn: frames have to be transported ones.
+    The matrix does not turn with frames, so these must be transported.
     """
 
     c2: ClassVar[float] = 0.9
@@ -100,7 +99,7 @@ class Dense:
         return -g if self.H is None else -(self.H @ g)
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
-        """An update of rank two."""
+        """Update H by a matrix of rank two."""
         y = g - before
         ys = curvature(s, y)
         if ys is None:
@@ -119,8 +118,8 @@ class Dense:
 class Conjugate:
     """Conjugate gradients, d <- -g + b s with b = max(0, <g, g - g_old>)/-<g_old, s>, s the last step.
 
-    Polak and Ribiere's where the line search is exact, whatever the length of s; b = 0 starts afresh
-    (Powell). Scaled by <s, y>/<y, y>, so that a step of 1 is about right.
+    With an exact line search this is Polak and Ribiere's formula, whatever the length of s; b = 0 is a
+    restart (Powell). Scaled by <s, y>/<y, y>, so that t = 1 is about right.
     """
 
     c2: ClassVar[float] = 0.3
@@ -129,7 +128,7 @@ class Conjugate:
     beta, scale = 0.0, 1.0
 
     def direction(self, g: Tensor) -> Tensor:
-        """-g, and a multiple of the last step."""
+        """-g plus a multiple of the last step, scaled."""
         return g * -self.scale if self.s is None else (self.s * self.beta - g) * self.scale
 
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Trial:
-    """A step t, the value and the slope there, and anything else that the caller wants to keep of it."""
+    """A step t, the value and slope there, and whatever else the caller wants to keep with it."""
 
     t: float
     f: float
@@ -34,11 +34,11 @@ def strong_wolfe(
     longest: float = math.inf,
     slack: float = 0.0,
 ) -> Trial:
-    """Find a step that satisfies both, from t on and never beyond `longest`; otherwise the best one seen.
+    """Find a step that satisfies both conditions, trying t first and never going beyond `longest`.
 
-    Ends when the bracket times `size` is below `tolerance`. Values that differ by no more than `slack` count
-    as equal: within rounding of the value the slope alone decides. A value that is not finite counts as too
-    far.
+    If there is none, returns the best step seen. Ends when the bracket times `size` is below `tolerance`.
+    Values that differ by less than `slack` count as equal: within rounding of the value the slope alone
+    decides. A value that is not finite means that the step was too long.
     """
 
     def too_high(a: Trial) -> bool:
@@ -75,7 +75,7 @@ def strong_wolfe(
             break
         t = _cubic(bracket[0], bracket[1], left, right, slack)
         edge = 0.1 * (right - left)
-        # Close to an end twice in a row, or on it: a tenth away from it, or the bracket would hardly shrink.
+        # Close to an end twice in a row, or on it: move a tenth away, or the bracket would hardly shrink.
         near = min(right - t, t - left) < edge
         if near and (stuck or t >= right or t <= left):
             t = right - edge if abs(t - right) < abs(t - left) else left + edge
@@ -92,16 +92,16 @@ def strong_wolfe(
             bracket[high] = bracket[low]
         bracket[low] = now
     best = bracket[low]
-    # Uphill within the slack, and no less steep: that is no progress, and would go on for ever.
+    # Uphill within the slack, and hardly less steep: not progress, and it would go on for ever.
     creeps = slack > 0 and best.f > start.f and abs(best.slope) > -0.9 * start.slope
     return start if creeps else best
 
 
 def _cubic(a: Trial, b: Trial, lower: float, upper: float, slack: float) -> float:
-    """The minimum of the cubic through values and slopes of two trials, within bounds; their middle if it has
-    none.
+    """The minimum, within bounds, of the cubic through the values and slopes of two trials.
 
-    Where the values count as equal, the zero of the slope by the secant.
+    Where the values count as equal, the zero of the slope by the secant; the middle of the bounds if there is
+    no minimum.
     """
     a, b = (a, b) if a.t <= b.t else (b, a)
     d1 = a.slope + b.slope - 3 * (a.f - b.f) / (a.t - b.t) if a.t != b.t else math.nan

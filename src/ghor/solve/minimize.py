@@ -1,4 +1,4 @@
-"""Minimise a function over points of any spaces."""
+"""Minimise a function over points of one space or several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ghor.solve.trust_region import trust_region
 from ghor.spaces.sections import SECTIONS
 
 METHODS = ("auto", "lbfgs", "bfgs", "cg", "trust-region")
-DENSE_UP_TO = 4000  # coordinates for which BFGS keeps a matrix
+DENSE_UP_TO = 4000  # the most coordinates for which BFGS keeps a matrix
 
 
 def minimize(
@@ -32,22 +32,22 @@ def minimize(
     callback: Callback | None = None,
     progress: bool = False,
 ) -> Result:
-    """A local minimum of f near x0: a point, a dict or a list of points, on a space for all or one for each.
+    """Find a local minimum of f near x0: a point, or a dict or list of points, on one space or one for each.
 
     >>> result = minimize(lambda Y: -(Y.mT @ S @ Y).trace(), Stiefel().random(20, 3), Stiefel())
 
-    It ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||). If neither is given, rtol is
-    eps^(2/3) of the dtype (4e-11 in float64, 2e-5 in float32), and a run that rounding ends earlier is a
-    success, too: so nothing depends on the scale of f or on a unit of length. `tol` is absolute, in the units
+    The run ends when ||grad f|| in g^hor is at most max(tol, rtol ||grad f(x0)||). If neither is given, rtol
+    is eps^(2/3) of the dtype (4e-11 in float64, 2e-5 in float32), and a run that rounding ends earlier is a
+    success, too, so nothing depends on the scale of f or on a unit of length. `tol` is absolute, in the units
     of f. `result.status` says in words why the run ended.
 
         lbfgs         the last `memory` curvature pairs, strong Wolfe line search
         bfgs          the whole inverse Hessian, for up to some thousand coordinates
         cg            conjugate gradients (Polak, Ribiere, Powell), no memory
-        trust-region  Newton's method with products of the Hessian (f is differentiated twice)
-        auto          lbfgs, and the trust region from where its line search can do no more
+        trust-region  Newton's method with Hessian-vector products (f is differentiated twice)
+        auto          lbfgs, then trust-region from the point where its line search finds no better one
 
-    A callback gets the record of each iteration, a dict of numbers, and the point if it takes two arguments;
+    `callback` gets the record of each iteration, a dict of numbers, and the point if it takes two arguments;
     it ends the run by returning True. The point is the solver's own: clone it before you write to it.
     """
     if method not in METHODS:

@@ -5,8 +5,8 @@ g^hor (<A, A'>/2 + <B, B'> on matrix spaces). Vectors at different points belong
 can be compared and added: transported frames leave their coordinates alone, implicit ones turn them (see
 `ghor.spaces.sections`).
 
-Turns are measured in radians, and a step has a longest turn. Positions and Euclidean entries come in a unit
-of the user's choice, so no length of theirs may be a constant here.
+Turns are measured in radians, and the turn of a step is limited. Positions and Euclidean entries come in a
+unit of the user's choice, so no constant here may stand for a length of theirs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ T = TypeVar("T")
 
 GEODESIC = by_name("geodesic")
 
-# The entries of points and coordinates that have a unit of length; all others turn.
+# The entries of points and coordinates that have a unit of length ("ways"); all others are turns.
 WAYS: dict[type[Space], Any] = {
     Euclidean: ...,
     SpecialEuclidean: (..., -1),
     PositionsOrientations: (..., 0, slice(None)),
 }
 
-# Of a radian, or of the size of the positions: the length of a step that knows no curvature.
+# The length of a step when no curvature is known, as a part of a radian or of the size of the positions.
 FIRST = 0.1
 
 
 class PointBatch:
-    """Weights of one space, shape and dtype: their points (M, *point), the section, their part of a flat
-    vector."""
+    """Weights of one space, shape and dtype: points (M, *point), section, and their part of flat vectors."""
 
     section: Section
     Y: Tensor
@@ -52,12 +51,12 @@ class PointBatch:
         self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
         split = space.split(like).shape
-        # E is asked for its layout and dtype only. (torch.eye on the meta device imports 800 modules.)
+        # Only the layout and dtype of E are used. (torch.eye on the meta device imports 800 modules.)
         self.E = torch.empty(split[len(split) - space.dims :], dtype=like.dtype, device="meta")
         self.complex, self.curved = like.is_complex(), not isinstance(space, Euclidean)
         self.part = slice(begin, begin + len(index) * like.numel() * (2 if self.complex else 1))
         self.root = _root(self.space, self.E, like, self.dtype) if self.curved else None
-        # ||W|| of a turn by one radian, and the longest one of a step: all columns turned by four radians.
+        # ||W|| of a turn by one radian, and that of the longest step: all columns turned by four radians.
         self.reach = space.reach(self.shape) if self.curved else 0.0
         self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
         self.ways: Any = next((at for kind, at in WAYS.items() if isinstance(space, kind)), None)
@@ -78,13 +77,13 @@ class PointBatch:
         return (torch.view_as_real(X) if self.complex else X).reshape(-1)
 
     def scaled(self, u: Tensor) -> Tensor:
-        """The part of a flat vector, (M, *point), still scaled; of the same dtype it is a view."""
+        """This batch's part of a flat vector, (M, *point), still scaled; a view if the dtype is the same."""
         part = u[self.part]
         part = (torch.view_as_complex(part.view(-1, 2)) if self.complex else part).to(self.dtype)
         return part.view(-1, *self.E.shape)
 
     def take_back(self, vectors: Sequence[Tensor], scaled: Sequence[Tensor]) -> None:
-        """Write what was made of `scaled` parts into the flat vectors, where they are not views of them."""
+        """Write `scaled` parts, changed since, back into the flat vectors if they are not views of them."""
         for v, X in zip(vectors, scaled, strict=False):
             if X.dtype.to_real() != v.dtype:
                 v[self.part] = (torch.view_as_real(X) if self.complex else X).reshape(-1).to(v.dtype)
@@ -97,7 +96,7 @@ class PointBatch:
     def moved(
         self, u: Tensor, t: float, retraction: Retraction, vectors: Sequence[Tensor], age: int
     ) -> PointBatch:
-        """At Lambda R(t W), rounding repaired; flat vectors are taken to the new frame, in place."""
+        """The batch at Lambda R(t W), rounding repaired; flat vectors turn to the new frame, in place."""
         new, W = _copied(self), self.coordinates(u) * t
         # Along a geodesic the velocity is W; along Cayley `slope` has a formula on matrix spaces only.
         retraction = retraction if isinstance(self.space, MatrixSpace) else GEODESIC
@@ -115,16 +114,15 @@ class PointBatch:
         return new
 
     def slope(self, g: Tensor, d: Tensor, t: float, retraction: Retraction) -> Tensor:
-        """<B, V>, B the gradient at Lambda_t = Lambda R(t W), V = Lambda_t^-1 d/dt Lambda_t: W along a
-        geodesic.
+        """<B, V>, B the gradient at Lambda_t = Lambda R(t W), V = Lambda_t^-1 d/dt Lambda_t.
 
-        Along Cayley it is (I - W^2/4)^-1 W at t = 1: on the basis [E, E_c B] the matrix W is
-        [[A, -B* B], [I, 0]], so one solve of size 2n gives V = [x1; B x2].
+        Along a geodesic V = W. Along Cayley V = (I - W^2/4)^-1 W at t = 1: in the basis [E, E_c B] the matrix
+        W is [[A, -B* B], [I, 0]], so one solve of size 2n gives V = [x1; B x2].
         """
         space = self.space
         if retraction.name != "cayley" or not isinstance(space, MatrixSpace):
             return g[self.part].dot(d[self.part])
-        # With t W in place of W the solve does not depend on the scale of d, which is that of f at first.
+        # With t W in place of W the solve does not depend on the scale of d, which at first is that of f.
         W, G = space.matrix(self.coordinates(d) * t), space.matrix(self.scaled(g))
         n = W.shape[-1]
         if n == 1 and not self.complex:  # A = 0, and the solve is a division
@@ -138,12 +136,12 @@ class PointBatch:
         return (top + dot(B.mH @ G[..., n:, :], x[..., n:, :])).sum() / t
 
     def expansion(self, G: Tensor, g: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Of Y(u) = Lambda R(u) E at 0, in which all retractions agree: v -> Y'(0) v, and <G, Y''(0) v> in
-        g^hor, flat.
+        """v -> Y'(0) v and <G, Y''(0) v> for Y(u) = Lambda R(u) E, the second in g^hor and flat.
 
-        G are the Euclidean gradients, g that in g^hor. With Lambda^H G = [C; D] and W^2 E = [A^2 - B* B; B A]
-        the second is [skew(C A^H + A^H C + B^H D); D A^H - (B*)^H (C + C*)]/2 on matrix spaces. Elsewhere
-        both are derivatives of the product Y'(u)^H G.
+        All retractions agree to second order. G are the Euclidean gradients, g is the gradient in g^hor. With
+        Lambda^H G = [C; D] and W^2 E = [A^2 - B* B; B A] the second is
+        [skew(C A^H + A^H C + B^H D); D A^H - (B*)^H (C + C*)]/2 on matrix spaces. Elsewhere both are
+        derivatives of the product Y'(u)^H G.
         """
         space, section, Y = self.space, self.section, self.Y
         if not isinstance(space, MatrixSpace):
@@ -192,7 +190,7 @@ class Points:
         states: Sequence[dict[str, Any]] | None = None,
         vectors: Sequence[Tensor] = (),
     ) -> None:
-        """From tensors, or from the frames in `states`; flat `vectors` turn if the kind has changed."""
+        """Start from tensors, or from the frames in `states`; flat `vectors` turn if the kind has changed."""
         self.retraction, self.asked, self.age, self.batches = retraction, section, 0, list[PointBatch]()
         kinds: dict[Any, list[int]] = defaultdict(list)
         for i, (p, space) in enumerate(zip(tensors, spaces, strict=True)):
@@ -216,13 +214,13 @@ class Points:
                     self.age = int(states[index[0]]["moves"])
             if batch.out != batch.dtype:
                 Y = held.pop("master") if "master" in held else batch.space.project(Y)
-            # With "auto" a state goes on with the frame that it holds.
+            # With "auto" a run goes on with the kind of frame that its state holds.
             held_kind = section == "auto" and "section" in held
             if isinstance(space, Euclidean) or held_kind:
                 kind = "transported"
             else:
                 kind = space.section_kind(section, batch.shape, batch.dtype)
-            # The other way round nothing turns: an implicit frame, formed, is a transported one.
+            # In the other direction nothing turns: an implicit frame, once formed, is a transported one.
             turning = [batch.scaled(v) for v in vectors] if "section" in held and kind == "implicit" else []
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)
             batch.take_back(vectors, turning)
@@ -236,7 +234,7 @@ class Points:
         for b in self.batches:
             held = b.section.tensors() if b.curved else {}
             if b.out != b.dtype and not (b.curved and b.section.holds_point):
-                held = {**held, "master": b.Y}  # the weights have it rounded
+                held = {**held, "master": b.Y}  # the weights hold it only rounded
             for key, X in held.items():
                 for i, part in zip(b.index, X.chunk(len(b.index)), strict=True):
                     out[i][key] = part
@@ -249,8 +247,10 @@ class Points:
         return self._each([b.Y for b in self.batches])
 
     def changed(self, tensors: Sequence[Tensor]) -> list[int]:
-        """Which of these are not the points any more, as they were rounded to, or in half precision projected
-        from."""
+        """Which of these tensors are no longer the points, rounded to their dtype.
+
+        Half precision weights that project to their points are unchanged, too.
+        """
         out = []
         for b in self.batches:
             for i, Y in zip(b.index, b.Y.chunk(len(b.index)), strict=True):
@@ -278,18 +278,18 @@ class Points:
         return _flat(flat)
 
     def moved(self, d: Tensor, t: float, vectors: Sequence[Tensor] = ()) -> Points:
-        """At Lambda R(t d), with flat vectors taken to the new frames, in place."""
+        """The points at Lambda R(t d); flat vectors turn to the new frames, in place."""
         new = _copied(self)
         new.age += 1
         new.batches = [b.moved(d, t, self.retraction, vectors, new.age) for b in self.batches]
         return new
 
     def renew(self, at: Points, d: Tensor, t: float, memory: Sequence[Tensor]) -> None:
-        """Flat vectors that are older than the step t d to `at`, in place.
+        """Take flat vectors that are older than the step t d along to `at`, in place.
 
-        While an anchor is kept, the implicit frame is a smooth function of the point and its coordinates are
-        a transport themselves, an isometry, so they stay as they are, at no cost. They turn where an anchor
-        is renewed.
+        While its anchor is kept, the implicit frame is a smooth function of the point. Keeping coordinates in
+        it is then a transport itself, and an isometry, so vectors stay as they are, at no cost. They turn
+        when an anchor is renewed.
         """
         both = [(a.section, b.section) for a, b in zip(self.batches, at.batches, strict=True)]
         if any(
@@ -298,11 +298,11 @@ class Points:
             self.moved(d, t, memory)
 
     def slope(self, g: Tensor, d: Tensor, t: float) -> float:
-        """The derivative of the loss at R(t d): g the gradient there, d in the frames there."""
+        """The derivative of the loss in t at R(t d), from the gradient g and d in the frames there."""
         return float(sum(b.slope(g, d, t, self.retraction) for b in self.batches))
 
     def ceiling(self, d: Tensor) -> float:
-        """The largest t for which t d is a step that the retraction is exact for."""
+        """The largest t for which no point turns by more than its `limit` in the step t d."""
         turns = [
             (float(b.space.step_length(b.coordinates(d)).max()), b.limit)
             for b in self.batches
@@ -317,7 +317,7 @@ class Points:
         return math.sqrt(sum(len(b.Y) * b.reach**2 for b in self.batches))
 
     def extent(self) -> float:
-        """The size of the points: one radian for all that turns, and the length of all positions."""
+        """The size of the points: one radian for all turns, and the length of all positions."""
         squares = [len(b.Y) * b.reach**2 for b in self.batches]
         ways = [b.way(b.Y) for b in self.batches]
         return math.hypot(*(math.sqrt(x) for x in squares), *(float(x.norm()) for x in ways if x is not None))
@@ -325,9 +325,9 @@ class Points:
     def first_step(self, g: Tensor, value: float) -> float:
         """t for a step -t g where no curvature is known: `FIRST` of the extent of every batch, or less.
 
-        Positions have no natural length. That of their own entries is taken, and no more than the way on
-        which the value would fall to zero, |f|/|g|^2 (Hager and Zhang, 2006). So -t g does not depend on the
-        scale of f, nor on the unit of length, except where both x and f are zero.
+        Positions have no natural length. Theirs is taken from their own entries, with t at most |f|/|g|^2, at
+        which the value would fall to zero along the tangent (Hager and Zhang, 2006). So -t g depends neither
+        on the scale of f nor on the unit of length, unless both x and f are zero.
         """
         steps = []
         for b in self.batches:
@@ -371,7 +371,7 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _root(space: Space, E: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Square roots of the weights of the inner product: by them coordinates become orthonormal."""
+    """Square roots of the weights of the inner product, which make coordinates orthonormal."""
     with torch.enable_grad():
         ones = torch.ones(E.shape, dtype=dtype, device=like.device).real
         V = torch.zeros_like(ones, requires_grad=True)

@@ -17,7 +17,7 @@ from ghor.retraction import by_name
 from ghor.solve.points import Points
 from ghor.spaces import Euclidean, Space
 
-PATIENCE = 100  # iterations without a change beyond rounding
+PATIENCE = 100  # iterations without a change beyond rounding, after which a run ends
 
 Loss = Callable[[Any], Tensor]
 Given = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
@@ -43,8 +43,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Place:
-    """Points, with the value and the flat gradient there; for Hessians also tensors and gradients with their
-    graph."""
+    """Points, with the value and flat gradient there; `graph` is x and its gradients, for Hessians."""
 
     points: Points
     value: float
@@ -109,7 +108,7 @@ class Problem:
             return float(self._loss(points.tensors()))
 
     def place(self, points: Points, twice: bool = False) -> Place:
-        """f and its gradient, as a function of x if it is to be differentiated twice."""
+        """f and its gradient; if f is differentiated `twice`, the gradient as a function of x."""
         x = [p.detach().requires_grad_() for p in points.tensors()]
         with torch.enable_grad():
             value = self._loss(x)
@@ -121,13 +120,13 @@ class Problem:
         return Place(points, float(value.detach()), points.gradient(grads), (x, grads))
 
     def hessian(self, place: Place) -> Callable[[Tensor], Tensor]:
-        """v -> Hess v in g^hor, of the pulled-back loss u -> f(Y(u)), Y(u) = Lambda R(u) E, at 0.
+        """v -> Hess v in g^hor, for the pulled-back loss u -> f(Y(u)), Y(u) = Lambda R(u) E, at u = 0.
 
-        The gradient of <v, grad f>: f'' Y'(0) v brought to g^hor, and <grad f, Y''(0) v>.
+        The gradient of <v, grad f>: f'' Y'(0) v brought to g^hor, plus <grad f, Y''(0) v>.
         """
         x, grads = place.graph
         expansion = place.points.expansion(grads, place.gradient)
-        # the other gradients are constant
+        # All other gradients are constant.
         which = [i for i, G in enumerate(grads) if G is not None and G.requires_grad]
 
         def product(v: Tensor) -> Tensor:
@@ -144,11 +143,11 @@ class Problem:
 
 @dataclass
 class Log:
-    """Records of a run, and when it is over.
+    """The records of a run, and the decision when it ends.
 
-    Without a tolerance of the user's the gradient norm must fall to eps^(2/3) of the first one, or to its own
-    rounding, eps |f|/extent: this depends neither on the scale of f nor on a unit of length. A run that ends
-    because rounding allows no more is then a success as well.
+    If the user gives no tolerance, the gradient norm must fall to eps^(2/3) of the first one, or to its own
+    rounding, eps |f|/extent, which depends neither on the scale of f nor on a unit of length. A run that ends
+    because rounding allows no progress is then a success as well.
     """
 
     problem: Problem
@@ -180,11 +179,11 @@ class Log:
         return max(self.tol or 0.0, (self.rtol or 0.0) * self.history[0]["gradient_norm"])
 
     def late(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time is up."""
         return self.max_seconds is not None and time.perf_counter() - self.began >= self.max_seconds
 
     def stalls(self, eps: float) -> bool:
-        """Whether value and gradient norm have been the same but for rounding for `PATIENCE` iterations."""
+        """Whether value and gradient norm have not changed beyond rounding for `PATIENCE` iterations."""
         then, now = self.history[self.since], self.history[-1]
         size = max(abs(now["value"]), eps * abs(self.history[0]["value"]))
         if (
@@ -195,16 +194,16 @@ class Log:
         return len(self.history) - 1 - self.since >= PATIENCE
 
     def get_stuck(self, place: Place, newton: float = math.inf) -> None:
-        """End here, where no step lowers the value; `newton` is the length of Newton's step, if known."""
+        """End here because no step lowers the value; `newton` is the length of Newton's step, if known."""
         self.stuck = True
         self.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
         self.blame_rounding(place, newton)
 
     def blame_rounding(self, place: Place, newton: float = math.inf) -> None:
-        """By the default tolerance a run that rounding has ended is a success.
+        """With the default tolerance, count a run that rounding has ended as a success.
 
-        Rounding is the reason if Newton's step is lost in that of x, or if the values could not show the
-        decrease, |g| extent <= sqrt(eps) |f|. A gradient that is not that of f is far above both.
+        Rounding is the reason if Newton's step is below the rounding of x, or if values could not show a
+        decrease, |g| extent <= sqrt(eps) |f|. A wrong gradient of f is far above both.
         """
         norm, eps, extent = float(place.gradient.norm()), place.points.eps, place.points.extent()
         size = max(abs(place.value), abs(self.history[0]["value"]))
@@ -213,7 +212,7 @@ class Log:
             self.status = f"{place.value} is the smallest value to rounding, gradient norm {norm:.1e}"
 
     def over(self, place: Place) -> bool:
-        """Take a record of this place; whether to stop here."""
+        """Record this place; returns whether to stop here."""
         norm, problem = float(place.gradient.norm()), self.problem
         record = {
             "iteration": len(self.history),
@@ -250,7 +249,7 @@ class Log:
         return bool(self.status)
 
     def told_to_stop(self, record: dict[str, float], place: Place) -> bool:
-        """Call the callback."""
+        """Call the callback; returns whether it asked to stop."""
         if self.callback is None:
             return False
         more = (self.problem.pack(place.points.tensors()),) if self.with_point else ()

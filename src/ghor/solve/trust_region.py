@@ -13,9 +13,9 @@ from ghor.solve.problem import Log, Place, Problem
 
 
 def trust_region(problem: Problem, points: Points, log: Log) -> Place:
-    """min <g, u> + <u, H u>/2 over ||u|| <= radius in g^hor, then Lambda <- Lambda R(u), if the value agrees.
+    """Minimise <g, u> + <u, H u>/2 over ||u|| <= radius in g^hor; Lambda <- Lambda R(u) if the value agrees.
 
-    H is the Hessian of the pulled-back loss f(Lambda R(u) E), at a critical point the Riemannian one.
+    H is the Hessian of the pulled-back loss f(Lambda R(u) E); at a critical point it is the Riemannian one.
     """
     place, widest, eps = problem.place(points, twice=True), points.widest(), points.eps
     radius, product = 0.0, None
@@ -51,8 +51,10 @@ def trust_region(problem: Problem, points: Points, log: Log) -> Place:
 
 
 def _first_radius(place: Place, product: Callable[[Tensor], Tensor], widest: float) -> float:
-    """An eighth of a radian; with positions, which have no such length, the step that minimises the model
-    along -gradient."""
+    """An eighth of a radian; with positions, which have no such unit, the length of Cauchy's step.
+
+    That is the step along -gradient that minimises the model.
+    """
     if widest < math.inf:
         return widest / 8
     g, norm = place.gradient, float(place.gradient.norm())
@@ -63,10 +65,11 @@ def _first_radius(place: Place, product: Callable[[Tensor], Tensor], widest: flo
 def steihaug(
     g: Tensor, product: Callable[[Tensor], Tensor], radius: float, log: Log
 ) -> tuple[Tensor, Tensor, bool]:
-    """Conjugate gradients for H u = -g, to the edge where they leave the radius or meet negative curvature.
+    """Conjugate gradients for H u = -g; up to the edge if they leave the radius or meet negative curvature.
 
     Ends at ||r|| <= ||g|| min(sqrt(||g||/||g_0||), 0.1), g_0 the first gradient of the run, so that the outer
-    iteration converges with order 3/2, or at half of the gradient norm that is asked for.
+    iteration converges with order 3/2; or at half of the gradient norm that the run is to reach. Returns u,
+    H u, and whether u is at the edge.
     """
     size = float(g.norm())
     # Everything is divided by `size`: squares of small gradients would underflow in float32.

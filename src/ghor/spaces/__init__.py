@@ -16,7 +16,7 @@ from ghor.spaces.sphere import Sphere
 from ghor.spaces.stiefel import Stiefel
 from ghor.spaces.symplectic import SymplecticGrassmann, SymplecticStiefel
 
-# Optimizers of torch.distributed put parameter groups, and so spaces, into files that are read with
+# Optimizers of torch.distributed save parameter groups, and with them spaces, in files that are read with
 # weights_only=True.
 _SPACES: list[Any] = [SPD, Euclidean, Flag, Grassmann, Hyperbolic, PositionsOrientations, SpecialEuclidean]
 _SPACES += [SpecialOrthogonal, Sphere, Stiefel, SymplecticGrassmann, SymplecticStiefel, Unitary]

@@ -1,4 +1,4 @@
-"""The interface of a space: the lines of Algorithm 3, how points are found, and the mean of points.
+"""The interface of a space: the lines of Algorithm 3, how to find points, and the mean of points.
 
     section(Y) -> Lambda                  a frame above Y
     apply_section(Lambda, E) -> Y         the point Lambda E
@@ -11,7 +11,7 @@ Points may have leading batch dimensions. B and W have the shape of the point: c
 are structural zeros, which elementwise odd rules keep. Lambda is any tensor with the same batch dimensions.
 
 Matrix spaces share `matrix.py`, spaces with cheap frames `framed.py`. Geometry on points (`metric, rgrad,
-exp, log, dist, transport, ...`) is optional: `space.has("log")` tells.
+exp, log, dist, transport, ...`) is optional; `space.has("log")` tells whether it is there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor.linalg import wide
 from ghor.retraction import Retraction
 
-# The method that each piece of geometry written here rests on: a space has the one if it has the other.
+# The method that each piece of geometry defined here needs: a space has the first if it has the second.
 NEEDS = {
     "dist": "log",
     "exp": "retract",
@@ -61,23 +61,23 @@ class Space(ABC):
 
     __signature__: ClassVar[_Signature] = _Signature()
 
-    # Longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 a retraction in float64
-    # has lost the digits in which float32 could tell it from its limit.
+    # The longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 a retraction, though
+    # computed in float64, has lost the digits in which float32 could tell it from its limit.
     max_velocity: ClassVar[float] = 1e6
 
-    # Whether points are bounded: any matrix of full rank has a nearest point, and no step leads far away.
+    # Whether points are bounded: then any matrix of full rank has a nearest point, and no step leads far off.
     compact: ClassVar[bool] = True
 
-    # Whether there is a section in closed form (`spaces/sections.py`), hence the `implicit_...` methods.
+    # Whether there is a section in closed form (`spaces/sections.py`), with its `implicit_...` methods.
     implicit: ClassVar[bool] = False
 
-    # Whether `implicit_update` also carries squares of coordinates along: where the frame turns fast.
+    # Whether `implicit_update` also carries second moments along, because the frame turns fast.
     spreads: ClassVar[bool] = False
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
         if (
             given or not options.keys() <= cls.__dataclass_fields__.keys()
-        ):  # `bind` takes 50 us: `one` is fast
+        ):  # not for keywords alone, as in `one`: `bind` takes 50 us
             try:
                 cls.__signature__.bind(*given, **options)
             except TypeError as error:
@@ -142,16 +142,16 @@ class Space(ABC):
 
     @abstractmethod
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
-        """The distinct element, in the layout of `shape`."""
+        """The distinct element E of the paper, in the layout of `shape`."""
 
     def reach(self, shape: Sequence[int]) -> float:
-        """||W||_F of a step that turns everything by about one radian, which counts as a long step."""
+        """||W||_F of a step that turns every column by about one radian, which counts as a long step."""
         return 1.0
 
     def step_length(self, W: Tensor) -> Tensor:
         """The length of W that `reach` and `max_velocity` limit, (..., *point) -> (...): by default ||W||_F.
 
-        It is 0 for W = 0 alone, and not finite where W is not.
+        It is 0 only for W = 0, and not finite where W is not.
         """
         return torch.linalg.vector_norm(W, dim=tuple(range(-self.dims, 0)))
 
@@ -163,7 +163,7 @@ class Space(ABC):
 
     @abstractmethod
     def residual(self, Y: Tensor) -> Tensor:
-        """How far each point is off the space: (..., *point) -> (...). (`dist` is between two points.)"""
+        """How far each point is off the space: (..., *point) -> (...). (`dist` is that of two points.)"""
 
     def distance(self, Y: Tensor) -> Tensor:
         """Deprecated name of `residual`, too easily taken for `dist`, the distance of two points."""
@@ -171,17 +171,17 @@ class Space(ABC):
         return self.residual(Y)
 
     def tolerance(self, Y: Tensor) -> Tensor:
-        """Residual below which a point counts as on the space: (..., *point) -> (...)."""
+        """The residual up to which a point counts as on the space: (..., *point) -> (...)."""
         points = self.split(Y)
         return torch.full(points.shape[: points.dim() - self.dims], self.room(Y), device=Y.device)
 
     def room(self, Y: Tensor) -> float:
         """The tolerance of a point of size one."""
-        # half precision has few digits to lose
+        # A smaller factor for half precision, where 100 eps would be of order one.
         return torch.finfo(Y.dtype).eps * self.reach(Y.shape) * (4 if Y.dtype in COMPUTE_DTYPE else 100)
 
     def hint(self, Y: Tensor) -> str:
-        """Why points Y are off the space, and the way out, if there is more to say than how far; else ""."""
+        """Why points Y are off the space, and a remedy, if there is more to say than how far; else ""."""
         return ""
 
     @abstractmethod
@@ -242,12 +242,14 @@ class Space(ABC):
         return after
 
     def checked_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
-        """A section read from a file, with rounding repaired; ValueError if it is not in the group."""
+        """A section read from a file, its rounding repaired; ValueError if it is not in the group."""
         return Lambda
 
     def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
-        """ "transported" or "implicit", for points of this shape and dtype (real if None) and the option
-        `section` of a group."""
+        """ "transported" or "implicit" for points of this shape and dtype, where a group has section=`asked`.
+
+        A dtype of None stands for a real one.
+        """
         if asked == "implicit" and not self.implicit:
             raise ValueError(f"{self} has no implicit section; use section='transported'")
         return "implicit" if asked == "implicit" else "transported"
@@ -257,7 +259,7 @@ class Space(ABC):
         return W
 
     def outgrown(self, Lambda: Tensor) -> Tensor:
-        """Which points are near the size at which `bounded` holds them: (...)."""
+        """Which points are so large that `bounded` is about to stop their growth: (...)."""
         return torch.zeros(Lambda.shape[:1], dtype=torch.bool, device=Lambda.device)
 
     def hor(self, W: Tensor) -> Tensor:
@@ -273,10 +275,10 @@ class Space(ABC):
         return Y0
 
     def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
-        """The way from Y0 to Y = Lambda E in g^hor, which weight decay shortens: the gradient of |Y -
-        Y0|^2/2.
+        """The vector of g^hor from Y0 to Y = Lambda E, which weight decay shortens: grad |Y - Y0|^2/2.
 
-        Spaces whose points grow without bound override it, so that the rate does not depend on their size.
+        Spaces whose points can grow without bound override it, so that the rate of decay does not depend on
+        the size of the points.
         """
         return self.global_grad(Lambda, Y - self.representative(Y, Y0))
 
@@ -287,7 +289,7 @@ class Space(ABC):
         """
         return (W * V.conj()).real.sum(tuple(range(-self.dims, 0)))
 
-    # -- geometry that follows from a space's own ------------------------------------------------------------
+    # -- geometry that follows from what a space defines -----------------------------------------------------
 
     def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
         """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
@@ -296,7 +298,7 @@ class Space(ABC):
         return bool((off <= tol * size).all())
 
     def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
-        """The geodesic gamma(1) from Y in the direction Delta."""
+        """gamma(1) on the geodesic gamma from Y with velocity Delta."""
         return self.retract(Y, Delta, "geodesic")
 
     def inner(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
@@ -306,7 +308,7 @@ class Space(ABC):
     def norm(self, Y: Tensor, V: Tensor) -> Tensor:
         """sqrt(g_Y(V, V)); its derivative at V = 0 is 0, as in torch.linalg.vector_norm."""
         square = self.metric(Y, V, V)
-        zero = square <= 0  # not `square > 0` negated: a NaN is not zero
+        zero = square <= 0  # not ~(square > 0), which would hide a NaN
         return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
@@ -324,7 +326,7 @@ class Space(ABC):
 
 
 def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
-    """The error for arguments that the constructor of a space does not take."""
+    """The message for arguments that the constructor of a space does not take."""
     name, parameters = cls.__name__, cls.__signature__.parameters
     options = f"its options are: {', '.join(parameters) or 'none'}"
     by_position = any(p.kind is not p.KEYWORD_ONLY for p in parameters.values())
@@ -346,7 +348,7 @@ def compute(X: Tensor) -> Tensor:
     return X.to(COMPUTE_DTYPE.get(X.dtype, X.dtype))
 
 
-STEPS = 1000  # iterations of `mean`; each gains a factor that depends on the spread of the points
+STEPS = 1000  # most iterations of `mean`, which converges linearly: slowly for points that are far apart
 
 
 @torch.no_grad()
@@ -354,10 +356,10 @@ STEPS = 1000  # iterations of `mean`; each gains a factor that depends on the sp
 def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     """The point Y that minimises sum_k w_k dist(Y, points[k])^2.
 
-    Y <- exp(Y, sum_k w_k log(Y, points[k])), from the point of the largest weight, until it stays. Points
-    (K, ..., *point) are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and are divided
-    by their sum. Runs in double precision and has no derivative. Points that are too far apart for `log`, or
-    for a mean to be unique, raise ValueError.
+    Iterates Y <- exp(Y, sum_k w_k log(Y, points[k])) from the point of the largest weight until it no longer
+    moves. Points (K, ..., *point) are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative
+    and are divided by their sum. Runs in double precision and has no derivative. Raises ValueError for points
+    that are too far apart for `log`, or for a mean to be unique.
     """
     batch = points.shape[: points.dim() - space.dims]
     if len(batch) == 0 or batch[0] == 0:
@@ -388,9 +390,10 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
         spread = space.norm(Y.expand_as(X), V).sum(0)  # sum_k w_k dist(Y, points[k])
         V = V.sum(0)
         moved = space.exp(Y, V)
-        # In the space's own norm and relative to the spread, so that neither the size of the points nor their
-        # distance from E counts. Rounding of the logarithms may keep the length above that: then it no longer
-        # falls, and is a small part of the spread, or Y changes in its last digits only (near points).
+        # Done when the step is at rounding level, measured in the space's own norm and relative to the
+        # spread, so that neither the size of the points nor their distance from E counts. Rounding in the
+        # logarithms may keep the step longer than that: then done when it no longer shrinks and is a small
+        # part of the spread, or changes only the last digits of Y (points close together).
         length = space.norm(Y, V)
         still = space._ambient(moved - Y) <= 1e3 * rounding * space._ambient(Y)
         small = still | (length <= rounding**0.5 * spread)

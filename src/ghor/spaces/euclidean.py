@@ -15,7 +15,7 @@ from ghor.spaces.base import Space
 
 @dataclass(frozen=True, repr=False)
 class Euclidean(Space):
-    """The vector space: rgrad and global_rep are identities, E = 0, the section is Y, a retraction adds."""
+    """The vector space: rgrad and global_rep are identities, E = 0, the section is Y, and steps add W."""
 
     compact: ClassVar[bool] = False
 

@@ -17,8 +17,8 @@ class Flag(Orthogonal):
     """The flags span(Y_1) < span(Y_1, Y_2) < ..., held by Y = [Y_1, Y_2, ...] (..., N, n), Y^H Y = I.
 
     Block Y_i has `sizes[i]` columns. Turning a block within its span does not move the flag, so g^hor has A
-    skew with zero diagonal blocks, and B arbitrary. One block is Grassmann, blocks of one column are Stiefel
-    up to signs. Metric: that of Stiefel.
+    skew with zero diagonal blocks, and B arbitrary. A single block gives Grassmann, and blocks of one column
+    give Stiefel up to signs. Metric: that of Stiefel.
 
     >>> Flag((2, 1)).random(9, 3).shape
     torch.Size([9, 3])
@@ -46,7 +46,7 @@ class Flag(Orthogonal):
             raise ValueError(f"{self} of square matrices is a single point, got shape {tuple(shape)}")
 
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
-        """[Y0_1 Y0_1^H Y_1, ...], each block projected to its own span, the same for every basis of it."""
+        """[Y0_1 Y0_1^H Y_1, ...]: each block of Y projected to the span of Y0's, whatever its basis."""
         M, M0 = self.matrix(Y).split(self.sizes, -1), self.matrix(Y0).split(self.sizes, -1)
         return self.unmatrix(torch.cat([b @ (b.mH @ a) for a, b in zip(M, M0, strict=True)], -1), Y.shape)
 

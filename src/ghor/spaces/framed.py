@@ -1,9 +1,9 @@
-"""Base class of the spaces whose frames are cheap: geometry of points through a frame Lambda.
+"""Base class of the spaces whose frames are cheap: their geometry on points goes through a frame Lambda.
 
-A space of this family has the lines of Algorithm 3 and two maps between g^hor and T_Y, inverse to each other:
+A space of this family defines the lines of Algorithm 3 and two maps between g^hor and T_Y:
 
     push(Lambda, W) -> Delta              the derivative of Lambda R(t W) E at t = 0
-    global_rep(Lambda, X) -> W            its inverse on T_Y; for any other X, that of its projection to T_Y
+    global_rep(Lambda, X) -> W            its inverse on T_Y; other X are projected to T_Y first
 
 The rest follows: exp(Y, Delta) = Lambda exp(W) E, and transport keeps coordinates. No result depends on which
 frame above Y is taken.
@@ -39,7 +39,7 @@ class Framed(Space):
         return self.sides
 
     def refuse_shape(self, shape: Sequence[int], good: bool) -> None:
-        """Raise ValueError unless a shape is good and its points are not empty; a batch may be empty."""
+        """Raise ValueError unless the shape is `good` and its points are not empty; a batch may be empty."""
         if not good or 0 in shape[-self.dims :]:
             raise ValueError(f"{self} holds {self.holds}, got shape {tuple(shape)}")
 
@@ -56,7 +56,7 @@ class Framed(Space):
             )
 
     def warn_of_digits(self, held: Tensor, where: str, Y: Tensor) -> None:
-        """Warn that points are held where the digits of Y's dtype end, if reading that is free."""
+        """Warn that points are held where the digits of Y's dtype end, if values may be read."""
         if readable(held) and bool(held.any()):
             way_out = "lower the learning rate" if Y.dtype == torch.float64 else "use float64"
             warnings.warn(
@@ -66,7 +66,7 @@ class Framed(Space):
             )
 
     def project_part(self, part: Space, X: Tensor, of: Tensor) -> Tensor:
-        """`part.project(X)` for the part X of a weight `of` on this space, which errors name."""
+        """`part.project(X)` for the part X of a weight `of`; errors name this space, not `part`."""
         self.check_project(of)
         try:
             return part.project(X) if X.numel() else X.clone()
@@ -88,7 +88,7 @@ class Framed(Space):
         return self.from_normal(compute(X)).to(X.dtype).contiguous()
 
     def from_normal(self, X: Tensor) -> Tensor:
-        """The point that a normal X gives; by default its projection: uniform rotations, normal positions."""
+        """The point made from a normal X: by default its projection (uniform rotations, normal positions)."""
         return self.project(X)
 
     def frame(self, Y: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Framed(Space):
         return self.scale * self.ghor_inner(self.global_rep(Lambda, U), self.global_rep(Lambda, V))
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """The gradient with respect to the metric."""
+        """The gradient in the metric of the space."""
         Lambda = self.frame(Y)
         return self.push(Lambda, self.global_grad(Lambda, G) / self.scale)
 

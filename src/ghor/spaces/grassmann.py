@@ -13,7 +13,7 @@ from ghor.spaces.orthogonal import Orthogonal
 
 
 def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
-    """f(t) = atan(sqrt t)/sqrt t and f'(t), by their series near 0, where sqrt has no derivative."""
+    """f(t) = atan(sqrt t)/sqrt t and f'(t); near 0, where sqrt has no derivative, by their series."""
     t = t.clamp_min(0)
     small = t < 1e-4
     safe = torch.where(small, 1.0, t)
@@ -26,7 +26,7 @@ def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Subspaces(MatrixSpace):
-    """Subspaces, each held by one of its bases; orthonormal or symplectic. g^hor: A = 0."""
+    """Subspaces, each held by one of its orthonormal or symplectic bases. g^hor: A = 0."""
 
     def check_shape(self, shape: Sequence[int]) -> None:
         super().check_shape(shape)
@@ -53,8 +53,9 @@ class Subspaces(MatrixSpace):
 class Grassmann(Subspaces, Orthogonal):
     """The Grassmann manifold of subspaces span(Y), Y^H Y = I, held by (..., N, n) matrices, N > n.
 
-    Y and Y R, R a rotation, are the same point: `dist` and the step of a rotation-invariant optimizer do not
-    see R. Metric: Re tr(U^H V), where Y^H U = 0; rgrad is G - Y Y^H G. g^hor: A = 0, B arbitrary ((N-n) x n).
+    Y and Y R, R a rotation, are the same point: `dist`, and the steps of an optimizer that is invariant under
+    rotations, do not depend on R. Metric: Re tr(U^H V), where Y^H U = 0; rgrad is G - Y Y^H G. g^hor: A = 0,
+    B arbitrary ((N-n) x n).
 
     >>> Y = Grassmann().random(9, 2)
     >>> bool(Grassmann().dist(Y, Y.flip(-1)) < 1e-3)

@@ -20,15 +20,18 @@ from ghor.spaces.rank_one import Padded, Step, pull, scalar, sinhc
 
 @dataclass(frozen=True, repr=False)
 class Hyperbolic(Padded, Framed):
-    """Vectors (..., n+1) with -x_0^2 + x_1^2 + ... + x_n^2 = -1, x_0 > 0. g^hor: boosts b in R^n, stored as
-    (0, b).
+    """Vectors (..., n+1) with -x_0^2 + x_1^2 + ... + x_n^2 = -1, x_0 > 0.
 
-    The section is the boost at x, a function of x alone, so the implicit section stores nothing and is the
-    default. A transported frame is that boost times a rotation: Lambda = [x; 0, o_1; ...; 0, o_n], o_j in
-    R^n. At distance r from e_0 the digits of a point tell places eps e^r/2 apart: 5e-4 at r = 9, 0.2 at r =
-    15 in float32, 1e-6 at r = 23 in float64. Where they run out, eps x_0 = 1/4 (r = 15.2 in float32, 35.4 in
-    float64, 4.2 in bfloat16), a weight is held, with a warning. The row `padding_idx` of a matrix, if given,
-    is not a point, and optimizers leave it alone: that of an nn.Embedding.
+    g^hor: boosts b in R^n, stored as (0, b). The section is the boost at x, a function of x alone, so the
+    implicit section stores nothing and is the default. A transported frame is that boost times a rotation:
+    Lambda = [x; 0, o_1; ...; 0, o_n], o_j in R^n.
+
+    At distance r from e_0 neighbouring floating point points are eps e^r/2 apart: in float32 5e-4 at r = 9
+    and 0.2 at r = 15, in float64 1e-6 at r = 23. Where the digits run out, at eps x_0 = 1/4 (r = 15.2 in
+    float32, 35.4 in float64, 4.2 in bfloat16), a weight is held, with a warning.
+
+    The row `padding_idx` of a matrix, if given, is not a point, and optimizers leave it alone: it is the
+    padding row of an nn.Embedding.
     """
 
     sides: ClassVar[int] = 1
@@ -52,8 +55,7 @@ class Hyperbolic(Padded, Framed):
 
     @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
-        """|<x, x> + 1|; infinite beyond the digits, where 1 is less than rounding of x_0. 0 for the padding
-        row."""
+        """|<x, x> + 1|, and 0 for the padding row; infinite where 1 is less than the rounding of x_0."""
         Y = self.read(Y)
         x0, xs = Y[..., 0], Y[..., 1:]
         off = (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs()
@@ -64,7 +66,7 @@ class Hyperbolic(Padded, Framed):
         return self.room(Y) + 4 * torch.finfo(Y.dtype).eps * compute(self.read(Y))[..., 0] ** 2
 
     def from_normal(self, X: Tensor) -> Tensor:
-        """In a uniform direction from e_0, at a uniform distance between 0 and 1."""
+        """The point in a uniform direction from e_0, at a uniform distance between 0 and 1."""
         r = torch.special.ndtr(X[..., :1])
         return _lifted(torch.sinh(r) * torch.nn.functional.normalize(X[..., 1:], dim=-1))
 
@@ -125,11 +127,11 @@ class Hyperbolic(Padded, Framed):
         return _push(Lambda[..., 0, :], _boost(Lambda, W))
 
     def hor(self, W: Tensor) -> Tensor:
-        """Nothing along e_0."""
+        """W without its component along e_0."""
         return torch.cat([torch.zeros_like(W[..., :1]), W[..., 1:]], -1)
 
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
-        """x+ by the boost, O by Wigner's rotation."""
+        """Move x by the boost, and turn O by Wigner's rotation."""
         x, O = Lambda[..., 0, :], Lambda[..., 1:, 1:]
         b = _boost(Lambda, self.hold(Lambda, W, R, Lambda.dtype))
         x_new = _lifted(Step(-1, x, b, R, long=True).point())
@@ -142,11 +144,11 @@ class Hyperbolic(Padded, Framed):
         return x_new
 
     def hold(self, Lambda: Tensor, W: Tensor, R: Retraction, dtype: torch.dtype) -> Tensor:
-        """W, shortened where the step would lead out to where the digits of `dtype` end: eps x_0 = 1/4.
+        """W, shortened where the step would go beyond eps x_0 = 1/4, where the digits of `dtype` end.
 
         Along a geodesic with the outward speed o = <x_s, b>/|b|, x_0 cosh(t) + o sinh(t) = far at
         t = log((far + sqrt(far^2 - x_0^2 + o^2))/(x_0 + o)). Other retractions go at most 4/3 as far. The
-        factor is a constant for autograd. Reads no value where that is not free.
+        factor is a constant for autograd. Reads values only where that is free.
         """
         far = 0.25 / torch.finfo(dtype).eps
         free = may_read(W) and not (W.requires_grad or torch.compiler.is_compiling())
@@ -154,13 +156,13 @@ class Hyperbolic(Padded, Framed):
             x0, xs = Lambda[..., 0, :1], Lambda[..., 0, 1:]
             length = torch.linalg.vector_norm(W, dim=-1, keepdim=True)
             t = length if R.name == "geodesic" else length * (4 / 3)
-            # no way of length t leads further out than x_0 e^t
+            # A path of length t leads no further out than x_0 e^t.
             if free and (W.numel() == 0 or not float((x0 * t.exp()).max()) > far):
                 return W
             tiny = torch.finfo(W.dtype).tiny
             out = scalar(xs, _boost(Lambda, W)) / length.clamp_min(tiny)
-            limit = x0.clamp_min(far)  # from beyond it, too, the way inwards is free
-            # x_0 + o; where o < 0, without cancellation
+            limit = x0.clamp_min(far)  # so that a point beyond it can still move inwards
+            # x_0 + o, computed without cancellation where o < 0
             inward = (1 + (scalar(xs, xs) - out * out).clamp_min(0)) / (x0 - out)
             sum_ = torch.where(out > 0, x0 + out, inward)
             root = ((limit - x0) * (limit + x0) + out * out).clamp_min(0).sqrt()
@@ -174,7 +176,7 @@ class Hyperbolic(Padded, Framed):
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
-        """x_0 from the spatial part; O by one Newton-Schulz step."""
+        """Recompute x_0 from the spatial part, and repair O by one Newton-Schulz step."""
         self.implicit_polish(Lambda[..., 0, :], share)
         if not point_only:
             orthonormalised(Lambda[..., 1:, 1:], share)
@@ -186,11 +188,11 @@ class Hyperbolic(Padded, Framed):
         return "transported" if asked == "transported" else "implicit"
 
     def implicit_start(self, Y: Tensor) -> Tensor:
-        """Nothing: (..., 0)."""
+        """An empty anchor, (..., 0)."""
         return Y.new_empty(*Y.shape[:-1], 0)
 
     def checked_anchor(self, R: Tensor) -> Tensor:
-        """Nothing can be wrong with it."""
+        """The anchor is empty, so there is nothing to check."""
         return R
 
     def implicit_inverse(self, Y: Tensor, R: Tensor) -> Tensor:
@@ -202,16 +204,16 @@ class Hyperbolic(Padded, Framed):
         return self.section(Y)
 
     def implicit_turn(self, Y: Tensor, R: Tensor, Lambda: Tensor, vectors: Sequence[Tensor]) -> None:
-        """From the frame Lambda to the boost alone."""
+        """Turn vectors from the frame Lambda to the boost alone, in place."""
         for X in vectors:
             X[..., 1:] = _boost(Lambda, X)
 
     def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
-        """x_0 from the spatial part, in place."""
+        """Recompute x_0 from the spatial part, in place."""
         Y[..., 0] += (_lifted(Y[..., 1:])[..., 0] - Y[..., 0]) * share
 
     def implicit_restore(self, Y: Tensor) -> Tensor:
-        """The same after a long step."""
+        """The point with x_0 recomputed from the spatial part."""
         return _lifted(Y[..., 1:])
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
@@ -230,13 +232,14 @@ class Hyperbolic(Padded, Framed):
         moved: Tensor,
         squares: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Y and the `vectors`, in place: they turn as the boost frame does, and squares of coordinates spread
-        with it; returns the new p.
+        """Move Y, turn the `vectors` with the boost frame and spread squares, in place; returns the new p.
 
-        This frame turns by about the length of the way. Were squares left, momentum would turn into
-        coordinates whose second moment is next to nothing, and Adam would take steps of many learning rates.
-        Spreading is right on average; momentum is one vector, so that beside it squares are kept large enough
-        that no m^2/s exceeds the largest one before the step.
+        This frame turns by up to about the length of the step. If squares did not spread, momentum would turn
+        into coordinates whose second moment is next to nothing, and Adam would take steps of many learning
+        rates.
+
+        Spreading is right on average. But momentum is a single vector, so beside it the squares are kept large
+        enough that no ratio m^2/s exceeds the largest one before the step.
         """
         step = Step(-1, Y, W[..., 1:], retraction, p=P)
         pairs = [(m[..., 1:], s[..., 1:]) for m in vectors for s in squares]
@@ -257,7 +260,7 @@ class Hyperbolic(Padded, Framed):
         return X + Y * (scalar(Y[..., 1:], X[..., 1:]) - Y[..., :1] * X[..., :1])
 
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
-        """V along the geodesic of Delta."""
+        """Transport V along the geodesic of Delta."""
         frame = self.frame(Y)
         W = self.hold(frame, self.global_rep(frame, Delta), geodesic, Y.dtype)
         step = Step(-1, Y, W[..., 1:], geodesic)
@@ -268,7 +271,7 @@ class Hyperbolic(Padded, Framed):
         return _push(Y, _direction(Y, Z) / sinhc(_squared_distance(Y, Z)))
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """arcosh(-<Y, Z>), exact to rounding also for near points; its derivative where they meet is 0."""
+        """arcosh(-<Y, Z>), accurate to rounding for near points, too; its derivative where Y = Z is 0."""
         square = _squared_distance(Y, Z).squeeze(-1)
         zero = square == 0
         return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
@@ -300,11 +303,10 @@ def _coordinates(x: Tensor, Delta: Tensor) -> Tensor:
 
 
 def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
-    """d(x, z)^2 from q = 4 sinh^2(d/2) = <z - x, z - x>, exact to rounding for near points, smooth where they
-    meet.
+    """d(x, z)^2 from q = 4 sinh^2(d/2) = <z - x, z - x>, accurate for near points, smooth where x = z.
 
-    Where <x_s, z_s> > 0 the chord is split along and across m = x_s + z_s: q = (across^2 + 4 t)/(1 - t), and
-    elsewhere q = -2 <x, z> - 2: with x_0 - 1 = |x_s|^2/(1 + x_0) everything is a sum of positive terms.
+    Where <x_s, z_s> > 0 the chord is split along and across m = x_s + z_s: q = (across^2 + 4 t)/(1 - t).
+    Elsewhere q = -2 <x, z> - 2. With x_0 - 1 = |x_s|^2/(1 + x_0) everything is a sum of positive terms.
     """
     xs, zs, s = x[..., 1:], z[..., 1:], x[..., :1] + z[..., :1]
     a, b, xz = scalar(xs, xs) / (1 + x[..., :1]), scalar(zs, zs) / (1 + z[..., :1]), scalar(xs, zs)
@@ -326,8 +328,8 @@ def _direction(x: Tensor, z: Tensor) -> Tensor:
     """sinh(d) times the unit vector towards z, in the boost frame at x.
 
     Away from e_0 the chord D = z_s - x_s is split along and across x_s, D = a x_s + w. The part along x_s is
-    x_0 (1 + a) - z_0 times x_s; for near points that is a difference of large numbers, and by
-    (x_0 (1 + a) - z_0)(x_0 (1 + a) + z_0) = a (2 + a) - |w|^2 it is formed without it.
+    x_0 (1 + a) - z_0 times x_s. For near points that is a difference of large numbers, which is avoided by
+    (x_0 (1 + a) - z_0)(x_0 (1 + a) + z_0) = a (2 + a) - |w|^2.
     """
     x0, z0, xs, zs = x[..., :1], z[..., :1], x[..., 1:], z[..., 1:]
     D, far = zs - xs, x0 > 2
@@ -340,11 +342,11 @@ def _direction(x: Tensor, z: Tensor) -> Tensor:
 
 
 def _turned(Lambda: Tensor, w: Tensor) -> Tensor:
-    """Coordinates in the boost frame as stored ones in that of Lambda: (0, O^T w)."""
+    """Coordinates w in the boost frame, converted to the frame Lambda and stored as (0, O^T w)."""
     w = (Lambda[..., 1:, 1:] @ w.unsqueeze(-1)).squeeze(-1) if Lambda.shape[-2] > 1 else w
     return torch.nn.functional.pad(w, (1, 0))
 
 
 def _boost(Lambda: Tensor, W: Tensor) -> Tensor:
-    """The inverse: O b of W = (0, b)."""
+    """The inverse of `_turned`: O b of W = (0, b)."""
     return (W[..., None, 1:] @ Lambda[..., 1:, 1:]).squeeze(-2) if Lambda.shape[-2] > 1 else W[..., 1:]

@@ -38,7 +38,7 @@ class MatrixSpace(Space):
     With `blocks=k` a tensor is k matrices stacked along the rows, each of them on the space:
     `Stiefel(blocks=3)` for the weights of queries, keys and values in one tensor, `Stiefel(blocks=(3,
     heads))` for those of every head. Blocks are a batch: (k R, C) is taken as (k, R, C), and `residual`,
-    `metric`, ... give a number for each.
+    `metric`, ... return a number for each.
     """
 
     flatten: int = 1
@@ -99,7 +99,7 @@ class MatrixSpace(Space):
             raise ValueError(f"{self} of real 1 x 1 matrices does not move, got shape {tuple(shape)}{hint}")
 
     def check_blocks(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless there is a whole number of rows in a block."""
+        """Raise ValueError unless the rows split into equal blocks."""
         if shape[-self.dims] % self.count:
             raise ValueError(
                 f"{self} cannot split {shape[-self.dims]} rows into {self.count} equal blocks, got shape "
@@ -143,8 +143,9 @@ class MatrixSpace(Space):
     def polish_period(self, shape: Sequence[int]) -> int:
         """max(100, 17 N/n), so that polishing takes at most 4 % of the time.
 
-        A polishing has two N^3 products, a step three with N^2 n terms. In between Y alone is polished, O(N
-        n^2): steps near one ulp round the same way every time, and would take Y off by a few 1e-8 each.
+        Polishing takes two products with N^3 terms, a step three with N^2 n. In between only Y is polished,
+        O(N n^2): steps near one ulp round the same way every time, and each would take Y off the space by
+        a few 1e-8.
         """
         N, n = self.size(shape)
         return max(100, 17 * N // n)
@@ -156,13 +157,13 @@ class MatrixSpace(Space):
         return X.mH
 
     def pair(self, X: Tensor, Z: Tensor) -> Tensor:
-        """X* Z, accurate also where the sums are long."""
+        """X* Z, accurate even if the sums are long."""
         return product(self.star(X), Z)
 
     def skew(self, X: Tensor) -> Tensor:
         """Twice the projection of n x n matrices to the blocks A of g^hor: X - X*, *exactly* skew.
 
-        Adam would divide a rounding error left on the diagonal by itself, and make it one of order 1.
+        Adam would divide a rounding error left on the diagonal by itself, and so make it of order 1.
         """
         return X - self.star(X)
 
@@ -190,7 +191,7 @@ class MatrixSpace(Space):
         return torch.cat([W, right], -1)
 
     def inverse(self, Lambda: Tensor, n: int) -> Tensor:
-        """Lambda^-1 = [Y*; Q*], Y the first n columns; of Y alone, Y*."""
+        """Lambda^-1 = [Y*; Q*], where Y is the first n columns; Y* if Lambda is Y alone."""
         if Lambda.shape[-1] == n:
             return self.star(Lambda)
         return torch.cat([self.star(Lambda[..., :n]), self.star(Lambda[..., n:])], -2)
@@ -204,7 +205,7 @@ class MatrixSpace(Space):
         return frobenius(self.pair(M, M) - eye_like(M))
 
     def section(self, Y: Tensor) -> Tensor:
-        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), stored by columns: Y is contiguous."""
+        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), stored by columns, so Y is contiguous."""
         return self.section_matrix(self.matrix(Y)).mT.contiguous().mT
 
     @abstractmethod
@@ -237,7 +238,7 @@ class MatrixSpace(Space):
         out = Lambda.clone() if out is None else out
         R = retraction if isinstance(retraction, Retraction) else by_name(retraction)
         N, n = self.size(W.shape)
-        if N < 2 * n and N <= R.dense_up_to:
+        if N < 2 * n and N <= R.dense_up_to:  # the thin form would not be smaller, see `ghor.retraction`
             return out.add_(Lambda @ R.dense(self.algebra(self.matrix(W))))
         # A copy, since A is overwritten below; by columns, as Lambda is, so that products need no other copy.
         W = self.matrix(W).mT.clone(memory_format=torch.contiguous_format).mT
@@ -245,7 +246,7 @@ class MatrixSpace(Space):
         Bs = self.star(B)
         C = Bs @ B if N <= LONG else product(Bs, B)
         if R.factors is not None:
-            A[...], F2 = R.factors(A, C)  # W becomes [M; B], and F = W F2
+            A[...], F2 = R.factors(A, C)  # W becomes [M; B], so that F = W F2
             Dt = F2.mT @ (W.mT @ Lambda.mT)
             Tt = torch.add(Yt, Dt, alpha=0.5)
         else:
@@ -253,7 +254,7 @@ class MatrixSpace(Space):
             F, T = torch.cat([F1, T1], -1), torch.cat([F2, T2], -1)
             Dt, Tt = (torch.cat([F.mT, T.mT @ B.mT], -1) @ Lambda.mT).split(n, -2)
         Qt, Bt = out.mT[..., n:, :], Bs.mT
-        # In a batch the columns of Q are not contiguous: there all of Lambda is updated, with 0 for A.
+        # In a batch the columns of Q are not contiguous. Then all of Lambda is updated, with 0 in place of A.
         if not Qt.is_contiguous():
             A.zero_()
             B.copy_(Bt)
@@ -281,7 +282,7 @@ class MatrixSpace(Space):
     def checked_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
         N, n = self.size(E.shape)
         I, Lambda = eye_like(Lambda), Lambda.mT.contiguous().mT
-        for _ in range(3):  # three squarings take 0.005 below the rounding of float64
+        for _ in range(3):  # each polishing squares the residual: 0.005^8 is below the rounding of float64
             off = frobenius(self.inverse(Lambda, n) @ Lambda - I)
             size = frobenius(Lambda) ** 2 / N
             if Lambda.shape[-1] != N or not bool((off <= 0.005 * math.sqrt(N) * size).all()):
@@ -345,7 +346,7 @@ class MatrixSpace(Space):
         Ys = self.star(Y)
         A = self.skew(Ys @ Delta) / 2
         K = Delta - Y @ A
-        K = K - Y @ (Ys @ K)  # twice: one pass leaves rounding of the size of Delta along Y
+        K = K - Y @ (Ys @ K)  # a second pass: the first leaves rounding of the size of Delta along Y
         F1, F2, T1, T2 = retraction.thin(A, self.star(K) @ K)
         x, z = Ys @ X, self.star(K) @ X
         return Y @ (F1 @ x - T1 @ z) + K @ (F2 @ x - T2 @ z)

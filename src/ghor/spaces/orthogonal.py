@@ -6,7 +6,7 @@ near Y1, the *anchor*. With P = (R + Y1)^-1
     Lambda X = Y X1 + Q X2,    Q X2 = E_c X2 - (Y R^H + E) P^H Y2^H X2,    X = [X1; X2]
 
 is a frame above Y that is never formed: applying it costs O(N n^2), and its state is the n^2 numbers of R.
-||P|| <= 1 for R = polar(Y1); R stays fixed, so that the frame turns slowly, until P has grown.
+||P|| <= 1 for R = polar(Y1). R stays fixed, so that the frame turns slowly, and is renewed once P has grown.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ class Orthogonal(MatrixSpace):
         Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # LAPACK's U V^H is orthogonal to 1e-5 in float32
         if (
             X.requires_grad
-        ):  # SVD has no derivative where singular values coincide, as they all do on the space
+        ):  # the SVD has no derivative where singular values coincide, as all of them do on the space
             smooth = M @ symmetric_function(M.mH @ M, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
             Y = Y + (smooth - smooth.detach())
         return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()
 
     def _orient(self, U: Tensor, V: Tensor) -> Tensor:
-        """U, its last column negated where U V lies in another component than the space."""
+        """U, with its last column negated where U V is not in the component that is the space."""
         return U
 
     # -- the canonical metric --------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Orthogonal(MatrixSpace):
         return dot(UM, VM) - dot(M.mH @ UM, M.mH @ VM) / 2
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """G - Y Y^H G + Y skew(Y^H G), the gradient of the canonical metric; on Stiefel, G - Y G^H Y."""
+        """G - Y Y^H G + Y skew(Y^H G), the gradient in the canonical metric; on Stiefel, G - Y G^H Y."""
         M, GM = self.matrix(Y), self.matrix(G)
         YG = M.mH @ GM
         return self.unmatrix(GM + M @ (self.skew(YG) - YG), Y.shape)
@@ -117,7 +117,7 @@ class Orthogonal(MatrixSpace):
     def section_matrix(self, Y: Tensor, R: Tensor | None = None) -> Tensor:
         """The closed-form section Lambda = [Y, Q], formed. By default R = polar(Y1), so that section(E) = I.
 
-        Autograd takes R as constant, which is a smooth section as well.
+        Autograd takes R as constant: a section with a fixed anchor is smooth, too.
         """
         n = Y.shape[-1]
         R = polar(Y[..., :n, :].detach()) if R is None else R
@@ -133,9 +133,9 @@ class Orthogonal(MatrixSpace):
         return Q * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
 
     def section_kind(self, asked: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> str:
-        """Transported if N = n, where there is no Q to save; "auto" is the faster one.
+        """Transported if N = n, where there is no Q to save storing; otherwise "auto" is the faster kind.
 
-        Where they cross: `benchmarks/step.py --crossover`.
+        `benchmarks/step.py --crossover` measures where the two are equally fast.
         """
         N, n = self.size(shape)
         faster = N >= 512 and 4 * n <= N
@@ -197,7 +197,7 @@ class Orthogonal(MatrixSpace):
             T1c, T2c = T1 @ c, T2 @ c
             u = P.mH @ (Y2.mH @ m - M @ T2c)
             a = -T1c - R.mH @ u  # the transported vector is Q' m = Y a - E u + E_c (m - B T2 c)
-            b = P_new @ (Y1 @ a - u)  # Q+^H of it, its new coordinates, is its lower block less Y2+ b
+            b = P_new @ (Y1 @ a - u)  # its new coordinates, Q+^H times it, are its lower block less Y2+ b
             add_product(add_product(m, Y2, (a - b - G1 @ b) * moved), B, (T2c + F2 @ b) * moved, -1)
         D = Y2 @ G1
         add_product(Y2, B, F2).add_(D)
@@ -208,19 +208,20 @@ class Orthogonal(MatrixSpace):
     def _anchor(self, Y1: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
         """R and P at a new point; R is renewed where P, of norm at most 1 when anchored, has grown."""
         P = inverse(R + Y1)
+        # A fresh anchor has ||P||_F <= sqrt(n); written with ~ so that a NaN counts as worn, too.
         worn = ~(torch.linalg.vector_norm(P, dim=(-2, -1)) <= 4 * math.sqrt(R.shape[-1]))
         if torch.compiler.is_compiling():
             anchors: tuple[Tensor, Tensor] = torch.cond(worn.any(), _renewed, _as_they_are, (Y1, R, P, worn))
             return anchors
-        # Where `worn` may not be read every step computes a new anchor: by QR, since SVD would wait for the
-        # device. Y1 = Q T with diag(T) > 0, and R + Y1 = Q (I + T) is well enough conditioned, too.
+        # Where `worn` may not be read, every step computes a new anchor, by QR, since an SVD would wait for
+        # the device: Y1 = Q T with diag(T) > 0, and R + Y1 = Q (I + T) is well enough conditioned, too.
         if not may_read(P):
             Q, T = torch.linalg.qr(Y1)
             R = torch.where(worn[..., None, None], Q * phases(T.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), R)
             return R, inverse(R + Y1)
         return _renewed(Y1, R, P, worn) if bool(worn.any()) else (R, P)
 
-    # -- the closed-form section: its upkeep -----------------------------------------------------------------
+    # -- the closed-form section: repair, checks, conversion -------------------------------------------------
 
     def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
         """Repair rounding of the point, in place, O(N n^2); see `polish`."""
@@ -231,7 +232,7 @@ class Orthogonal(MatrixSpace):
         return self.unmatrix(self.restore(self.matrix(Y), Y), Y.shape)
 
     def checked_anchor(self, R: Tensor) -> Tensor:
-        """An anchor read from a file, with rounding repaired; ValueError if it is not unitary."""
+        """An anchor read from a file, its rounding repaired; ValueError if it is not unitary."""
         off = frobenius(R.mH @ R - eye_like(R))
         if not bool((off <= 0.005 * math.sqrt(R.shape[-1])).all()):
             raise ValueError(
@@ -259,7 +260,7 @@ class Orthogonal(MatrixSpace):
             X[..., n:, :] = turn @ X[..., n:, :]
 
 
-# Branches of torch.cond: functions of the same tensors, whose results may not be their arguments.
+# The branches of torch.cond, which must take the same tensors and may not return one of their arguments.
 
 
 def _renewed(Y1: Tensor, R: Tensor, P: Tensor, worn: Tensor) -> tuple[Tensor, Tensor]:
@@ -274,7 +275,7 @@ def _as_they_are(Y1: Tensor, R: Tensor, P: Tensor, worn: Tensor) -> tuple[Tensor
 def require_geodesic(space: Space, Y: Tensor, Z: Tensor, Delta: Tensor) -> Tensor:
     """Delta, if exp(Y, Delta) = Z; else ValueError.
 
-    At the cut locus a logarithm is not unique, and iterations may not arrive.
+    At the cut locus a logarithm is not unique, and an iteration for it may fail to converge.
     """
     with torch.no_grad():
         off = largest((space.exp(Y, Delta) - Z).abs())

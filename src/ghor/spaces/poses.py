@@ -1,7 +1,7 @@
 """SE(d), rigid motions of R^d, and SE(3)/SO(2), positions with orientations.
 
-SE(d) is its own group, so the section is the point and g^hor is se(d). Lengths have no scale of their own:
-results in another unit of length are the same results.
+SE(d) is the group itself, so the section is the point and g^hor is se(d). Lengths have no natural scale, so
+no result may depend on the unit of length.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SO = SpecialOrthogonal()
 class SpecialEuclidean(Framed):
     """Poses [R, t], (..., d, d+1): x -> R x + t. g^hor: [omega, v] in the body's frame, omega skew, v in R^d.
 
-    <W, W'> = <omega, omega'>/2 + <v, v'>, in which a turn by one radian is as long as a way of one unit of
-    length. Everything is left-invariant: a change of the world's coordinates changes nothing. SE(d) has no
-    metric that is invariant on both sides; `exp` and `log` are those of the group, screw motions, and `dist`
-    is the length of `log`.
+    <W, W'> = <omega, omega'>/2 + <v, v'>, in which a turn by one radian is as long as a translation by one
+    unit of length. Everything is left-invariant: a change of the world's coordinates changes nothing. SE(d)
+    has no metric that is invariant on both sides; `exp` and `log` are those of the group, screw motions, and
+    `dist` is the length of `log`.
     """
 
     holds: ClassVar[str] = "poses [R, t], (..., d, d+1) with d >= 2"
@@ -46,7 +46,7 @@ class SpecialEuclidean(Framed):
         return E
 
     def residual(self, Y: Tensor) -> Tensor:
-        """The residual of R as a rotation; not a number where t is not finite."""
+        """The residual of R as a rotation; NaN where t is not finite."""
         return SO.residual(Y[..., :-1]) + (Y[..., -1] * 0).sum(-1)
 
     @full_precision()
@@ -75,7 +75,7 @@ class SpecialEuclidean(Framed):
         return Lambda[..., :-1] @ W
 
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
-        P = W * V  # every coordinate of omega is there twice
+        P = W * V  # every coordinate of omega occurs twice, hence the half
         return P[..., :-1].sum((-2, -1)) / 2 + P[..., -1].sum(-1)
 
     def hor(self, W: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class SpecialEuclidean(Framed):
         return [W[..., :-1], W[..., -1:]]
 
     def step_length(self, W: Tensor) -> Tensor:
-        """||omega||_F: turns have a longest step; a longest way would depend on the unit of length."""
+        """||omega||_F: only turns are limited, since a limit for translations would depend on the unit."""
         return torch.linalg.vector_norm(W[..., :-1], dim=(-2, -1)) + _any_length(W[..., -1])
 
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
@@ -96,7 +96,7 @@ class SpecialEuclidean(Framed):
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
-        """One Newton-Schulz step of R."""
+        """Repair R by one Newton-Schulz step."""
         orthonormalised(Lambda[..., :-1], share)
         return Lambda
 
@@ -111,8 +111,8 @@ class SpecialEuclidean(Framed):
         """The group mean of points (K, ..., *point): sum_k w_k log(Y, points[k]) = 0.
 
         It moves with the world and with the body's frame. It does not minimise
-        sum_k w_k dist(Y, points[k])^2, for `dist` is the length of a screw motion and not of a geodesic. The
-        minimiser, the Frechet mean of `dist`, is
+        sum_k w_k dist(Y, points[k])^2, because `dist` is the length of a screw motion and not of a geodesic.
+        The minimiser, the Frechet mean of `dist`, is
 
             ghor.minimize(lambda Y: space.dist(Y, points).square().sum(), space.mean(points), space).x
         """
@@ -126,9 +126,9 @@ S2 = Sphere()
 class PositionsOrientations(Framed):
     """(t, n), (..., 2, 3): a position and a unit vector, the pose (R, t) with n = R e_3 up to turns about n.
 
-    g^hor: (v, (w_1, w_2, 0)), a way and a turn in the frame of R. Lambda = [t; n; R e_1; R e_2], (..., 4, 3).
-    `exp` is that of SE(3), a screw motion, and `log` its inverse in closed form; `dist` is the length of
-    `log`. Everything is invariant under rigid motions.
+    g^hor: (v, (w_1, w_2, 0)), a translation and a turn in the frame of R. Lambda = [t; n; R e_1; R e_2],
+    (..., 4, 3). `exp` is that of SE(3), a screw motion, and `log` its inverse in closed form; `dist` is the
+    length of `log`. Everything is invariant under rigid motions.
     """
 
     holds: ClassVar[str] = "positions and orientations (..., 2, 3)"
@@ -144,7 +144,7 @@ class PositionsOrientations(Framed):
         return E
 
     def residual(self, Y: Tensor) -> Tensor:
-        """| |n|^2 - 1 |; not a number where t is not finite."""
+        """| |n|^2 - 1 |; NaN where t is not finite."""
         return S2.residual(Y[..., 1, :]) + (Y[..., 0, :] * 0).sum(-1)
 
     @full_precision()
@@ -181,7 +181,7 @@ class PositionsOrientations(Framed):
         return torch.stack([W[..., 0, :], turn], -2) @ _rotation(Lambda).mT
 
     def hor(self, W: Tensor) -> Tensor:
-        """No turn about e_3."""
+        """W without its turn about e_3."""
         return W * (W.new_tensor([[1, 1, 1], [1, 1, 0]]))
 
     def ghor_blocks(self, W: Tensor) -> list[Tensor]:
@@ -200,7 +200,7 @@ class PositionsOrientations(Framed):
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
-        """One Newton-Schulz step of R, or of n."""
+        """Repair R, or n alone, by one Newton-Schulz step."""
         if point_only:
             S2.implicit_polish(Lambda[..., 1, :], share)
         else:
@@ -222,8 +222,8 @@ class PositionsOrientations(Framed):
 def _increment(W: Tensor, R: Retraction) -> Tensor:
     """[R(omega) - I, u] of W = [omega, v]: R(X) - I for X = [[omega, v], [0, 0]] without its last row.
 
-    exp(X) - I = phi(omega) [omega, v]. `R.dense(X)` would be the same, but takes as many squarings as v is
-    long, which depends on the unit of length; Cayley's solve is linear in v.
+    exp(X) - I = phi(omega) [omega, v]. `R.dense(X)` would give the same, but with more squarings for a longer
+    v, so it would depend on the unit of length. Cayley's solve is linear in v.
     """
     if R.name == "geodesic":
         return phi(W[..., :-1]) @ W
@@ -231,12 +231,15 @@ def _increment(W: Tensor, R: Retraction) -> Tensor:
 
 
 def _any_length(v: Tensor) -> Tensor:
-    """0 of v = 0, NaN where v is not finite, and the smallest positive number otherwise."""
+    """0 where v = 0, NaN where v is not finite, and the smallest positive number otherwise.
+
+    Added to the length of a turn, it makes a pure translation count as a step, whatever the unit.
+    """
     return (v != 0).any(-1).to(v.dtype) * torch.finfo(v.dtype).tiny + (0 * v).sum(-1)
 
 
 def _rotation(Lambda: Tensor) -> Tensor:
-    """R: its columns are the rows 2, 3, 1 of Lambda."""
+    """R, whose columns are the rows 2, 3 and 1 of Lambda, counted from 0."""
     return torch.cat([Lambda[..., 2:, :], Lambda[..., 1:2, :]], -2).mT
 
 

@@ -1,4 +1,4 @@
-"""Spheres and hyperbolic spaces from one set of formulas, O(N) a point, with no matrix anywhere.
+"""Spheres and hyperbolic spaces from one set of formulas, O(N) per point and without matrices.
 
 Points y = (y_1, y_2) along the last dimension satisfy y_1^2 + k |y_2|^2 = 1: k = 1 on the sphere, k = -1 on
 hyperbolic space. The frame above y is a function of y,
@@ -8,7 +8,8 @@ hyperbolic space. The frame above y is a function of y,
 with r = 1 on hyperbolic space (the boost) and r = 1 or -1 on the sphere, whichever keeps p small. Elements of
 g^hor are W = [[0, -k b^T], [b, 0]], stored as (0, b).
 
-With k = -1 nothing here subtracts what is large: with y_1 = 1e6 as with y_1 = 1 rounding is relative.
+With k = -1 no large numbers are subtracted from each other: rounding is relative, for y_1 = 1e6 as for
+y_1 = 1.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def sinc(s: Tensor) -> Tensor:
 def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False) -> tuple[Tensor, Tensor]:
     """F and h of bb = |b|^2: R(W) e_1 = (1 - k h bb, F b), R(W) (0, m) = (-k F b.m, m - k h b (b.m)).
 
-    On hyperbolic space Cayley moves by 2 artanh(|b|/2), which ends at |b| = 2. Where steps may be `long`, it
-    goes on from |b| = 1 with the speed 4/3 that it has there.
+    On hyperbolic space Cayley moves by 2 artanh(|b|/2), which is infinite at |b| = 2. Where steps may be
+    `long`, it is continued beyond |b| = 1 along the geodesic, at the speed 4/3 that it has there.
     """
     if retraction.name == "geodesic":
         ratio = sinc if k == 1 else sinhc
@@ -63,7 +64,8 @@ def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False)
     beyond = bb > 1
     F, h = coefficients(k, torch.where(beyond, 0, bb), retraction)
     length = torch.where(beyond, bb, 1).sqrt()
-    stretch = (math.log(3) + (length - 1) * 4 / 3) / length  # of b, for a boost along the geodesic
+    # b is stretched to the length of the geodesic: log 3 = 2 artanh(1/2), and 4/3 for each unit beyond.
+    stretch = (math.log(3) + (length - 1) * 4 / 3) / length
     s = (stretch * length).square()
     F = torch.where(beyond, stretch * sinhc(s), F)
     return F, torch.where(beyond, (stretch * sinhc(s / 4)).square() / 2, h)
@@ -83,8 +85,8 @@ def pull(k: int, y: Tensor, G: Tensor, p: Tensor, sign: Tensor | None = None) ->
 class Step:
     """The step from y by Lambda R(W), and how vectors turn in it: Lambda R(W) = Lambda(y+) diag(1, T).
 
-    T = I + y_2 a^T + b c^T is a rotation, with a and c in the plane of y_2 and b; beside sums over the
-    coordinates everything is one number a point. On hyperbolic space it is the rotation of Thomas and Wigner.
+    T = I + y_2 a^T + b c^T is a rotation, with a and c in the plane of y_2 and b; apart from sums over the
+    coordinates everything is one number per point. On hyperbolic space T is the Thomas-Wigner rotation.
     `sign` and `p` are r and p above; `moved` (..., 1) is false where the sign must stay.
     """
 
@@ -103,7 +105,7 @@ class Step:
         p = torch.reciprocal((1 if sign is None else sign) + y1) if p is None else p
         yb, self.bb = scalar(self.y2, b), scalar(b, b)
         self.F2, h = coefficients(k, self.bb, retraction, long)
-        # numbers a point; factors k wait until they can be part of an addcmul, which is free
+        # One number per point each. Factors k are left out until an addcmul can apply them at no cost.
         self.k, e, bh = k, p * yb * self.F2, self.bb * h
         v = e if sign is None else e * sign
         self.g = v + bh  # y+ = y (1 - k g) + F2 b in the coordinates y_2
@@ -147,19 +149,19 @@ class Step:
             X[..., 1:].addcmul_(along_y, self.y2, value=self.k).addcmul_(along_b, self.b, value=self.k)
 
     def spread(self, s: Tensor) -> Tensor:
-        """sum_j T_ij^2 s_j: what squares of coordinates become on average."""
+        """sum_j T_ij^2 s_j: the new mean squares of coordinates that are uncorrelated."""
         a = torch.addcmul(self.ab * self.b, self.ay, self.y2, value=-self.k)  # k a and k c
         c = torch.addcmul(self.cy * self.y2, self.cb, self.b)
         diagonal = torch.addcmul(a * self.y2, c, self.b)  # of T - I, times k
         sa, sc = s * a, s * c
         aa, ac, cc = scalar(sa, a), scalar(sa, c), scalar(sc, c)
-        # the rest is sum_j s_j (y_i a_j + b_i c_j)^2, which is not negative but for rounding
+        # The rest is sum_j s_j (y_i a_j + b_i c_j)^2, which only rounding can make negative.
         across = torch.addcmul(aa * self.y2, ac, self.b).mul_(self.y2)
         across.addcmul_(torch.addcmul(ac * self.y2, cc, self.b), self.b)
         return across.addcmul_(s, diagonal, value=2 * self.k).add_(s)
 
     def spread_(self, squares: Sequence[Tensor], where: Tensor | None = None) -> None:
-        """Squares stored as (0, s) spread, in place, at all points or at some, `where` (..., 1)."""
+        """Spread squares stored as (0, s), in place, at all points or at those of `where` (..., 1)."""
         for X in squares:
             s = X[..., 1:]
             spread = self.spread(s).clamp_min_(0)
@@ -183,7 +185,7 @@ class Padded(Space):
         return super().one if self.padding_idx is None else replace(self, padding_idx=None).one
 
     def check_padding(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless there is such a row."""
+        """Raise ValueError unless the padding row exists."""
         rows = shape[-self.dims - 1] if len(shape) > self.dims else 0
         if self.padding_idx is not None and not -rows <= self.padding_idx < rows:
             raise ValueError(f"{self} has no row {self.padding_idx} in a tensor of shape {tuple(shape)}")

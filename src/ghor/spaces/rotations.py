@@ -60,12 +60,12 @@ class SpecialOrthogonal(OrthogonalGroup):
         )
 
     def _orient(self, U: Tensor, V: Tensor) -> Tensor:
-        """U with det(U V) = 1; the column of the smallest singular value turns, so that U V stays nearest."""
+        """U with det(U V) = 1; negating the column of the smallest singular value keeps U V nearest."""
         sign = torch.where(det(U @ V) < 0, -1, 1).to(U.dtype)
         return torch.cat([U[..., :-1], U[..., -1:] * sign[..., None, None]], -1)
 
     def project(self, X: Tensor) -> Tensor:
-        """The nearest rotation; where det X < 0 the singular vector of the smallest singular value turns."""
+        """The nearest rotation; if det X < 0, with the vector of the smallest singular value negated."""
         if X.requires_grad and bool((det(self.matrix(X).detach()) < 0).any()):
             raise ValueError(f"{self}.project of a matrix with det < 0 has no derivative here; detach it")
         return super().project(X)
@@ -75,8 +75,9 @@ class SpecialOrthogonal(OrthogonalGroup):
 
             Y exp(t A/2) B exp(t A/2),   A = Y^T Delta, B = Y^T V
 
-        `transport`, of the canonical connection of the second kind, gives Y exp(t A) B: both are isometries,
-        and they agree where A and B commute. On symmetric spaces (Grassmann, Sphere) the connections agree.
+        `transport`, that of the canonical connection of the second kind, gives Y exp(t A) B instead. Both are
+        isometries, and agree if A and B commute. On symmetric spaces (Grassmann, Sphere) the two connections
+        are the same.
         """
         M = self.matrix(Y)
         A, B = M.mT @ self.matrix(Delta), M.mT @ self.matrix(V)

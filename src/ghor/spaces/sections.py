@@ -1,15 +1,15 @@
-"""Sections: how the frame Lambda above a point is kept from step to step.
+"""Sections: two ways to keep the frame Lambda above a point from step to step.
 
 Transported: Lambda is stored (N^2 numbers on matrix spaces) and moves with the step, Lambda <- Lambda R(W).
 The coordinates of a transported vector do not change, so the optimizer's state stays as it is.
 
 Implicit: Lambda is a function of Y and of a small anchor and is never formed (formulas:
-`spaces/orthogonal.py`); the state is that of the plain optimizer and n^2 numbers. The frame at the new point
-differs from the transported one by a rotation of the complement, so state tensors that are vectors are
-rotated, exactly. Squares of coordinates cannot be rotated; they stay, in a frame that turns slowly while the
-anchor is fixed.
+`spaces/orthogonal.py`); only n^2 numbers are stored beside the plain optimizer's state. The frame at the new
+point differs from the transported one by a rotation of the complement, by which state tensors that are
+vectors are turned, exactly. Squares of coordinates cannot be turned; they stay as they are, in a frame that
+turns slowly while the anchor is fixed.
 
-Both classes have the same methods, and work on stacks: points (M, *point), M the only batch dimension.
+Both classes have the same methods, and work on stacks: points (M, *point) with one batch dimension.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ghor.linalg import as_real, wide
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
-POLISH_POINT = 10  # steps between two polishings, of Y alone or, more rarely, of all of Lambda
+POLISH_POINT = 10  # steps between two polishings: mostly of Y alone, more rarely of all of Lambda
 SECTIONS = ("auto", "transported", "implicit")
-SECTION_KEYS = ("section", "frame_anchor", "master")  # in state[p]; a section has the first, or the others
+SECTION_KEYS = ("section", "frame_anchor", "master")  # in state[p]; "section" if transported, else the others
 
 
 class Transported:
@@ -35,7 +35,7 @@ class Transported:
 
     def __init__(self, space: Space, E: Tensor, Lambda: Tensor, master: Tensor | None = None) -> None:
         self.space, self.E, self.Lambda = space, E, Lambda
-        # rounded up to a multiple: `polish` is called every POLISH_POINT steps
+        # Rounded up to a multiple of POLISH_POINT, because `polish` is called every POLISH_POINT steps.
         self.period = -(-space.polish_period(E.shape) // POLISH_POINT) * POLISH_POINT
 
     @classmethod
@@ -49,11 +49,11 @@ class Transported:
         return {"section": self.Lambda}
 
     def point(self, Y: Tensor | None) -> Tensor:
-        """Y, in the dtype of computation: a view of Lambda."""
+        """Y in the dtype of computation: a view of Lambda."""
         return self.space.apply_section(self.Lambda, self.E)
 
     def reading(self, Y: Tensor) -> Tensor:
-        """A reading of the weights that changes if anybody writes to them; here the weights themselves."""
+        """A value that changes if anybody writes to the weights: here the weights themselves."""
         return Y
 
     def global_grad(self, Y: Tensor | None, G: Tensor, out: Tensor) -> None:
@@ -61,7 +61,7 @@ class Transported:
         self.space.global_grad(self.Lambda, G, out=out)
 
     def away_from(self, Y: Tensor | None, Y0: Tensor, out: Tensor) -> None:
-        """The way from Y0 to Y in g^hor, see `Space.away_from`."""
+        """The vector of g^hor from Y0 to Y, see `Space.away_from`."""
         out.copy_(self.space.away_from(self.Lambda, self.point(Y), Y0))
 
     def update(
@@ -76,7 +76,7 @@ class Transported:
     def update_far(
         self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
     ) -> None:
-        """`update` for some of the stack and steps of any length: in float64, then back to the group."""
+        """`update` for some rows of the stack and steps of any length: in float64, then back to the group."""
         Lambda = self.Lambda[rows]
         if not self.space.compact:
             W = self._bounded(Lambda, W, R)
@@ -84,12 +84,12 @@ class Transported:
         self.Lambda[rows] = self.space.within_digits(Lambda, L)
 
     def _bounded(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
-        """W, shortened where the point would outgrow its digits."""
+        """W, shortened where the point would outgrow the digits of its dtype."""
         W = self.space.bounded(Lambda, W)
         return self.space.hold(Lambda.to(W.dtype), W, R, self.E.dtype) if self.space.has("hold") else W
 
     def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
-        """Repair rounding, of all of Lambda or of Y alone; `share` (M) is 0 where nothing may change."""
+        """Repair rounding of all of Lambda or of Y alone; `share` (M) is 0 where nothing may change."""
         whole = now or age % self.period == 0
         self.space.polish(self.Lambda, self.E, share, point_only=not whole)
 
@@ -132,17 +132,17 @@ class Implicit:
         return held if self.master is None else {**held, "master": self.master}
 
     def point(self, Y: Tensor | None) -> Tensor:
-        """Y, in the dtype of computation: the weights themselves, or their copy in full precision."""
+        """Y in the dtype of computation: the weights themselves, or their copy in full precision."""
         point = Y if self.master is None else self.master
         assert point is not None
         return point
 
     def reading(self, Y: Tensor) -> Tensor:
-        """A reading of the weights that changes if anybody writes to them: there is no second copy of Y."""
+        """A value that changes if anybody writes to the weights: here a fingerprint, to save a copy of Y."""
         return fingerprint(Y)
 
     def _inverse(self, Y: Tensor) -> Tensor:
-        # A compiled graph keeps no tensor between steps: it computes P anew.
+        # A compiled graph keeps no tensor between steps, so it computes P again.
         kept = None if torch.compiler.is_compiling() else self.P
         return self.space.implicit_inverse(Y, self.R) if kept is None else kept
 
@@ -154,7 +154,7 @@ class Implicit:
         self.P = None if torch.compiler.is_compiling() else P
 
     def away_from(self, Y: Tensor | None, Y0: Tensor, out: Tensor) -> None:
-        """The way from Y0 to Y in g^hor, see `Space.away_from`."""
+        """The vector of g^hor from Y0 to Y, see `Space.away_from`."""
         Y = self.point(Y)
         if self.space.compact:
             self.global_grad(Y, Y - self.space.representative(Y, Y0), out)
@@ -176,7 +176,7 @@ class Implicit:
     def update_far(
         self, Y: Tensor, rows: Tensor, W: Tensor, R: Retraction, vectors: Sequence[Tensor]
     ) -> None:
-        """`update` for some of the stack and steps of any length: in float64, then back to the space."""
+        """`update` for some rows of the stack and steps of any length: in float64, then back to the space."""
         part = Implicit(self.space, self.E, wide(self.R[rows]))
         state = [*vectors, *(() if self.squares is None else self.squares())]
         y, turned = wide(Y[rows]), [wide(X[rows]) for X in state]
@@ -201,17 +201,17 @@ class Implicit:
         self.P = None
 
     def to(self, other: type[Section], Y: Tensor, half: bool, vectors: Sequence[Tensor]) -> Section:
-        """Convert to the other kind of section: Lambda is formed and stored, and no vector turns."""
+        """Convert to the other kind of section: the same Lambda, formed and stored, so no vector turns."""
         if other is Implicit:
             return self
         return Transported(self.space, self.E, self.space.implicit_frame(Y, self.R))
 
 
 def fingerprint(X: Tensor) -> Tensor:
-    """(M, K) -> (M, K/64 + 64): sums of the bits, as integers, along rows and columns of 64.
+    """(M, K) -> (M, K/64 + 64): the entries' bits, taken as integers, summed along rows and columns of 64.
 
-    These change with any entry and with their order. Integers, so that the sums are exact with any number of
-    threads. Small points are their own fingerprint.
+    A change of any one entry shows, and so does an exchange of two. Sums of integers are exact, so they do
+    not depend on the number of threads. Small points are their own fingerprint.
     """
     bits = as_real(X).flatten(1)
     bits = bits.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[bits.element_size()])
@@ -235,7 +235,7 @@ def from_state(
     half: bool,
     vectors: Sequence[Tensor],
 ) -> Section:
-    """The section that a state holds, checked and as the kind asked for; without one, started from Y."""
+    """The section that a state holds, checked and converted to `kind`; if it holds none, one started at Y."""
     if "section" in held:
         section: Section = Transported(space, E, space.checked_section(held["section"], E))
         Y = section.point(Y)

@@ -24,12 +24,12 @@ class SPD(Framed):
     Lambda = [P, L], (..., 2, n, n). Every invertible L is in the group, so nothing drifts off and nothing has
     to be repaired or rescaled; each step computes P from L, symmetric to the bit.
 
-    Geometry goes through Cholesky factors, which have the square root of P's condition; nothing depends on
-    the scale of P. What is lost is what Cholesky loses: a relative error of at most n eps cond(P) in the
-    smallest eigenvalue, hence the same absolute error in `dist`. Matrices that are not positive definite in
-    their digits, cond(P) > 1/(n eps), or 8e5 in float32 and 4e14 in float64 for n = 10, are off the space.
-    Geometry gives NaN where there is no Cholesky factor; a step of the optimizer to such a matrix is not
-    taken, with a warning.
+    The geometry works with Cholesky factors, whose condition is the square root of P's; nothing depends on
+    the scale of P. The only loss is Cholesky's: a relative error of at most n eps cond(P) in the smallest
+    eigenvalue, and so the same absolute error in `dist`. Matrices that are not positive definite within
+    rounding, cond(P) > 1/(n eps) (for n = 10: 8e5 in float32, 4e14 in float64), are off the space. Geometry
+    gives NaN where there is no Cholesky factor; the optimizer does not take a step to such a matrix, and
+    warns.
     """
 
     max_velocity: ClassVar[float] = 1.0  # Cayley needs ||W|| < 2
@@ -48,7 +48,7 @@ class SPD(Framed):
 
     @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
-        """||P - P^T||/2; a matrix that is not certainly positive definite is ||P|| further away."""
+        """||P - P^T||/2, plus ||P|| for a matrix that is not certain to be positive definite."""
         return frobenius(Y - Y.mT) / 2 + _indefinite(symmetric(Y.detach())) * frobenius(Y)
 
     def tolerance(self, Y: Tensor) -> Tensor:
@@ -61,9 +61,9 @@ class SPD(Framed):
 
     @full_precision()
     def project(self, X: Tensor) -> Tensor:
-        """The symmetric part, with eigenvalues raised to 10 n eps times the largest if it is not definite.
+        """The symmetric part; if it is not positive definite, with small eigenvalues raised.
 
-        The largest must be positive.
+        They are raised to 10 n eps times the largest eigenvalue, which must be positive.
         """
         self.check_project(X)
         S = symmetric(compute(X))
@@ -103,10 +103,10 @@ class SPD(Framed):
         return symmetric(W)
 
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
-        """L + L (R(W) - I), and P = L L^T anew where W is not 0.
+        """L + L (R(W) - I), and P = L L^T computed again where W is not 0.
 
-        Cayley beyond max_velocity is continued as in `retract` where values may be read; elsewhere W must not
-        be longer, and the optimizer's is not.
+        Where values may be read, Cayley is continued beyond max_velocity as in `retract`; elsewhere W must
+        not be longer than that, and in the optimizer it never is.
         """
         size = frobenius(W.detach())
         if R.name == "cayley" and readable(W) and bool((size > 1.001 * self.max_velocity).any()):
@@ -126,7 +126,7 @@ class SPD(Framed):
     def polish(
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
-        """P made symmetric, where it came from outside."""
+        """Make P symmetric, which it may not be if it came from outside."""
         Lambda[..., 0, :, :] = symmetric(Lambda[..., 0, :, :])
         return Lambda
 
@@ -136,7 +136,8 @@ class SPD(Framed):
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
         """L R(W)^2 L^T; Cayley up to ||W|| = max_velocity, continued by the geodesic beyond.
 
-        Cayley's (I - W/2)^-1 has a pole at ||W|| = 2; beyond it, longer vectors would lead to nearer points.
+        Cayley's (I - W/2)^-1 has a pole where W has the eigenvalue 2; beyond it longer vectors would lead to
+        nearer points.
         """
         Lambda = self.frame(Y)
         W = self.global_rep(Lambda, Delta)
@@ -163,9 +164,9 @@ class SPD(Framed):
         return frobenius(self._coordinates(self.section(Y), Z))
 
     def _coordinates(self, Lambda: Tensor, Z: Tensor) -> Tensor:
-        """log(L^-1 Z L^-T), L triangular: log(M M^T), M = L^-1 K for Z = K K^T.
+        """log(L^-1 Z L^-T) with triangular L: log(M M^T) with M = L^-1 K, Z = K K^T.
 
-        Near Y by log(1 + x) of L^-1 (Z - Y) L^-T, which keeps the digits of small differences.
+        For Z near Y by log(1 + x) of L^-1 (Z - Y) L^-T, which keeps the digits of small differences.
         """
         Y, L = Lambda.unbind(-3)
         D = 2 * self.global_rep(Lambda, Z - Y)
@@ -176,7 +177,7 @@ class SPD(Framed):
 
     @full_precision()
     def log_euclidean(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """||log Y - log Z||_F, the distance of the log-Euclidean metric."""
+        """||log Y - log Z||_F, the distance in the log-Euclidean metric."""
         return frobenius(log_gram(_cholesky(Y)) - log_gram(_cholesky(Z)))
 
 
@@ -195,9 +196,9 @@ def _from_factor(L: Tensor) -> Tensor:
 def _indefinite(P: Tensor) -> Tensor:
     """Which symmetric matrices are not certain to be positive definite: (..., n, n) -> (...).
 
-    Cholesky's rounding is that of a change of P by about n eps sqrt(p_ii p_jj)/2 (Higham, Accuracy and
-    Stability, theorem 10.5), so an indefinite P may well have a factor. P minus n eps of its diagonal has one
-    only if P is definite, whatever the scale of its rows.
+    Cholesky's rounding amounts to a change of P by about n eps sqrt(p_ii p_jj)/2 (Higham, Accuracy and
+    Stability, theorem 10.5), so an indefinite P may well have a computed factor. With n eps of its diagonal
+    subtracted, P has one only if it is definite, whatever the scale of its rows.
     """
     shifted = P.clone()
     shifted.diagonal(dim1=-2, dim2=-1).mul_(1 - P.shape[-1] * torch.finfo(P.dtype).eps)
@@ -216,7 +217,7 @@ def _moved_far(Lambda: Tensor, W: Tensor, R: Retraction, limit: float = 0.0) -> 
 
 
 def _exp(W: Tensor) -> Tensor:
-    """exp(W) of symmetric W with the digits of its small eigenvalues; NaN where W is not finite."""
+    """exp(W) of symmetric W, accurate in its small eigenvalues, too; NaN where W is not finite."""
     bad = ~torch.isfinite(W.detach()).all(-1).all(-1)[..., None, None]
     exp = symmetric_function(torch.where(bad, 0, W), lambda t: (t.exp(), t.exp()))
     return torch.where(bad, torch.nan, exp)

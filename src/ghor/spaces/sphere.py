@@ -1,4 +1,4 @@
-"""S^(N-1) = SO(N)/SO(N-1), U(N)/U(N-1) of complex tensors: unit vectors along the last dimension."""
+"""S^(N-1) = SO(N)/SO(N-1), or U(N)/U(N-1) for complex tensors: unit vectors along the last dimension."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ghor.spaces.orthogonal import Orthogonal
 from ghor.spaces.rank_one import Padded, Step, pull, scalar
 from ghor.spaces.stiefel import canonical_log
 
-FAST = 0.25  # radians of a step from which on squares of coordinates spread
+FAST = 0.25  # radians: in steps that turn a point by more, squares of coordinates spread
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,9 +25,9 @@ class Sphere(Padded, Orthogonal):
 
     A matrix on Sphere() has rows of length one: the oblique manifold. Complex vectors have the canonical
     metric of U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if
-    given, is not a point, and optimizers leave it alone: that of an nn.Embedding.
+    given, is not a point, and optimizers leave it alone: it is the padding row of an nn.Embedding.
 
-    The section of real vectors is a function of Y and of one sign, so the implicit section is the default.
+    The section of real vectors is a function of Y and a sign, so the implicit section is the default.
     """
 
     spreads: ClassVar[bool] = True
@@ -72,7 +72,7 @@ class Sphere(Padded, Orthogonal):
         return super().residual(self.read(Y))
 
     def project(self, X: Tensor) -> Tensor:
-        """Y/||Y||; the padding row stays as it is."""
+        """X/||X||; the padding row stays as it is."""
         return self.keep_padding(super().project(self.read(X)), X)
 
     # -- the implicit section of real vectors, in closed form: the anchor is the sign r of `rank_one` --------
@@ -107,10 +107,10 @@ class Sphere(Padded, Orthogonal):
         moved: Tensor,
         squares: Sequence[Tensor] = (),
     ) -> Tensor:
-        """Y and the `vectors`, in place; returns the new p. The sign changes where |p| > 4.
+        """Move Y and turn the `vectors`, in place; returns the new p. The sign changes where |p| > 4.
 
         Squares of coordinates stay as they are while the frame turns slowly, and spread in steps that turn a
-        point by more than FAST: were they left there, Adam would divide momentum by second moments of other
+        point by more than FAST. Otherwise Adam would divide momentum by the second moments of other
         coordinates.
         """
         if Y.is_complex():
@@ -139,10 +139,9 @@ class Sphere(Padded, Orthogonal):
     # -- geometry --------------------------------------------------------------------------------------------
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """theta/sin(theta) (Z - cos(theta) Y), the angle from chord and complement, exact to machine
-        precision.
+        """theta/sin(theta) (Z - cos(theta) Y), with theta from both its sine and its cosine.
 
-        Geodesics of complex vectors are not circles: see `canonical_log`.
+        So it is accurate to rounding. Geodesics of complex vectors are not circles: see `canonical_log`.
         """
         if Y.is_complex():
             return canonical_log(self, Y, Z) if Y.numel() else torch.zeros_like(Y)
@@ -159,8 +158,10 @@ class Sphere(Padded, Orthogonal):
         return self.unmatrix((K * ratio).unsqueeze(-1), Y.shape)
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """The angle 2 atan(|Z - Y|/|Z + Y|), exact to rounding at any angle; its derivative is 0 where points
-        meet, and where they are antipodal."""
+        """The angle 2 atan(|Z - Y|/|Z + Y|), accurate to rounding at any angle.
+
+        Its derivative is taken as 0 where points coincide and where they are antipodal.
+        """
         if Y.is_complex():
             return super().dist(Y, Z) if Y.numel() else self.vector(Y.real).sum(-1)
         y, z = self.vector(Y), self.vector(Z)

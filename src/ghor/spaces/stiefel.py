@@ -21,21 +21,23 @@ class Stiefel(Orthogonal):
     """
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """The logarithm of the canonical metric, see `canonical_log`."""
+        """The logarithm in the canonical metric, see `canonical_log`."""
         return canonical_log(self, Y, Z)
 
 
 def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
-    """The logarithm of the canonical metric by Zimmermann's iteration (2017), in O(N^3).
+    """The logarithm in the canonical metric by Zimmermann's iteration (2017), in O(N^3).
 
-    Lambda^H Z is completed to a rotation V; V <- V diag(I, exp(-C)), where C is the complement's block of log
-    V, until C is zero: then log V lies in g^hor.
+    Complete Lambda^H Z to a rotation V; then V <- V diag(I, exp(-C)), where C is the lower right block of
+    log V, until C = 0: then log V lies in g^hor.
     """
     M = space.matrix(Y)
     n = M.shape[-1]
     Lambda = space.section_matrix(M)
     V = space.section_matrix(Lambda.mH @ space.matrix(Z))
-    if M.shape[-2] > n and not V.is_complex():  # a reflection has no real logarithm; Q may be turned freely
+    if (
+        M.shape[-2] > n and not V.is_complex()
+    ):  # a reflection has no real logarithm; the last columns are free
         flip = torch.sign(det(V.detach()))[..., None, None]
         V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
     tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]

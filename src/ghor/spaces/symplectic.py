@@ -24,11 +24,11 @@ LOST = (
 class Symplectic(MatrixSpace):
     """Spaces of Sp(2N), X* = X+ = J^T X^T J, J = [[0, I], [-I, 0]].
 
-    E is the columns 1..n and N+1..N+n of I_2N. The columns of U come first in Lambda = [U, Q], not where they
-    stand in E, so that Lambda^T J Lambda = diag(J_2n, J_2(N-n)). The group is not compact: points can grow
-    without bound, a far matrix has no nearest point, and the canonical geodesics do not join every two
-    points. Rounding takes a point off by eps ||U||^2, so that each dtype has room for points up to a certain
-    size only: see `bounded`.
+    E is the columns 1..n and N+1..N+n of I_2N. In Lambda = [U, Q] the columns of U come first, not in the
+    places that E gives them, so that Lambda^T J Lambda = diag(J_2n, J_2(N-n)). The group is not compact:
+    points can grow without bound, a matrix far away has no nearest point, and some pairs of points are not
+    joined by a canonical geodesic. Rounding takes a point off the space by eps ||U||^2, so each dtype has
+    room only for points up to a certain size, see `bounded`.
     """
 
     compact: ClassVar[bool] = False
@@ -75,10 +75,11 @@ class Symplectic(MatrixSpace):
         return W * s.clamp(0, 1).view(-1, *[1] * (W.dim() - 1))
 
     def away_from(self, Lambda: Tensor, Y: Tensor, Y0: Tensor) -> Tensor:
-        """The way from Y0 to Y along the straight line, in g^hor and no longer than one radian.
+        """The difference Y - Y0 in g^hor, shortened to at most one radian.
 
-        There is no logarithm here. global_rep takes Lambda^-1 where the gradient of |Y - Y0|^2/2 has
-        Lambda^T: near Y0 the rate of decay is the same for weights of any size, and far away the bound holds.
+        It stands in for the logarithm, which does not exist here. global_rep takes Lambda^-1 where the
+        gradient of |Y - Y0|^2/2 has Lambda^T, so near Y0 the rate of decay is the same for weights of any
+        size; far away the bound holds.
         """
         W = self.global_rep(Lambda, Y - self.representative(Y, Y0))
         length = self.step_length(W).clamp_min(torch.finfo(W.dtype).tiny)
@@ -131,7 +132,7 @@ class Symplectic(MatrixSpace):
             U = U @ (3 * I - self.star(U) @ U) / 2
         off = frobenius(self.star(U) @ U - I)
         rounding = 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)
-        if not bool((off <= rounding.clamp_max(1)).all()):  # nor with a residual of 1, however large U is
+        if not bool((off <= rounding.clamp_max(1)).all()):  # at most 1, however large U is
             raise ValueError(
                 f"the matrix is {float(self.residual(X).max()):.1e} off {self}, too far to tell which point "
                 f"is meant; initialise it first, for example with {self}.random{tuple(X.shape)}"
@@ -148,7 +149,7 @@ class Symplectic(MatrixSpace):
         JU = torch.cat([U[..., N2 // 2 :, :], -U[..., : N2 // 2, :]], -2)
         Z = torch.linalg.qr(JU, mode="complete")[0][..., n2:]  # orthogonal to J U: the kernel of U+
         K = Z.mT @ torch.cat([Z[..., N2 // 2 :, :], -Z[..., : N2 // 2, :]], -2)
-        w, V = torch.linalg.eigh(1j * (K - K.mT) / 2)  # eigenvalues in pairs -w, w, ascending
+        w, V = torch.linalg.eigh(1j * (K - K.mT) / 2)  # ascending pairs -w, w: the last m are positive
         V, scale = V[..., m:], (2 / w[..., m:]).sqrt().unsqueeze(-2)
         Q = torch.cat([Z @ (V.imag * scale), Z @ (V.real * scale)], -1)
         Q = Q - U @ (self.star(U) @ Q)
@@ -177,7 +178,7 @@ class SymplecticStiefel(Symplectic):
         return (UM * a).sum((-2, -1)) - (b * solve(P, c)).sum((-2, -1)) / 2
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """G Y^T Y + J Y G^T J Y, the gradient of the right-invariant metric.
+        """G Y^T Y + J Y G^T J Y, the gradient in the right-invariant metric.
 
         The optimizer uses `global_grad` instead: this metric has an Omega of its own, and the signs of this
         gradient, taken to g^hor by the canonical Omega, need not point downhill.
@@ -199,12 +200,12 @@ class SymplecticGrassmann(Subspaces, Symplectic):
     """
 
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """tr(U^T V (Y^T Y)^-1), that of symplectic Stiefel where Y+ U = 0; the same for every basis Y K."""
+        """tr(U^T V (Y^T Y)^-1): symplectic Stiefel's for Y+ U = 0, and the same for every basis Y K."""
         M, UM, VM = self.matrix(Y), self.matrix(U), self.matrix(V)
         return dot(UM, solve(M.mT @ M, VM, left=False))
 
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient of this metric."""
+        """(I - J Y (Y^T Y)^-1 Y^T J^T) G Y^T Y, the gradient in this metric."""
         M, GM = self.matrix(Y), self.matrix(G)
         h = M.shape[-2] // 2
         P, JY = M.mT @ M, torch.cat([M[..., h:, :], -M[..., :h, :]], -2)

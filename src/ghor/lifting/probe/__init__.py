@@ -1,24 +1,25 @@
-"""Which optimizers lift: a rule is tried where it is to run before it is trusted with a manifold.
+"""Which optimizers lift: each rule is tried on test tensors before it is trusted with a manifold.
 
-The lift gives a rule the shadows of weights, 0 before every step, weights of one shape as one tensor. One law
-says whether it is the same rule there:
+A *rule* is the update of an optimizer, from gradients to velocities. The lift gives it the shadows of
+weights, which are 0 before every step, and weights of one shape as one tensor. One law decides whether it is
+still the same rule there:
 
-    what it does to a weight of the stack is, up to a signed permutation of all entries, what it does to the
-    weight alone, started at a generic point and left to go on.
+    the rule moves a weight in the stack, up to a signed permutation of all entries, as it moves that weight
+    alone, started at a generic point and never reset.
 
-A rule that keeps it is odd and elementwise, so it keeps g^hor (whose full matrix [[A, -B*], [B, 0]] repeats
-the entries of [A; B] up to sign and conjugation); it does not look at the value of the weight; and it does
-not mix weights. Where the law is broken, the three changes (entries permuted, a generic point, alone) are
-tried one at a time, to say which of them the rule sees. Besides, velocities of vectors in g^hor must be in
-g^hor to the last digits, and the state of a stack must come apart by weights.
+A rule that obeys it is odd and elementwise, so it keeps g^hor (whose full matrix [[A, -B*], [B, 0]] repeats
+the entries of [A; B] up to sign and conjugation); it does not depend on the value of the weight; and it does
+not mix weights. If the law is broken, the three changes (entries permuted, a generic point, alone) are tried
+one at a time, to tell which of them makes the difference. In addition, vectors in g^hor must have velocities
+in g^hor to the last digits, and the state of a stack must split into states of single weights.
 
-Rules of matrices (`lift(..., blocks=True)`) keep another law: velocity(O X P) = O velocity(X) P
-for rotations O and P.
+Matrix rules (`lift(..., blocks=True)`) obey another law: velocity(O X P) = O velocity(X) P for rotations O
+and P.
 
-Large weights are tried in a smaller copy, tall or wide as before; effects of more than 2^16 entries are left
-to the check that a step makes of its velocities (`left_ghor`). The learning rate is one of ours. With
-`stack=False` a weight has a shadow of its own shape: a norm or mean over it is that of the N x n tensor
-[A; B], in which the skew A has every entry twice and B once.
+Large weights are tried as smaller ones, tall or wide as before; effects that need more than 2^16 entries are
+left to the check of velocities during steps (`left_ghor`). The learning rate is our own. With `stack=False`
+a weight has a shadow of its own shape: a norm or mean over it is that of the N x n tensor [A; B], in which
+the skew A has every entry twice and B once.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ __all__ = [
     "verify",
 ]
 
-SIDE, SMALL = 128, 2**12  # largest side, and entries, of the stack that is tried over many steps
+SIDE, SMALL = 128, 2**12  # the most rows or columns, and entries, of the stack tried over many steps
 
 NOT_ELEMENTWISE = "its update is not odd and elementwise in the gradient, so it does not keep g^hor"
 DEPENDS = "its update depends on the value of the weight, or keeps a copy of it, and in g^hor the weight is 0"
@@ -102,7 +103,7 @@ NEEDS_MORE = {
     ("first_step",): "two gradients, the second of them elsewhere",
 }
 
-# torch's own that do not lift, and what to use instead. The law would find all but ASGD.
+# torch's own optimizers that do not lift, and what to use instead. The law would find all but ASGD.
 REFUSED = {
     "ASGD": "it averages weights, and in g^hor it would average velocities; use ghor.optim.SGD and "
     "torch.optim.swa_utils with ghor.project",
@@ -147,8 +148,7 @@ def verify(
     stack: bool = True,
     blocks: bool = False,
 ) -> None:
-    """Raise ValueError, with the reason, if Base with the `given` options cannot be lifted on a weight of the
-    group."""
+    """Raise ValueError, with the reason, if Base with these options does not lift for the group's weights."""
     options = to_be_tried(Base, options_of(Base, given, group))
     own = {k: v for k, v in group.items() if k not in (*options, *GROUP_KEYS, "params", "param_names", "lr")}
     kinds: dict[Any, int] = {}
@@ -168,8 +168,10 @@ def verify(
 def refuse_unless_it_lifts(
     Base: type[Optimizer], options: dict[str, Any], stack: bool = True, blocks: bool = False
 ) -> None:
-    """`verify` before there are weights, on two of 6 x 4, orthonormal. A rule that needs more to be built is
-    tried once it has it."""
+    """`verify` before there are weights, for two on Stiefel of shape 6 x 4.
+
+    A rule that cannot be built from these options passes: it is tried once it has its own.
+    """
     dtype = torch.get_default_dtype()
     case = Case(Base, to_be_tried(Base, options), Stiefel(), (6, 4), dtype=dtype, stack=stack, blocks=blocks)
     if not (_verdict(case) or "").startswith(NOT_BUILT):
@@ -183,8 +185,10 @@ def _refuse(case: Case, where: str = "") -> None:
 
 
 def _verdict(case: Case) -> str | None:
-    """Why the case does not lift, or None. Remembered by the class object, not its name: the next cell of a
-    notebook may define another class of that name."""
+    """Why the case does not lift, or None.
+
+    Verdicts are remembered by class object, not by name: a notebook may define the class once more.
+    """
     known, key = _verdicts.setdefault(case.Base, {}), case.key()
     if key not in known:
         known[key] = _reason_not_to_lift(case)
@@ -234,9 +238,10 @@ def _tried(case: Case) -> str | None:
 
 
 def not_in_ghor(W: Tensor, projected: Tensor) -> Tensor:
-    """Which velocities (..., N, n) are not their projection to g^hor: max |W - projected| > 16 eps max |W|.
+    """Which velocities (..., N, n) are off their projection to g^hor: max |W - projected| > 16 eps max |W|.
 
-    Returns (...), reading no value. Velocities that are not finite count as in g^hor; others see to those.
+    Returns (...), reading no value. Velocities that are not finite are not reported: NaN > x is false, and
+    `guards.after` deals with them.
     """
     dims = tuple(range(-min(2, W.dim()), 0))
     off, size = (W - projected).abs().amax(dims), W.abs().amax(dims)
@@ -244,7 +249,7 @@ def not_in_ghor(W: Tensor, projected: Tensor) -> Tensor:
 
 
 def left_ghor(Base: type[Optimizer], name: str, space: Space, W: Tensor, projected: Tensor) -> ValueError:
-    """The error for the velocity W of a weight that is `not_in_ghor`: the law, and by how much."""
+    """The error for a velocity W that is `not_in_ghor`: the law, and by how much W breaks it."""
     off, size = float((W - projected).abs().max()), float(W.abs().max())
     return ValueError(
         f"the velocity that {Base.__name__} has for {name} is {off:.1e} off g^hor of {space}, and {size:.1e} "
@@ -254,23 +259,23 @@ def left_ghor(Base: type[Optimizer], name: str, space: Space, W: Tensor, project
     )
 
 
-# -- laws: each gives the reason why it is broken, or None ---------------------------------------------------
+# -- laws: each returns the reason why it is broken, or None -------------------------------------------------
 
 
 def _elementwise(case: Case) -> str | None:
-    """The law of this module, over many steps, then at the size that the weights have."""
+    """The law of the module's docstring: over many steps, then at the full size of the weights."""
     small, large = case.within(SIDE, SMALL), case.within(ENTRIES, ENTRIES)
-    reason, size = _keeps_ghor(case.within(16, 512))  # finds most of those that do not lift, at little cost
+    reason, size = _keeps_ghor(case.within(16, 512))  # cheap, and finds most rules that do not lift
     for part, steps in [(small, STEPS), (large, 12)][: 1 if large == small else 2]:
         reason = reason or _one_law(part, size, steps)
     return reason
 
 
 def _turns(case: Case) -> str | None:
-    """velocity(O X P) = O velocity(X) P for the blocks X, O and P rotations; from any weight.
+    """velocity(O X P) = O velocity(X) P for blocks X and rotations O and P, whatever the weight.
 
-    Rules of matrices orthogonalise in bfloat16: torch's Muon is up to 0.11 off, in norm. Rules that do not
-    turn are off by 0.4 and more, at least for some of four rotations.
+    The tolerance is 0.2: matrix rules orthogonalise in bfloat16, and torch's Muon is off by up to 0.11 in
+    norm, while rules that do not turn are off by 0.4 or more for at least one of four rotations.
     """
     tensor = torch.empty(case.within(SIDE, SMALL).shape, dtype=case.dtype, device="meta")
     blocks = case.space.ghor_blocks(tensor.view(-1, *tensor.shape[tensor.dim() - case.space.dims :]))
@@ -289,9 +294,10 @@ def _turns(case: Case) -> str | None:
 
 
 def _keeps_ghor(case: Case) -> tuple[str | None, float]:
-    """Vectors of g^hor stay there, to the last digits; also returns the largest entry of a velocity."""
+    """Vectors of g^hor have velocities in g^hor, to the last digits; also returns their largest entry."""
     (run,), size = _as_it_runs(case), 0.0
-    for p in run.weights:  # in the lift the weights have gradients, too
+    # As in the lift, the weights have gradients, too: a rule that keeps a list of its own would move them.
+    for p in run.weights:
         p.grad = torch.ones_like(p)
     for G in gradients(case, 12):
         G = case.space.hor(G)
@@ -314,7 +320,7 @@ def _one_law(case: Case, size: float, steps: int) -> str | None:
         if case.stack:
             return None if same_state(ours[0], alone[0]) else STATES
         return None if same_numbers(ours[0].learned(), alone[0].learned()) else GROUPED
-    # It is broken: which of the three changes does the rule see?
+    # The law is broken: which of the three changes makes the difference?
     if not _same(case, _as_it_runs(case), _as_it_runs(case), mixed, steps):
         return NOT_ELEMENTWISE
     if not _same(case, _from_zero(case), _from_points(case, size), None, steps):
@@ -327,7 +333,7 @@ def _one_law(case: Case, size: float, steps: int) -> str | None:
 
 
 def _as_it_runs(case: Case) -> list[Run]:
-    """One run of the whole stack, or of two weights of a group, each with its own shadow."""
+    """One run, as the lift has it: of the whole stack, or of single weights each with its own shadow."""
     zeros = [shadow(case)] * case.count
     return [Run(case, zeros, [shadow(case, case.count)] if case.stack else zeros)]
 
@@ -338,18 +344,18 @@ def _from_zero(case: Case, options: dict[str, Any] | None = None) -> list[Run]:
 
 
 def _from_points(case: Case, size: float) -> list[Run]:
-    """The first and the last weight, each alone, from a point in which velocities are not lost."""
+    """The first and the last weight, each alone, from points small enough that velocities keep digits."""
     return [Run(case, [point(case, k) * min(1.0, 100 * size)], None, faint_decay(case)) for k in (1, 2)]
 
 
 def _same(
     case: Case, ours: list[Run], others: list[Run], changed: list[Any] | None, steps: int, tol: float = TOL
 ) -> bool:
-    """Whether the first and the last weight move alike on both sides, up to `changed`; also much later.
+    """Whether the first and the last weight move alike on both sides, up to `changed`, also after a `jump`.
 
-    A side is one run of all weights, or one run for each of the two. With a `tol` other than TOL in norm,
-    else entry by entry. Gradients are nearly orthogonal to the weights of the other side, row by row: some
-    rules look at the weight only then.
+    A side is one run of all weights, or one run for each of the two. Velocities are compared entry by entry,
+    with a `tol` other than TOL in norm. If the weights of the other side run alone, gradients are made nearly
+    orthogonal to them, row by row, because some rules look at the weight only then.
     """
     alone, weight = len(others) == 2 and not others[0].reset, 0.0
     scale = torch.zeros(2, 1, device=case.device)
@@ -381,7 +387,7 @@ def _same(
         for run in (*ours, *others):
             run.jump()
         return all(map(alike, gradients(case, 3)))
-    except Exception:  # a rule whose count cannot be set is not tried late
+    except Exception:  # a rule whose step count cannot be set is not tried at late steps
         return True
 
 
@@ -401,7 +407,7 @@ def _nearly_orthogonal(g: Tensor, Y: Tensor) -> Tensor:
 
 
 class Mix:
-    """A permutation of the entries of a weight, with signs; half of complex entries are conjugated."""
+    """A random signed permutation of a weight's entries; about half of complex entries are conjugated."""
 
     def __init__(self, case: Case, seed: int) -> None:
         generator, n = torch.Generator().manual_seed(seed), math.prod(case.shape)

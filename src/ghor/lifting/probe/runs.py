@@ -16,9 +16,9 @@ from ghor._torch.bare_step import bare_step
 from ghor.lifting.param_groups import DECAYS
 from ghor.spaces import Space
 
-STEPS = 40  # step-size estimates and averages of norms need some dozens to show
-TOL = 2e-5  # of the largest velocity: rules that compute in float32 keep a law to 1e-6, others miss by 1e-3
-RATE = 0.1  # ours: the user's may be 0, and beside a weight of order one a velocity of 1e-3 has few digits
+STEPS = 40  # step-size estimates and running averages of norms need some dozens of steps to show
+TOL = 2e-5  # of the largest velocity: rules in float32 obey a law to 1e-6, those that break it miss by 1e-3
+RATE = 0.1  # not the user's, which may be 0: beside a weight of order 1 a velocity of 1e-3 has few digits
 ENTRIES = 2**16  # of the largest stack that is tried
 CPU = torch.device("cpu")
 SIZES = (1.0, 4.0, 0.25, 2.0, 0.5, 8.0, 1.0)  # of gradients over time, for rules that clip or average norms
@@ -44,9 +44,9 @@ class Case:
     own: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def within(self, side: int, entries: int) -> Case:
-        """The same with sides of at most `side`, tall or wide as before, and about `entries` in all.
+        """The same case with sides of at most `side`, tall or wide as before, and about `entries` in all.
 
-        Of a stack two weights or more, their number a power of 2; otherwise two.
+        A stack has two weights or more, their number a power of 2; without a stack there are two.
         """
         shape = _shrunk(self.space, self.shape, side)
         while math.prod(shape) > entries and side > 8:
@@ -57,7 +57,7 @@ class Case:
         return replace(self, shape=shape, count=count if self.stack else 2)
 
     def key(self) -> Any:
-        """Cases with one key have one verdict."""
+        """Cases with equal keys have equal verdicts."""
         c = self.within(ENTRIES, ENTRIES)
         kind = (c.space, c.shape, c.count, c.dtype, c.device, c.stack, c.blocks)
         return kind, frozen(self.options), frozen(self.own)
@@ -94,9 +94,9 @@ def point(case: Case, seed: int) -> Tensor:
 
 
 def gradients(case: Case, steps: int = STEPS) -> Iterator[Tensor]:
-    """Gradients (count, *shape): a part that stays, so that signs do, and noise; of many sizes over time.
+    """Gradients (count, *shape) of varying size: a constant part, so that signs persist, and noise.
 
-    Those of blocks have singular values near 1, for rules of matrices make noise of small ones.
+    Gradients of blocks have singular values near 1, because matrix rules turn small ones into noise.
     """
     generator, shape, share = torch.Generator().manual_seed(0), (case.count, *case.shape), 0.3
     if case.blocks:
@@ -110,22 +110,22 @@ def gradients(case: Case, steps: int = STEPS) -> Iterator[Tensor]:
 
 
 def orthogonal(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A random matrix with orthonormal columns, or rows, in double precision."""
+    """A random matrix with orthonormal columns (rows if it is wide), in double precision."""
     side = max(shape)
     return torch.linalg.qr(_randn(case, (side, side), generator))[0][: shape[0], : shape[1]]
 
 
 def _randn(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     wide = torch.complex128 if case.dtype.is_complex else torch.float64
-    return torch.randn(shape, generator=generator, dtype=wide)  # on the CPU, alike for all devices
+    return torch.randn(shape, generator=generator, dtype=wide)  # on the CPU: the same for all devices
 
 
 class NotBuilt(Exception):
-    """Base(params, **options) raises."""
+    """Raised where Base(params, **options) raises."""
 
 
 class Run:
-    """A rule on test tensors: on `weights`, or, as the lift has it, on `shadows` put in their place."""
+    """A rule on test tensors: on `weights`, or, as in the lift, on `shadows` put in their place."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Run:
         return self.step(G)[0] if len(self.params) == 1 else torch.stack(self.step(*G))
 
     def jump(self) -> None:
-        """Set step counts to 9999: for what a rule does late, or every so many steps."""
+        """Set step counts to 9999, to see what a rule does late in a run, or only every so many steps."""
         (group,) = self.optimizer.param_groups
         for place in (group, *(self.optimizer.state[p] for p in self.params)):
             for key in ("step", "steps", "k"):
@@ -195,7 +195,7 @@ class Run:
                     place[key] = type(value)(9999)
 
     def _numbers(self) -> dict[str, float]:
-        """The numbers kept beside the states of weights: in the group, in the optimizer, under names."""
+        """The numbers kept outside the weights' states: in the group, on the optimizer, under string keys."""
         kept, state = {**vars(self.optimizer), **self.optimizer.param_groups[0]}, self.optimizer.state
         named: dict[Any, Any] = {k: v for k, v in state.items() if not isinstance(k, Tensor)}
         for key, value in named.items():
@@ -203,17 +203,17 @@ class Run:
         return {k: float(v) for k, v in kept.items() if _is_number(v)}
 
     def learned(self) -> dict[str, float]:
-        """Those of the numbers that have changed and are not counts."""
+        """The numbers that have changed since the start and are not counts."""
         return {k: v for k, v in self._numbers().items() if self.at_first.get(k) != v and not v.is_integer()}
 
 
 def same_numbers(a: dict[str, float], b: dict[str, float]) -> bool:
-    """Equal, to TOL."""
+    """Whether they are equal to TOL."""
     return set(a) == set(b) and all(math.isclose(v, b[k], rel_tol=TOL, abs_tol=1e-30) for k, v in a.items())
 
 
 def same_state(stack: Run, single: Run) -> bool:
-    """Whether the state of a stack is that of single weights with one dimension more, and shared numbers."""
+    """Whether a stack's state is that of a single weight with one more dimension, numbers being shared."""
     ours, alone = stack.optimizer.state[stack.params[0]], single.optimizer.state[single.params[0]]
     if set(ours) != set(alone):
         return False
@@ -248,9 +248,9 @@ def _has_tensors(value: Any) -> bool:
 
 
 def to_be_tried(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
-    """The options with a learning rate of our own, if there is one by that name, and not differentiable.
+    """The options with our learning rate in place of the user's `lr`, and without `differentiable`.
 
-    A differentiable step is the same rule, but cannot be taken here: the step says that the lift has none.
+    A differentiable step is the same rule, but cannot be taken here; the lift's own step refuses it.
     """
     if options.get("differentiable"):
         options = {**options, "differentiable": False}
@@ -272,12 +272,12 @@ def _rate_like(value: Any) -> Any:
 
 
 def is_option(value: Any) -> bool:
-    """Whether it is a plain number."""
+    """Whether the value is a plain number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def faint_decay(case: Case) -> dict[str, Any]:
-    """The options with any weight decay so small that nothing decays; not 0, which some rules treat apart."""
+    """The options with weight decay too small to have an effect; not 0, which some rules treat apart."""
     known, out = inspect.signature(case.Base.__init__).parameters, dict(case.options)
     for name in DECAYS:
         value = out.get(name, known[name].default if name in known else 0)
@@ -287,7 +287,7 @@ def faint_decay(case: Case) -> dict[str, Any]:
 
 
 def frozen(options: dict[str, Any]) -> tuple[Any, ...]:
-    """Options as a key, without the rate, which is ours: a scheduler makes no new rule."""
+    """Options as a key, without the learning rate: a schedule does not make a new rule."""
     return tuple((k, type(v), _hashable(v)) for k, v in sorted(options.items()) if k != "lr")
 
 
@@ -298,4 +298,4 @@ def _hashable(value: Any) -> Any:
         hash(value)
     except TypeError:
         return repr(value)
-    return value  # the object, not its address, which another may have later
+    return value  # the object, not its id, which a later object may reuse

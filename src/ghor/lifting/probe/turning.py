@@ -1,4 +1,4 @@
-"""How the state of a rule turns with a frame: found by trying."""
+"""Which state tensors of a rule turn with a frame, found by trying the rule."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _parities: WeakKeyDictionary[type[Optimizer], dict[Any, dict[str, str]]] = WeakK
 def parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool = False) -> dict[str, str]:
     """Which state tensors of Base are vectors of g^hor and which are squares: {"exp_avg": "vector", ...}.
 
-    A frame that turns takes vectors along and leaves squares. Tried with gradients of both signs. Raises
-    ValueError for state that is neither, and for rules that subtract a vector's square from a square
-    (RMSprop's centered form), which go NaN when only one of the two turns. With `only_vectors` also for
-    squares and for tensors of other shapes.
+    A turning frame takes vectors along and leaves squares as they are. The rule is tried with gradients of
+    both signs: vectors are odd, squares even. Raises ValueError for state that is neither, and for rules that
+    subtract a vector's square from a square (RMSprop with centered=True), which give NaN when only one of the
+    two turns; with `only_vectors` also for squares and for tensors of other shapes.
     """
     known, options = _parities.setdefault(Base, {}), to_be_tried(Base, options)
     key = frozen(options), only_vectors
@@ -31,7 +31,7 @@ def parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool = 
 
 
 def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) -> dict[str, str]:
-    """The state after gradients g is compared with that after -g, and then turned."""
+    """Compare the state after gradients g with that after -g, then turn its vectors."""
 
     def refuse(why: str) -> ValueError:
         return ValueError(f"{Base.__name__} {why}; use section='transported'")
@@ -65,7 +65,7 @@ def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) 
             v.neg_()
         if not _close(
             run.step(-g)[0], other.step(-g)[0]
-        ):  # vectors turned over: as good as the state after -g
+        ):  # with its vectors negated, the state must be as good as that after -g
             raise refuse(
                 "keeps vectors that are not state tensors of the weight's shape, so they cannot be taken to "
                 "another frame"
