@@ -314,14 +314,6 @@ MUTANTS = [
         "if seen.expected is None or not self.free:",
         "_torch/test_values.py::test_every_so_often_it_looks_for_changes_from_outside",
     ),
-    Mutant(
-        "shards are fetched anew",
-        "stack",
-        "self.params is not self.parameters  # sharded: the local tensors have to be fetched",
-        "False",
-        "_torch/test_sharding.py::test_what_is_wrong_is_found_on_all_processes "
-        "_torch/test_sharding.py::test_fsdp",
-    ),
     # -- lifting/lifted
     Mutant(
         "groups hold the weights again",
@@ -356,7 +348,7 @@ MUTANTS = [
         "lifted",
         "if self._swapped is not None:  # the end of the last step was interrupted",
         "if False:",
-        "lifting/test_interrupted.py::test_a_step_right_after_an_interrupted_one",
+        "lifting/test_interrupted.py::test_two_interrupts_of_one_step",
     ),
     Mutant(
         "an interrupt in the end of a step",
@@ -364,13 +356,6 @@ MUTANTS = [
         "            if self._swapped is not None:  # an interrupt has hit `_after` itself\n"
         "                self._put_everything_back()",
         "            pass",
-        "lifting/test_interrupted.py::test_an_interrupt_at_any_line",
-    ),
-    Mutant(
-        "an error in the repairs after a step",
-        "lifted",
-        "        finally:\n            self._put_everything_back()\n        if self.phase_hook",
-        "        finally:\n            pass\n        if self.phase_hook",
         "lifting/test_interrupted.py::test_an_interrupt_at_any_line",
     ),
     Mutant(
