@@ -568,7 +568,7 @@ MUTANTS = [
         "matrix_rules",
         "s.W.copy_(s.space.one.hor(s.W))",
         "pass",
-        "optim/test_muon.py::test_rules_of_matrices_lift_by_blocks",
+        "optim/test_muon.py::test_what_a_rule_rounds_is_made_skew",
     ),
     # -- constraints
     Mutant(

@@ -12,6 +12,7 @@ from table import MANIFOLDS, each_shape_and_section, name, on, point, randn, sha
 from torch import nn
 
 import ghor
+from ghor._torch.muon import orthogonalised
 from ghor.optim.muon import newton_schulz, ratio, unit_blocks
 
 GRASSMANN = ghor.Grassmann()
@@ -352,6 +353,22 @@ def test_rules_of_matrices_lift_by_blocks(Base, gen):
     train(nets[1], fresh, steps[3:])
     same(values(nets[0]), values(nets[1]))
     assert all(on(STIEFEL, p) for p in nets[0].parameters())
+
+
+class Rounded(Plain):
+    """The matrix sign in bfloat16, as torch's Muon has it: of a skew matrix it is skew to 3 digits."""
+
+    def velocity(self, p, g):
+        return orthogonalised(g, (3.4445, -4.775, 2.0315), 5, 1e-7).to(g.dtype)
+
+
+def test_what_a_rule_rounds_is_made_skew(gen):
+    Y = nn.Parameter(STIEFEL.random(9, 6, generator=gen))
+    opt = ghor.lift(Rounded, blocks=True)([Y], space=STIEFEL, lr=0.3)
+    for _ in range(9):  # the tenth step repairs
+        Y.grad = randn((9, 6), gen, torch.float32)
+        opt.step()
+        assert STIEFEL.residual(Y.detach().double()) <= 5e-6
 
 
 def test_blocks_have_no_gauge_either():
