@@ -782,7 +782,7 @@ MUTANTS = [
         "sections",
         'space.checked_section(held["section"], E)',
         'held["section"]',
-        "lifting/test_nothing_wrong_nothing_refused.py::test_a_loaded_section_is_repaired_or_refused",
+        "spaces/test_sections.py::test_a_loaded_complement_that_was_rounded_is_repaired",
     ),
     Mutant(
         "anchors of files are checked",
