@@ -14,6 +14,7 @@ from torch import nn
 
 import ghor
 from ghor.lifting import guards as upkeep
+from ghor.lifting.lifted import Lifted
 from ghor.lifting.stack import Stack
 
 
@@ -168,6 +169,31 @@ def test_a_step_right_after_an_interrupted_one():
         assert list(map(id, held)) == list(map(id, weights)), where
         assert set(opt.state) == set(weights)
         assert off(weights) <= 2e-6
+
+
+def test_two_interrupts_of_one_step(monkeypatch):
+    """The second one hits the undoing of the first: the next step begins with that, and is an ordinary one."""
+    (opt, weights), (twin, others) = trained(), trained()
+    real, calls = Lifted._put_everything_back, []
+
+    def interrupted(self):
+        calls.append(self)
+        if len(calls) <= 2:
+            raise KeyboardInterrupt
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lifted, "_put_everything_back", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            move(opt)
+    assert len(calls) == 2
+    move(twin)  # the weights had moved
+    for o in (opt, twin):
+        move(o, seed=2)
+    for p, q in zip(weights, others, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+    assert [p for group in opt.param_groups for p in group["params"]] == weights
+    assert set(opt.state) == set(weights)
 
 
 class Begins(torch.optim.SGD):

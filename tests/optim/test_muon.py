@@ -12,6 +12,7 @@ from table import MANIFOLDS, each_shape_and_section, name, on, point, randn, sha
 from torch import nn
 
 import ghor
+from ghor._torch.muon import orthogonalised
 from ghor.optim.muon import newton_schulz, ratio, unit_blocks
 
 GRASSMANN = ghor.Grassmann()
@@ -354,6 +355,22 @@ def test_rules_of_matrices_lift_by_blocks(Base, gen):
     assert all(on(STIEFEL, p) for p in nets[0].parameters())
 
 
+class Rounded(Plain):
+    """The matrix sign in bfloat16, as torch's Muon has it: of a skew matrix it is skew to 3 digits."""
+
+    def velocity(self, p, g):
+        return orthogonalised(g, (3.4445, -4.775, 2.0315), 5, 1e-7).to(g.dtype)
+
+
+def test_what_a_rule_rounds_is_made_skew(gen):
+    Y = nn.Parameter(STIEFEL.random(9, 6, generator=gen))
+    opt = ghor.lift(Rounded, blocks=True)([Y], space=STIEFEL, lr=0.3)
+    for _ in range(9):  # the tenth step repairs
+        Y.grad = randn((9, 6), gen, torch.float32)
+        opt.step()
+        assert STIEFEL.residual(Y.detach().double()) <= 5e-6
+
+
 def test_blocks_have_no_gauge_either():
     """A rule with state of other shapes needs a transported section."""
     BySign = ghor.lift(Sign, blocks=True)
@@ -394,4 +411,10 @@ def test_a_group_comes_in_whole_or_not_at_all(gen):
 
 
 def test_newton_schulz_of_nothing_is_nothing():
-    assert not newton_schulz(torch.zeros(2, 4, 3), (3.4445, -4.775, 2.0315), 5, 1e-7).any()
+    """Also beside a weight that moves."""
+    V = torch.zeros(2, 4, 3)
+    V[1, 3, 0] = 1e-30
+    for X in unit_blocks(V, STIEFEL, 1e-4):
+        out = newton_schulz(X, (3.4445, -4.775, 2.0315), 5)
+        assert not out[0].any()
+        assert torch.isfinite(out).all()
