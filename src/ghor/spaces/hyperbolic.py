@@ -238,8 +238,8 @@ class Hyperbolic(Padded, Framed):
         into coordinates whose second moment is next to nothing, and Adam would take steps of many learning
         rates.
 
-        Spreading is right on average. But momentum is a single vector, so beside it the squares are kept large
-        enough that no ratio m^2/s exceeds the largest one before the step.
+        Spreading is right on average. But momentum is a single vector, so beside it the squares are kept
+        large enough that no ratio m^2/s exceeds the largest one before the step.
         """
         step = Step(-1, Y, W[..., 1:], retraction, p=P)
         pairs = [(m[..., 1:], s[..., 1:]) for m in vectors for s in squares]
