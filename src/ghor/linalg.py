@@ -14,10 +14,7 @@ from torch import Tensor
 
 from ghor._torch.values import may_read
 
-LONG, PART = (
-    4096,
-    512,
-)  # the most terms that float32 sums well enough, and the terms in a part of a longer sum
+LONG, PART = 4096, 512  # the most terms that float32 sums well, and the terms in each part of a longer sum
 SMALL = 96  # the side up to which LAPACK's LU of a batch is right with any number of threads
 
 # -- numbers -------------------------------------------------------------------------------------------------

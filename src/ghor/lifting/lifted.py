@@ -112,10 +112,8 @@ class Lifted(Optimizer):
         self._warn_of_surprises()
         self._built = True
         if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
-            with (
-                torch.no_grad(),
-                full_precision(),
-            ):  # Adagrad has state from the start, and a state includes its section
+            # Adagrad has state from the start, and a state includes its section.
+            with torch.no_grad(), full_precision():
                 self._partition = Partition(self, self._checked)
         self._warn.flush()
 
@@ -164,9 +162,7 @@ class Lifted(Optimizer):
         hook = self.phase_hook
         if hook is not None:
             hook("direction")
-        held = [
-            s.global_grad(B) for s, B in zip(stacks, grads, strict=True)
-        ]  # B: rgrad and global_rep in one
+        held = [s.global_grad(B) for s, B in zip(stacks, grads, strict=True)]  # B: rgrad, then global_rep
         self._velocities(rule, stacks)  # W
         if hook is not None:
             hook("retraction")

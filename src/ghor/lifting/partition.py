@@ -60,9 +60,7 @@ class Partition:
         spaces = {} if before is None else before.spaces
         self.euclidean: list[list[Tensor]] = []
         self.spaces: dict[int, Space] = {}  # by the id of a weight, which `groups` keeps alive
-        self.loose = [
-            key for key in state if not isinstance(key, Tensor)
-        ]  # Base's state beside that of weights
+        self.loose = [key for key in state if not isinstance(key, Tensor)]  # Base's state of no weight
         self.declarations = Record.changes
         refuse_late_declarations(optimizer.param_groups)
         kinds: dict[Any, list[tuple[Tensor, str, Any]]] = defaultdict(list)
@@ -109,9 +107,8 @@ class Partition:
         self, optimizer: Lifting, gi: int, space: Space, members: list[tuple[Tensor, str, Any]]
     ) -> Stack:
         group, params, names = optimizer.param_groups[gi], [m[0] for m in members], [m[1] for m in members]
-        check_on_space(
-            params, space, names, optimizer._warn
-        )  # the values can have changed since the constructor
+        # Once more: the values can have changed since the constructor checked them.
+        check_on_space(params, space, names, optimizer._warn)
         first = optimizer.state.get(params[0], {})
         if group["section"] == "auto" and "section" in first:
             kind = "transported"  # a run goes on as it began, also if "auto" would now choose otherwise
@@ -156,16 +153,13 @@ class Partition:
         moving = []
         for s in list(self.stacks):
             s.group = optimizer.param_groups[s.gi]  # load_state_dict replaces the dicts
-            if (
-                s.decay_target is not None
-            ):  # looked up here: compiled code that reads a group breaks the graph
+            # Looked up here, because compiled code that reads a group breaks the graph.
+            if s.decay_target is not None:
                 s.decays = any(s.group.get(key) for key in DECAYS)
             grads = list(map(_grad, s.parameters))
             if all(map(operator.is_not, grads, repeat(None))):
                 moving.append(s)
-            elif any(
-                map(operator.is_not, grads, repeat(None))
-            ):  # split: from now on their step counts differ
+            elif any(map(operator.is_not, grads, repeat(None))):  # split: now their step counts differ
                 there = [i for i, g in enumerate(grads) if g is not None]
                 rest = [i for i, g in enumerate(grads) if g is None]
                 self.stacks = [t for t in self.stacks if t is not s] + [s.subset(there), s.subset(rest)]

@@ -450,9 +450,8 @@ class ShardedStack(Stack):
     def rows(self, X: Any) -> Sequence[Any]:
         if not is_sharded(X):
             return X.unbind(0)
-        return [
-            X[i : i + 1].squeeze(0) for i in range(len(X))
-        ]  # X[i] changes the shape of X itself in torch 2.9
+        # Not X[i], which changes the shape of X itself in torch 2.9.
+        return [X[i : i + 1].squeeze(0) for i in range(len(X))]
 
     def write_back(self) -> None:
         """Each process writes its own shard; nothing is sent."""

@@ -26,9 +26,8 @@ def plain(groups: list[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
         if isinstance(entries, dict) and "section" in entries:  # a hook may have added anything
             out["state"][key] = {**entries, "section": entries["section"].contiguous()}
     if any("moves" in entries for entries in out["state"].values() if isinstance(entries, dict)):
-        for saved in out[
-            "param_groups"
-        ]:  # distributed checkpoints want a state for every weight, or for none
+        # Distributed checkpoints want a state for every weight, or for none.
+        for saved in out["param_groups"]:
             for key in saved["params"]:
                 out["state"].setdefault(key, {})
     for group, saved in zip(groups, out["param_groups"], strict=True):
@@ -145,9 +144,8 @@ def restore(groups: list[dict[str, Any]], state: Any, loaded: dict[str, Any], wa
             if isinstance(space, Euclidean) or not values:
                 continue
             if "moves" in values:
-                for k, v in up_to_date(
-                    values
-                ).items():  # numbers stay as torch has converted them: a step count is a tensor now
+                # Numbers stay as torch has converted them: a step count is a tensor now.
+                for k, v in up_to_date(values).items():
                     theirs = state[p][k]
                     state[p][k] = v.to(theirs.device) if torch.is_tensor(v) else theirs
             elif any(torch.is_tensor(v) and v.dim() > 0 and bool(v.any()) for v in values.values()):

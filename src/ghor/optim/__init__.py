@@ -148,9 +148,8 @@ class _PaperAdam(Optimizer):
             state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
-        p, g, m, v = map(
-            as_real, (p, g, state["m"], state["v"])
-        )  # as in torch, real and imaginary parts apart
+        # Real and imaginary parts are separate numbers, as in torch.
+        p, g, m, v = map(as_real, (p, g, state["m"], state["v"]))
         for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):
             cache.mul_((beta - beta**t) / (1 - beta**t)).add_(value * ((1 - beta) / (1 - beta**t)))
         p.addcdiv_(m, (v + group["delta"]).sqrt(), value=-group["lr"])

@@ -72,9 +72,8 @@ class Orthogonal(MatrixSpace):
         if not bool(torch.isfinite(M).all()):
             raise ValueError(f"a matrix with NaN or infinite entries has no nearest point on {self}")
         tiny = torch.finfo(M.dtype).tiny
-        M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(
-            tiny
-        )  # 1e30 squared overflows float32
+        # Scaled by the largest entry, because 1e30 squared overflows float32.
+        M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
         U, s, Vh = torch.linalg.svd(M.detach(), full_matrices=False)
         rank = (s > s[..., :1] * max(M.shape[-2:]) * torch.finfo(M.dtype).eps).sum(-1)
         if not bool((rank == M.shape[-1]).all()):
@@ -84,9 +83,8 @@ class Orthogonal(MatrixSpace):
             )
         Y = self._orient(U, Vh) @ Vh
         Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # LAPACK's U V^H is orthogonal to 1e-5 in float32
-        if (
-            X.requires_grad
-        ):  # the SVD has no derivative where singular values coincide, as all of them do on the space
+        # The SVD has no derivative where singular values coincide, as all of them do on the space.
+        if X.requires_grad:
             smooth = M @ symmetric_function(M.mH @ M, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
             Y = Y + (smooth - smooth.detach())
         return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()

@@ -117,9 +117,8 @@ class Implicit:
     def __init__(self, space: Space, E: Tensor, R: Tensor, master: Tensor | None = None) -> None:
         self.space, self.E, self.R, self.master = space, E, R, master
         self.P: Tensor | None = None  # `implicit_inverse`, as the last update returned it
-        self.squares: Callable[[], Sequence[Tensor]] | None = (
-            None  # second moments, for a space that `spreads`
-        )
+        # Gets the second moments, if the space `spreads`.
+        self.squares: Callable[[], Sequence[Tensor]] | None = None
 
     @classmethod
     def start(cls, space: Space, E: Tensor, Y: Tensor, half: bool) -> Implicit:

@@ -35,9 +35,8 @@ def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
     n = M.shape[-1]
     Lambda = space.section_matrix(M)
     V = space.section_matrix(Lambda.mH @ space.matrix(Z))
-    if (
-        M.shape[-2] > n and not V.is_complex()
-    ):  # a reflection has no real logarithm; the last columns are free
+    # A reflection has no real logarithm, so det V is made positive; the last columns may be chosen freely.
+    if M.shape[-2] > n and not V.is_complex():
         flip = torch.sign(det(V.detach()))[..., None, None]
         V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
     tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]

@@ -16,9 +16,8 @@ from ghor.spaces.base import compute
 from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.matrix import MatrixSpace
 
-LOST = (
-    1e-3  # the largest eps ||Lambda||^2, how far rounding takes a point off its space, that `bounded` allows
-)
+# The largest eps ||Lambda||^2 that `bounded` allows: so far may rounding take a point off its space.
+LOST = 1e-3
 
 
 class Symplectic(MatrixSpace):

@@ -63,9 +63,8 @@ def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) 
         vectors = [state[key] for key, kind in kinds.items() if kind == "vector"]
         for v in vectors:
             v.neg_()
-        if not _close(
-            run.step(-g)[0], other.step(-g)[0]
-        ):  # with its vectors negated, the state must be as good as that after -g
+        # With its vectors negated, the state must be as good as that after -g.
+        if not _close(run.step(-g)[0], other.step(-g)[0]):
             raise refuse(
                 "keeps vectors that are not state tensors of the weight's shape, so they cannot be taken to "
                 "another frame"
