@@ -362,7 +362,7 @@ MUTANTS = [
         "stack",
         "if then is None:  # on an accelerator, between two looks: a write so far is noticed by the next one",
         "if False:",
-        "_torch/test_values.py",
+        "_torch/test_values.py::test_writes_are_seen_when_a_stack_is_split",
     ),
     Mutant(
         "an interrupt in the end of a step",

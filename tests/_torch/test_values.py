@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from table import MANIFOLDS, each_space, is_compact, name, point, randn, sections, shapes, spoiled
+from table import MANIFOLDS, is_compact, name, point, randn, sections, shapes, spoiled
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -99,10 +99,10 @@ def test_every_so_often_it_looks_for_changes_from_outside(space, section):
     assert torch.linalg.vector_norm(off) <= 1e-2 * (1 + torch.linalg.vector_norm(rebuilt))
 
 
-@each_space
-def test_writes_are_seen_when_a_stack_is_split(space):
+@cases
+def test_writes_are_seen_when_a_stack_is_split(space, section):
     """torch's version counters tell of them, without a value: those of before the split count."""
-    opt, ws, gen = build(space, "transported", "cayley", "SGD", lr=1e-4)
+    opt, ws, gen = build(space, section, "cayley", "SGD", lr=1e-4)
     steps(opt, ws, gen, 3)
     with torch.no_grad():
         ws[0].copy_(point(space, tuple(ws[0].shape), gen, torch.float32))
@@ -151,6 +151,21 @@ def test_huge_steps_are_short_where_points_can_grow(space, section, retraction, 
                 for X, Y in zip(before, ws, strict=True):
                     assert Y.norm() <= 10 * (1 + X.norm())
             before = ws
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_compiled_step_is_shortened_too(gen):
+    """It used to be dropped without a word: nobody takes a step that is deferred where nothing may be
+    read."""
+    ends = []
+    for compiled in (False, True):
+        opt, ws, gen = build(ghor.Stiefel(), "transported", "cayley", "SGD", (8, 3), lr=1.0)
+        opt.step = torch.compile(opt.step, backend="eager") if compiled else opt.step
+        start = ws[0].detach().clone()
+        steps(opt, ws, gen, 1, 1e3)
+        ends.append(ws[0].detach())
+        assert (ends[-1] - start).norm() > 1
+    torch.testing.assert_close(*ends)
 
 
 @cases

@@ -137,6 +137,3 @@ def _shifted(placements: Sequence[Any], by: int) -> list[Any]:
     from torch.distributed.tensor import Shard
 
     return [Shard(q.dim + by) if q.is_shard() else q for q in placements]
-
-
-spread = distribute_like  # the name in ghor.optim.muon

@@ -195,7 +195,7 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
     if bool((norm > longest).any()):
         warn(
             "long",
-            f"a velocity of length {float(norm.max()):.1e} of {s.name_of_point(int(rows[0]))} was clipped to "
-            f"{longest:.0e}; is the learning rate intentional?",
+            f"a velocity of length {float(norm.max()):.1e} of {s.name_of_point(int(rows[norm.argmax()]))} "
+            f"was clipped to {longest:.0e}; is the learning rate intentional?",
         )
     return rows, V * (longest / norm).clamp_max(1)

@@ -394,13 +394,11 @@ class Stack:
         else:
             length = self.space.one.step_length(W)
         moved = length > 0
-        if torch.compiler.is_compiling() or (
-            self.free and len(length) and not float(length.max()) <= self.limit
-        ):
+        if not self.free:
+            W = (W * self.each((self.limit / length).clamp_max(1))).nan_to_num(0, 0, 0)
+        elif torch.compiler.is_compiling() or (len(length) and not float(length.max()) <= self.limit):
             moved = moved & (length <= self.limit)
             W = torch.where(self.each(moved), W, 0)
-        elif not self.free:
-            W = (W * self.each((self.limit / length).clamp_max(1))).nan_to_num(0, 0, 0)
         self.in_motion = True
         return self.section.update(Y, W, self.retraction, self.turning(), moved), length
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from ghor._torch.bare_step import bare_step
 from ghor._torch.muon import DEFAULTS, orthogonalised
-from ghor._torch.sharding import is_sharded, spread
+from ghor._torch.sharding import distribute_like, is_sharded
 from ghor.constraints.registry import spaces_by_id
 from ghor.lifting.lifted import Lifted
 from ghor.lifting.stack import Stack
@@ -211,7 +211,7 @@ class _Muon(Optimizer):
         buf.lerp_(p.grad, 1 - group["momentum"])
         update = p.grad.lerp(buf, group["momentum"]) if group["nesterov"] else buf
         options = group["ns_coefficients"], group["ns_steps"], group["eps"]
-        O = spread(orthogonalised(update.full_tensor(), *options).to(p.dtype), p)
+        O = distribute_like(orthogonalised(update.full_tensor(), *options).to(p.dtype), p)
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(O, alpha=-group["lr"] * ratio(group["adjust_lr_fn"] or "original", p.shape))
 
