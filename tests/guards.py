@@ -891,11 +891,11 @@ MUTANTS = [
         "spaces/test_hyperbolic.py::test_a_way_inwards_is_free",
     ),
     Mutant(
-        "a way inwards without cancellation",
+        "a way straight inwards is a number",
         "hyperbolic",
         "sum_ = torch.where(out > 0, x0 + out, inward)",
         "sum_ = x0 + out",
-        "spaces/test_hyperbolic.py::test_a_way_inwards_is_free",
+        "spaces/test_hyperbolic.py::test_a_way_through_the_origin_is_held_by_a_number",
     ),
     Mutant(
         "decay far out",
@@ -979,14 +979,14 @@ MUTANTS = [
         "symplectic",
         "W = self.global_rep(Lambda, Y - self.representative(Y, Y0))",
         "W = self.global_grad(Lambda, Y - self.representative(Y, Y0))",
-        "lifting/test_decay_target.py::test_a_large_symplectic_weight_comes_back_to_its_anchor",
+        "spaces/test_symplectic.py::test_decay_does_not_depend_on_the_size",
     ),
     Mutant(
         "a longest way of symplectic decay",
         "symplectic",
         "return W * (1 / length).clamp_max(1).view(*length.shape, *[1] * self.dims)",
         "return W",
-        "lifting/test_decay_target.py::test_a_large_symplectic_weight_comes_back_to_its_anchor",
+        "spaces/test_symplectic.py::test_decay_does_not_depend_on_the_size",
     ),
     Mutant(
         "poses have a longest turn, not a longest way",
@@ -1101,7 +1101,7 @@ MUTANTS = [
         "muon",
         "torch.where(size <= least, 0, 1 / size)",
         "torch.where(size > least, 1 / size, 0)",
-        "optim/test_muon.py::test_a_small_block_is_one_unless_it_is_rounding",
+        "optim/test_muon.py::test_blocks_of_nan_are_nan",
     ),
     Mutant(
         "Muon of huge and tiny gradients",
@@ -1179,14 +1179,14 @@ MUTANTS = [
         "line_search",
         "creeps = slack > 0 and best.f > start.f and abs(best.slope) > -0.9 * start.slope",
         "creeps = False",
-        "solve/test_scale.py solve/test_minimize.py",
+        "solve/test_line_search.py::test_uphill_within_rounding_and_as_steep_is_no_progress",
     ),
     Mutant(
         "values that are equal but for rounding",
         "line_search",
         "better = abs(a.slope) <= abs(b.slope) if abs(a.f - b.f) < slack else a.f <= b.f",
         "better = a.f <= b.f",
-        "solve/test_scale.py solve/test_minimize.py",
+        "solve/test_line_search.py::test_of_equal_values_the_smaller_slope_is_better",
     ),
     Mutant(
         "slack has the scale of the loss",
