@@ -85,7 +85,7 @@ def test_decay_does_not_depend_on_the_size(space, gen):
         Y = space.apply_section(Lambda, Y0)
         near = space.apply_section(space.update_section(Lambda, -1e-6 * V, "geodesic"), Y0)
         assert (space.away_from(Lambda, Y, near) / 1e-6 - V).norm() <= 1e-4 * V.norm()
-    assert Y.norm() > 10
+    assert Y.norm() > 5  # of an orthogonal point: sqrt(2)
     assert float(space.step_length(space.away_from(Lambda, Y, Y0))) == pytest.approx(1)
 
 
