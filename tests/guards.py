@@ -1250,14 +1250,14 @@ MUTANTS = [
         "problem",
         "if self.by_default and (newton <= 100 * eps * extent or norm * extent <= math.sqrt(eps) * size):",
         "if False:",
-        "solve/test_scale.py::test_a_run_from_the_minimum_is_a_success",
+        "solve/test_scale.py::test_a_run_from_where_the_value_is_zero_but_for_rounding_is_a_success",
     ),
     Mutant(
         "runs in which nothing changes",
         "problem",
         "elif self.stalls(place.points.eps):",
         "elif False:",
-        "solve/test_scale.py solve/test_minimize.py",
+        "solve/test_problem.py::test_a_run_in_which_nothing_changes_ends",
     ),
     # -- adapters, precision
     Mutant(
@@ -1300,7 +1300,7 @@ MUTANTS = [
         "adapters",
         "except (NotImplementedError, RuntimeError, ValueError) as error:",
         "except ZeroDivisionError as error:",
-        "test_adapters.py::test_merging_into_a_parametrized_weight",
+        "test_adapters.py::test_where_one_layer_cannot_be_merged_none_is",
     ),
     Mutant(
         "a parametrized weight that was refused is put back",
@@ -1314,7 +1314,7 @@ MUTANTS = [
         "adapters",
         "other.unmerge()",
         "pass",
-        "test_adapters.py::test_merging_into_a_parametrized_weight",
+        "test_adapters.py::test_where_one_layer_cannot_be_merged_none_is",
     ),
     Mutant(
         "tied parametrizations",
