@@ -410,15 +410,6 @@ def test_a_group_comes_in_whole_or_not_at_all(gen):
         assert list(map(id, group["params"])) == list(map(id, params))
 
 
-def test_blocks_of_nan_are_nan():
-    """Also one beside a block that is finite; 0 would be a step."""
-    V = torch.ones(2, 5, 3)
-    V[1, 4] = math.nan
-    for X in unit_blocks(V, STIEFEL, 1e-4):
-        assert torch.isfinite(X[0]).all()
-        assert torch.isnan(X[1]).all()
-
-
 def test_newton_schulz_of_nothing_is_nothing():
     """Also beside a weight that moves."""
     V = torch.zeros(2, 4, 3)
