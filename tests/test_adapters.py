@@ -483,6 +483,29 @@ def test_weights_that_cannot_be_written_are_refused(gen):
     torch.testing.assert_close(tensors_of(model), before, rtol=0, atol=0)
 
 
+class Doubled(nn.Module):
+    """A parametrization without a right inverse."""
+
+    def forward(self, W):
+        return 2 * W
+
+
+def test_where_one_layer_cannot_be_merged_none_is(gen):
+    """The first one, which has been merged by then, is as it was."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    parametrize.register_parametrization(model[1], "weight", Doubled())
+    adapt(model, ["*"], Rotation(4))
+    turned(model, gen)
+    before = tensors_of(model)
+    with pytest.raises(
+        ValueError,
+        match=r"^1 cannot be merged: its parametrization Doubled cannot be assigned to .* remove it",
+    ):
+        merge(model)
+    assert model[0].before_merge is model[1].before_merge is None
+    torch.testing.assert_close(tensors_of(model), before, rtol=0, atol=0)
+
+
 # -- names -------------------------------------------------------------------------------------------------
 
 

@@ -172,8 +172,7 @@ def test_a_step_right_after_an_interrupted_one():
 
 
 def test_two_interrupts_of_one_step(monkeypatch):
-    """The second one hits the undoing of the first: the next step begins with that, and is an ordinary
-    one."""
+    """The second one hits the undoing of the first: the next step ends that first, and is an ordinary one."""
     (opt, weights), (twin, others) = trained(), trained()
     real, calls = Lifted._put_everything_back, []
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import ghor
 from ghor.constraints.validation import check_on_space
-from ghor.retraction import cayley
+from ghor.retraction import cayley, geodesic
 from ghor.spaces.rank_one import Step
 
 H = ghor.Hyperbolic()
@@ -65,6 +65,19 @@ def test_a_way_inwards_is_free():
     Y = at(35.5, 0.3)
     back = H.exp(Y, H.log(Y, at(34.0, 0.3)))
     assert abs(radius(back) - 34.0) < 0.5  # what eps x_0 = 1/4 allows
+    # x_0 cosh(t) + o sinh(t) <= x_0 up to tanh(t/2) = cos(80 degrees): t = 0.35
+    b = torch.tensor([0.0, -math.cos(80 / 180 * math.pi), math.sin(80 / 180 * math.pi)], dtype=F64)
+    assert torch.equal(H.hold(H.frame(at(35.5, 0.0)), 0.3 * b, geodesic, F64), 0.3 * b)
+
+
+@far
+def test_a_way_through_the_origin_is_held_by_a_number():
+    """Straight inwards x_0 + o is 1/(2 x_0); rounding may make it negative, which has no logarithm."""
+    for angle in range(40):
+        Y = at(14.0, angle, torch.float32)
+        W = -25 * torch.nn.functional.pad(Y[1:] / Y[1:].norm(), (1, 0))
+        share = H.hold(H.frame(Y), W, geodesic, torch.float32).norm() / W.norm()
+        assert 0.5 < float(share) <= 1.000001
 
 
 # -- Cayley beyond where it ends -----------------------------------------------------------------------------

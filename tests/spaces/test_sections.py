@@ -260,20 +260,24 @@ def test_a_fingerprint_tells_the_order(i, j, gen):
 
 @pytest.mark.parametrize("where", [nullcontext, as_on_an_accelerator], ids=["cpu", "accelerator"])
 @pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
-def test_all_the_way_around_a_great_circle(retraction, where):
-    """Opposite to the anchor the implicit frame does not exist: the anchor is renewed before."""
-    Y = torch.nn.Parameter(torch.eye(5, dtype=torch.float64)[0])
+@pytest.mark.parametrize(("space", "columns"), [(ghor.Sphere(), 1), (ghor.Stiefel(), 2)], ids=str)
+def test_all_the_way_around_a_great_circle(space, columns, retraction, where):
+    """Opposite to the anchor the implicit frame does not exist: the anchor is renewed before. On Stiefel the
+    first column goes around, and the others stay."""
+    start = torch.eye(5, columns, dtype=torch.float64)
+    Y = torch.nn.Parameter(start[:, 0].clone() if columns == 1 else start.clone())
     angle = 2 * math.pi / 40
     step = angle if retraction == "geodesic" else 2 * math.tan(angle / 2)
     with where():
-        opt = ghor.optim.SGD([Y], lr=step, space=ghor.Sphere(), retraction=retraction, section="implicit")
+        opt = ghor.optim.SGD([Y], lr=step, space=space, retraction=retraction, section="implicit")
         for i in range(1, 81):
             Y.grad = torch.zeros_like(Y)
-            Y.grad[:2] = torch.stack([Y.detach()[1], -Y.detach()[0]])
+            y, g = Y.detach().view(5, columns)[:, 0], Y.grad.view(5, columns)[:, 0]
+            g[0], g[4] = y[4], -y[0]
             opt.step()
-            expected = torch.zeros_like(Y)
-            expected[0], expected[1] = math.cos(i * angle), math.sin(i * angle)
-            assert (Y - expected).abs().max() <= 1e-13
+            expected = start.clone()
+            expected[0, 0], expected[4, 0] = math.cos(i * angle), math.sin(i * angle)
+            assert (Y.view(5, columns) - expected).abs().max() <= 1e-13
 
 
 @pytest.mark.filterwarnings("ignore:.*changed outside")  # the repair may change the last bits of the point

@@ -76,6 +76,20 @@ def test_every_learning_rate_stays_on_the_space(space, dtype, retraction, gen):
 
 
 @each_space
+def test_decay_does_not_depend_on_the_size(space, gen):
+    """Near the anchor away_from is what leads there, for weights of any size; far away it is one radian."""
+    Y0 = space.random(6, 2, generator=gen, dtype=torch.float64)
+    V, Lambda = space.hor(randn((6, 2), gen)), space.section(Y0)
+    for _ in range(6):
+        Lambda = space.update_section(Lambda, space.hor(randn((6, 2), gen)), "geodesic")
+        Y = space.apply_section(Lambda, Y0)
+        near = space.apply_section(space.update_section(Lambda, -1e-6 * V, "geodesic"), Y0)
+        assert (space.away_from(Lambda, Y, near) / 1e-6 - V).norm() <= 1e-4 * V.norm()
+    assert Y.norm() > 5  # of an orthogonal point: sqrt(2)
+    assert float(space.step_length(space.away_from(Lambda, Y, Y0))) == pytest.approx(1)
+
+
+@each_space
 def test_growth_is_held_without_a_look_at_the_values(space, gen):
     U, T = nn.Parameter(space.random(12, 4, generator=gen)), randn((12, 4), gen, torch.float32)
     with as_on_an_accelerator(), pytest.warns(UserWarning, match="no more digits"):

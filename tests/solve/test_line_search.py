@@ -1,0 +1,17 @@
+"""The line search where values differ by rounding alone: slopes decide, and nothing creeps uphill."""
+
+from ghor.solve.line_search import Trial, strong_wolfe
+
+START = Trial(0.0, 1.0, -1.0)
+OPTIONS = {"c2": 0.3, "slack": 1e-10}
+
+
+def test_of_equal_values_the_smaller_slope_is_better():
+    """The value has risen by less than rounding; the slope, half of what it was, says that it has fallen."""
+    found = strong_wolfe(lambda t: Trial(t, 1 + 5e-11, 0.5), START, 1e-8, tolerance=1.0, **OPTIONS)
+    assert found.t == 1e-8
+
+
+def test_uphill_within_rounding_and_as_steep_is_no_progress():
+    """It would go on for ever."""
+    assert strong_wolfe(lambda t: Trial(t, 1 + 1e-12, 0.95), START, 1e-8, **OPTIONS).t == 0
