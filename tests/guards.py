@@ -865,7 +865,7 @@ MUTANTS = [
     Mutant(
         "projections of huge and tiny matrices",
         "orthogonal",
-        "M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(\n            tiny\n        )",
+        "M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(tiny)",
         "M = M * 1",
         "laws/test_frames.py::test_projections_with_a_derivative_do_not_depend_on_the_size",
     ),
