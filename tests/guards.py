@@ -277,7 +277,7 @@ MUTANTS = [
         "stack",
         "self.section.squares = self.even",
         "pass",
-        "laws/test_other_spaces.py::test_adam_spreads_its_second_moments",
+        "laws/test_other_spaces.py::test_second_moments_spread",
     ),
     Mutant(
         "writes before a stack is split",

@@ -125,19 +125,23 @@ def test_second_moments_spread_with_the_frame(retraction, gen):
 
 
 @pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
-def test_adam_spreads_its_second_moments(retraction, gen):
-    """In the boost frame: those of the plain rule, turned, so that their sum stays and they do not."""
+def test_second_moments_spread(retraction, gen):
+    """In the boost frame: those of the plain rule, turned, so that their sum stays and they do not. Without a
+    momentum, beside which they would be kept large enough (tests/spaces/test_hyperbolic.py)."""
     Y = torch.nn.Parameter(HYPERBOLIC.random(4, 5, generator=gen, dtype=F64))
-    opt = ghor.optim.Adam([Y], space=HYPERBOLIC, lr=0.5, retraction=retraction, section="implicit")
-    beta, last = 0.999, torch.zeros(4, 5, dtype=F64)
+    opt = ghor.optim.RMSprop(
+        [Y], space=HYPERBOLIC, lr=0.01, alpha=0.999, retraction=retraction, section="implicit"
+    )
+    beta, last, changes = 0.999, torch.zeros(4, 5, dtype=F64), []
     for _ in range(3):
         Y.grad = randn((4, 5), gen)
         B = HYPERBOLIC.global_grad(HYPERBOLIC.section(Y.detach()), Y.grad)
         plain = beta * last + (1 - beta) * B.square()
         opt.step()
-        last = opt.state[Y]["exp_avg_sq"].clone()
+        last = opt.state[Y]["square_avg"].clone()
         close(last.sum(-1), plain.sum(-1), 1e-14 * float(plain.sum(-1).max()) + 1e-15)
-        assert (last - plain).abs().max() > 1e-3 * plain.max()
+        changes.append(float((last - plain).abs().max() / plain.max()))
+    assert max(changes) > 1e-2
 
 
 def test_points_carry_no_matrices(gen):
