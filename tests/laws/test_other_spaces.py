@@ -141,7 +141,7 @@ def test_second_moments_spread(retraction, gen):
         last = opt.state[Y]["square_avg"].clone()
         close(last.sum(-1), plain.sum(-1), 1e-14 * float(plain.sum(-1).max()) + 1e-15)
         changes.append(float((last - plain).abs().max() / plain.max()))
-    assert max(changes) > 1e-2
+    assert max(changes) > 1e-3
 
 
 def test_points_carry_no_matrices(gen):
