@@ -353,7 +353,7 @@ MUTANTS = [
     Mutant(
         "squares beside turned momentum",
         "hyperbolic",
-        "s.copy_(torch.maximum(s, _ratio(m, most)))",
+        "s.copy_(torch.where(fast, torch.maximum(s, _ratio(m, most)), s))",
         "pass",
         "spaces/test_hyperbolic.py::test_adam_with_long_steps_does_not_run_away",
     ),

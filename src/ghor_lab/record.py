@@ -82,9 +82,9 @@ class Run:
 
 def each_once(runs: Iterable[Run]) -> list[Run]:
     """Runs without their shorter copies: a record and what it was when it was packed are one run."""
-    longest: dict[tuple[Any, Any], Run] = {}
+    longest: dict[bytes, Run] = {}
     for run in runs:
-        key = run.header["name"], run.header.get("started")
+        key = encode(run.header)  # later commands add lines, and leave the first one as it is
         if key not in longest or len(run.epochs) > len(longest[key].epochs):
             longest[key] = run
     return list(longest.values())

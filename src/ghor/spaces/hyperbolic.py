@@ -15,7 +15,7 @@ from ghor._torch.values import may_read
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
-from ghor.spaces.rank_one import Padded, Step, pull, scalar, sinhc
+from ghor.spaces.rank_one import FAST, Padded, Step, pull, scalar, sinhc
 
 
 @dataclass(frozen=True, repr=False)
@@ -238,16 +238,19 @@ class Hyperbolic(Padded, Framed):
         into coordinates whose second moment is next to nothing, and Adam would take steps of many learning
         rates.
 
-        Spreading is right on average. But momentum is a single vector, so beside it the squares are kept
-        large enough that no ratio m^2/s exceeds the largest one before the step.
+        Spreading is right on average. But momentum is a single vector, so in all but short steps the
+        squares are kept large enough beside it that no ratio m^2/s exceeds the largest one before the step.
         """
         step = Step(-1, Y, W[..., 1:], retraction, p=P)
+        fast = step.bb > (FAST / 5) ** 2  # far out the frame turns by up to the length of the step
         pairs = [(m[..., 1:], s[..., 1:]) for m in vectors for s in squares]
+        if not torch.compiler.is_compiling() and may_read(fast) and not bool(fast.any()):
+            pairs = []
         largest = [_ratio(m, s).amax(-1, keepdim=True) for m, s in pairs]
         step.turn_(vectors)
         step.spread_(squares)
         for (m, s), most in zip(pairs, largest, strict=True):
-            s.copy_(torch.maximum(s, _ratio(m, most)))
+            s.copy_(torch.where(fast, torch.maximum(s, _ratio(m, most)), s))
         xs = step.point()
         x0 = torch.where(moved.unsqueeze(-1) > 0, (1 + scalar(xs, xs)).sqrt(), Y[..., :1])
         Y[..., :1], Y[..., 1:] = x0, xs

@@ -24,6 +24,8 @@ from torch import Tensor
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
+FAST = 0.25  # length of a step from which on second moments follow the frame with care: 1/4 radian
+
 
 def scalar(a: Tensor, b: Tensor) -> Tensor:
     """a.b, with the last dimension kept."""

@@ -13,10 +13,8 @@ from torch import Tensor
 from ghor._torch.values import may_read
 from ghor.retraction import Retraction
 from ghor.spaces.orthogonal import Orthogonal
-from ghor.spaces.rank_one import Padded, Step, pull, scalar
+from ghor.spaces.rank_one import FAST, Padded, Step, pull, scalar
 from ghor.spaces.stiefel import canonical_log
-
-FAST = 0.25  # radians: in steps that turn a point by more, squares of coordinates spread
 
 
 @dataclass(frozen=True, repr=False)
