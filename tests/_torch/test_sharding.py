@@ -182,7 +182,9 @@ def spread_by_hand(rank, space, section, dtype):
     [*SECTIONS, *((ghor.Stiefel(flatten=3), k) for k in ("transported", "implicit"))],
     ids=name,
 )
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=name)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=name
+)
 def test_a_step_does_not_depend_on_how_a_weight_is_spread(space, section, dtype):
     """Whole matrices are computed from the same numbers; batches in other pieces, where a kernel may add in
     another order. A weight in bfloat16 may then round to the neighbour."""

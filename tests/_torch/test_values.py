@@ -120,7 +120,9 @@ def huge_steps(space, section, retraction, optimizer, size, shape):
         yield [p.detach().double() for p in ws[:2]]
 
 
-long_steps = pytest.mark.parametrize(("optimizer", "size"), [("SGD", 1e30), ("SGD", 1e3), ("Adam", 1.0)])
+long_steps = pytest.mark.parametrize(
+    ("optimizer", "size"), [("SGD", 1e30), pytest.param("SGD", 1e3, marks=pytest.mark.slow), ("Adam", 1.0)]
+)
 COMPACT = [case for case in CASES if is_compact(case[0])]
 OPEN = [case for case in CASES if not is_compact(case[0])]
 

@@ -254,7 +254,7 @@ def test_first_steps_known_in_closed_form(gen):
         assert abs(float(torch.atan2(*y.detach()[[1, 0]])) - angle) < 1e-14
 
 
-@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
+@pytest.mark.parametrize("retraction", ["cayley", pytest.param("geodesic", marks=pytest.mark.slow)])
 def test_symplectic_stiefel_12_x_4(retraction, gen):
     """Adam, 2,000 steps in float64: the structure stays to 1e-11 and the loss falls."""
     space = ghor.SymplecticStiefel()

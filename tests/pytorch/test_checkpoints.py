@@ -212,7 +212,8 @@ def second_part(rank, cls, section, how, folder, options):
         ("Adam", "hsdp", {}),
         ("Adam", "fsdp", {"flatten_optimizer_state_dict": True}),
         # no state but the momentum; squares; state from the start on; four tensors a weight
-        *((cls, "fsdp", {}) for cls in ("SGD", "Adam", "Adagrad", "RMSprop")),
+        ("Adagrad", "fsdp", {}),
+        *(pytest.param(cls, "fsdp", {}, marks=pytest.mark.slow) for cls in ("SGD", "Adam", "RMSprop")),
     ],
 )
 @sections

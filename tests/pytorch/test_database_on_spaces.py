@@ -24,9 +24,10 @@ KINDS = {
     "SymplecticStiefel": (ghor.SymplecticStiefel(), (6, 2), torch.float64),
     "SymplecticGrassmann": (ghor.SymplecticGrassmann(), (6, 2), torch.float64),
 }
-# in the fast suite the first configuration of every class, in the plainest kernels
+# in the fast suite the first configuration of four classes, in the plainest kernels
+FAST = [(cls, 0, "forloop") for cls in ("SGD", "Adam", "Rprop", "Muon")]
 MOVING = [
-    case if case[1:] == (0, "forloop") else pytest.param(case, marks=pytest.mark.slow)
+    case if case in FAST else pytest.param(case, marks=pytest.mark.slow)
     for case in CASES
     if case[2] != "differentiable"
 ]
