@@ -49,7 +49,9 @@ def run_in(root: Path, nodes: list[str], verbose: bool) -> int:
     if not verbose:
         os.dup2(out, 1)
         os.dup2(out, 2)
-    return int(pytest.main(["-x", "-q", "-n", "0", "--timeout", "200", "-p", "no:cacheprovider", *nodes]))
+    return int(
+        pytest.main(["-x", "-q", "-n", "0", "--timeout", "200", "-p", "no:cacheprovider", "-m", "", *nodes])
+    )
 
 
 def caught(task: tuple[Mutant, bool]) -> tuple[Mutant, str, float]:

@@ -92,7 +92,22 @@ def is_compact(space: Space) -> bool:
 
 def has_frame(space: Space) -> bool:
     """Whether points are matrices, Lambda = [Y, Q] is in the group, and W in g^hor is W E = [A; B]."""
-    return isinstance(space, MatrixSpace)
+    return isinstance(space, MatrixSpace) and has_one_radius(space)
+
+
+def has_one_radius(space: Space) -> bool:
+    """Whether it is not a sphere of another radius, whose sections keep the radius, too."""
+    return getattr(space, "radius", 1) == 1
+
+
+def keeps_any_radius(space: Space) -> bool:
+    """Whether it is all spheres around 0, of which a point stays on its own."""
+    return getattr(space, "radius", 1) == "start"
+
+
+def can_be_left(space: Space) -> bool:
+    """Whether there are tensors near a point that are not points."""
+    return not is_flat(space) and not keeps_any_radius(space)
 
 
 def has_complex(space: Space) -> bool:
@@ -117,7 +132,7 @@ def is_cone(space: Space) -> bool:
 
 def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
     """Points off the space by this part of their size: too long, or on a cone, not symmetric."""
-    if not is_cone(space):
+    if keeps_any_radius(space) or not is_cone(space):
         return (1 + by) * Y
     X = Y.clone()
     X[..., 0, -1] += 2 * by * torch.linalg.matrix_norm(Y.double()).to(Y)
@@ -167,6 +182,10 @@ def all_spaces() -> list[Space]:
     return [space for _, space in sorted(found.items())]
 
 
+# Options that change the formulas of a space run through the laws as spaces of their own.
+OPTIONS = [ghor.Sphere(radius=2.5), ghor.Sphere(radius="start")]
+
+
 def accepts(space: Space, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> bool:
     try:
         space.check(shape, dtype)
@@ -201,8 +220,8 @@ def name(value: object) -> str:
 
 
 SPACES = all_spaces()
-MANIFOLDS = [s for s in SPACES if not is_flat(s)]
-CASES = [(s, shape) for s in SPACES for shape in shapes(s)]
+MANIFOLDS = [s for s in SPACES if not is_flat(s)] + OPTIONS
+CASES = [(s, shape) for s in SPACES + OPTIONS for shape in shapes(s)]
 MANIFOLD_CASES = [(s, shape) for s, shape in CASES if not is_flat(s)]
 COMPLEX_CASES = [(s, shape) for s in SPACES if has_complex(s) for shape in shapes(s, COMPLEX_SHAPES)[:2]]
 CIRCLE_CASES = [
@@ -292,6 +311,9 @@ def point(
 def _point(space: Space, shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> torch.Tensor:
     gen = torch.Generator().manual_seed(seed)
     Y = space.random(*shape, generator=gen, dtype=dtype)
+    if keeps_any_radius(space):  # points of one batch on different spheres, two batches on the same ones
+        rows = Y.view(-1, shape[-1])
+        rows.mul_(torch.linspace(0.6, 3, len(rows), dtype=dtype).unsqueeze(-1))
     Lambda = space.section(Y)
     moved = space.update_section(Lambda, horizontal(space, Y, Lambda, gen))
     return space.project(space.apply_section(moved, space.E(shape, dtype=dtype)))

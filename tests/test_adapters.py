@@ -13,9 +13,21 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import ghor
-from ghor.adapters import Adapted, LowRank, Rotation, activate, adapt, load, merge, remove, save, unmerge
+from ghor.adapters import (
+    Adapted,
+    LowRank,
+    Rotation,
+    activate,
+    adapt,
+    angle_groups,
+    load,
+    merge,
+    remove,
+    save,
+    unmerge,
+)
 
-KINDS = [Rotation(4), LowRank(2)]
+KINDS = [Rotation(4), Rotation(4, "both"), LowRank(2), LowRank(2, full=True)]
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=repr)
 
 
@@ -59,10 +71,11 @@ def turned(model, gen):
     """The same model, its adapters far from where they start."""
     for layer in (m for m in model.modules() if isinstance(m, Adapted)):
         for part in layer.parts.values():
-            if hasattr(part, "R"):
-                part.R.data.copy_(ghor.SpecialOrthogonal().random(*part.R.shape, generator=gen))
-            else:
-                part.s.data.normal_(generator=gen)
+            for leaf, p in part.named_parameters():
+                if leaf in "LR":
+                    p.data.copy_(ghor.SpecialOrthogonal().random(*p.shape, generator=gen, dtype=p.dtype))
+                elif leaf in "sS":
+                    p.data.normal_(generator=gen)
     return model
 
 
@@ -83,14 +96,13 @@ def test_an_adapter_starts_as_nothing_and_learns_on_its_space(kind, net, x):
     assert adapt(net, ["q_proj", "*.v_proj", "v_proj"][::2], kind, train=["head.*"]) == ["q_proj", "v_proj"]
     torch.testing.assert_close(net(x), before, rtol=0, atol=0)
     trained = {n for n, p in net.named_parameters() if p.requires_grad}
-    assert {n.rpartition(".")[2] for n in trained if "parts" in n} == (
-        {"R"} if kind == KINDS[0] else {"U", "V", "s"}
-    )
+    leaves = {KINDS[0]: "R", KINDS[1]: "LR", KINDS[2]: "UVs", KINDS[3]: "UVS"}
+    assert {n.rpartition(".")[2] for n in trained if "parts" in n} == set(leaves[kind])
     assert {n for n in trained if "parts" not in n} == {"head.weight", "head.bias"}
     first = train(net, x, 1)
     assert train(net, x, 30) < first
     assert torch.equal(net.q_proj.base.weight, weights["q_proj.weight"])
-    parts = [p for n, p in net.named_parameters() if n.rpartition(".")[2] in "RUV"]
+    parts = [p for n, p in net.named_parameters() if n.rpartition(".")[2] in "LRUV"]
     assert max(map(off, parts)) <= 2e-6
     assert min(float((p - p.new_zeros(()) - torch.eye(*p.shape[-2:])).detach().norm()) for p in parts) > 1e-3
 
@@ -101,13 +113,43 @@ def test_rotations_keep_the_angles_between_neurons(kind, net, x):
     adapt(net, ["q_proj"], kind)
     train(net, x)
     W, M = net.q_proj.base.weight.detach(), net.q_proj.weight.detach()
-    if kind == KINDS[0]:
+    if kind == Rotation(4):
         torch.testing.assert_close(M @ M.T, W @ W.T, rtol=0, atol=1e-6)
-    else:
-        values = torch.linalg.svdvals(M - W)[:2]
-        torch.testing.assert_close(
-            values, net.q_proj.parts["default"].s.detach().abs().sort(descending=True)[0]
-        )
+    elif isinstance(kind, LowRank):
+        middle = next(p for n, p in net.q_proj.parts["default"].named_parameters() if n in "sS").detach()
+        values = torch.linalg.svdvals(middle if kind.full else middle.diag())
+        torch.testing.assert_close(torch.linalg.svdvals(M - W)[:2], values)
+
+
+@pytest.mark.parametrize("sides", ["right", "left", "both"])
+@pytest.mark.parametrize("steps", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_rotations_keep_the_singular_values(sides, steps, gen):
+    """L W R with L and R 16 x 16, by Adam in float32: to 1e-6 of the largest, after any number of steps."""
+    model, data = nn.Sequential(nn.Linear(16, 16)), randn((2, 64, 16), gen, torch.float32)
+    before = torch.linalg.svdvals(model[0].weight.detach().double())
+    adapt(model, "0", Rotation(16, sides))
+    opt = ghor.optim.Adam(ghor.param_groups(model), lr=0.02)
+    for _ in range(steps):
+        opt.zero_grad()
+        (model(data[0]) - data[1]).square().sum().backward()
+        opt.step()
+    W = model[0].base.weight.detach().clone()
+    merge(model)
+    after = torch.linalg.svdvals(model[0].weight.detach().double())
+    assert float((after - before).abs().max() / before.max()) <= 1e-6
+    assert torch.dist(W, model[0].weight) > 0.5
+
+
+@pytest.mark.parametrize("sides", ["right", "left", "both"])
+def test_rotations_act_as_block_diagonal_matrices(sides, gen):
+    """y = L W R x + c; the bias does not turn."""
+    model, x = nn.Sequential(nn.Linear(8, 12)).double(), randn((5, 8), gen)
+    adapt(model, "0", Rotation(4, sides))
+    part, W, c = turned(model, gen)[0].parts["default"], model[0].base.weight, model[0].bias
+    whole = {leaf: torch.block_diag(*p) for leaf, p in part.named_parameters()}
+    L, R = (whole.get(leaf, torch.eye(size).double()) for leaf, size in (("L", 12), ("R", 8)))
+    torch.testing.assert_close(model(x), x @ (L @ W @ R).T + c)
+    torch.testing.assert_close(model[0].weight, L @ W @ R)
 
 
 def test_merge_and_unmerge_several(net, x):
@@ -115,7 +157,7 @@ def test_merge_and_unmerge_several(net, x):
     bare = net(x)
     adapt(net, ["q_proj"], Rotation(4), "a")
     adapt(net, ["q_proj", "v_proj"], LowRank(2), "b")
-    adapt(net, ["q_proj"], Rotation(2), "c")
+    adapt(net, ["q_proj"], Rotation(2, "both"), "c")
     train(net, x)
     weights = copy.deepcopy(net.state_dict())
     outputs = {}
@@ -210,7 +252,7 @@ def test_a_file_in_another_precision(kind, dtypes, gen, tmp_path):
     save(turned(model, gen).to(dtypes[0]), tmp_path / "a.pt")
     load(other.to(dtypes[1]), tmp_path / "a.pt")
     assert (
-        max(off(p) for n, p in other.named_parameters() if n[-1] in "RUV") <= 8 * torch.finfo(dtypes[1]).eps
+        max(off(p) for n, p in other.named_parameters() if n[-1] in "LRUV") <= 8 * torch.finfo(dtypes[1]).eps
     )
     pairs = zip(other[0].parts.parameters(), model[0].parts.parameters(), strict=True)
     assert all(torch.dist(p, q.to(p)) <= 20 * torch.finfo(dtypes[0]).eps for p, q in pairs)
@@ -238,6 +280,7 @@ def test_what_cannot_be(net):
             r"head: 12 inputs do not come in blocks of 8; try one of \[4, 6, 12\]",
         ),
         (["head"], LowRank(4), "head: a layer 3 x 12 has no part of rank 4"),
+        (["head"], Rotation(4, "both"), r"head: 3 outputs do not come in blocks of 4; try one of \[3\]"),
     ):
         with pytest.raises(ValueError, match=message):
             adapt(net, targets, kind)
@@ -249,6 +292,8 @@ def test_what_cannot_be(net):
         activate(net, ["x"])
     with pytest.raises(TypeError, match="Rotation"):
         adapt(net, ["head"], Rotation)
+    with pytest.raises(ValueError, match="sides is one of 'right', 'left', 'both', got 'two'"):
+        Rotation(4, "two")
 
 
 @each_kind
@@ -327,7 +372,7 @@ def test_attention_is_trained(kind, gen):
 def test_the_weight_as_it_acts(net, x):
     """A layer with its weight and bias computes what the layer does, and has the same gradients."""
     plain = set(net.state_dict())
-    for name, kind in (("a", Rotation(4)), ("b", LowRank(2)), ("c", Rotation(2))):
+    for name, kind in (("a", Rotation(4)), ("b", LowRank(2)), ("c", Rotation(2, "both"))):
         adapt(net, ["q_proj"], kind, name, freeze=False)
     turned(net, torch.Generator().manual_seed(0))
     names = {n.replace("q_proj.base.", "q_proj.") for n in net.state_dict() if ".parts." not in n}
@@ -348,13 +393,91 @@ def test_the_weight_as_it_acts(net, x):
     assert layer.weight is layer.base.weight
 
 
+# -- Conv1D ------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_conv1d_of_hugging_face(kind, gen, tmp_path):
+    """A linear layer whose weight is in x out: as the same nn.Linear, and its weight stays transposed."""
+    Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    model, plain, x = (
+        nn.Sequential(Conv1D(12, 8)),
+        nn.Sequential(nn.Linear(8, 12)),
+        randn((3, 8), gen).float(),
+    )
+    with torch.no_grad():
+        plain[0].weight.copy_(model[0].weight.T)
+        plain[0].bias.copy_(model[0].bias.normal_(generator=gen))
+    fresh, bare = copy.deepcopy(model), model(x)
+    assert adapt(model, "0", kind) == ["0"]
+    assert torch.equal(model(x), bare)
+    assert (model[0].in_features, model[0].out_features) == (8, 12)
+    save(turned(model, gen), tmp_path / "a.pt")
+    load(plain, tmp_path / "a.pt")
+    load(fresh, tmp_path / "a.pt")
+    y = plain(x)
+    assert (y - bare).abs().max() > 0.1
+    torch.testing.assert_close(fresh(x), y, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model[0].weight.T, plain[0].weight)
+    stored = model[0].base.weight.detach().clone()
+    merge(model)
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+    assert model[0].weight.is_contiguous()
+    unmerge(model)
+    assert torch.equal(model[0].base.weight, stored)
+    merge(model)
+    remove(model)
+    assert type(model[0]) is Conv1D
+    torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)
+
+
+def test_gpt2_is_adapted_and_trained(gen):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
+    model, ids = transformers.GPT2LMHeadModel(config), torch.arange(16).view(2, 8) % 11
+    assert adapt(model, ["c_attn", "mlp.c_fc"], Rotation(8, "both")) == [
+        "transformer.h.0.attn.c_attn",
+        "transformer.h.0.mlp.c_fc",
+    ]
+    opt, losses = ghor.optim.AdamW(ghor.param_groups(model), lr=0.02), []
+    for _ in range(5):
+        opt.zero_grad()
+        losses.append(model(ids, labels=ids).loss)
+        losses[-1].backward()
+        opt.step()
+    assert losses[-1] < losses[0]
+
+
+# -- one angle for all sizes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [2, 4, 16])
+def test_one_angle_for_every_size(block, gen):
+    """Adam's first step moves every coordinate by lr: each column of R, U and V turns by the same angle."""
+    model, x = nn.Sequential(nn.Linear(16, 32)).double(), randn((5, 16), gen)
+    adapt(model, "0", Rotation(block, "both"))
+    adapt(model, "0", LowRank(2), "low")
+    turned(model, gen)
+    groups = angle_groups(model, 0.01, retraction="geodesic")
+    opt = ghor.optim.Adam(groups, lr=0.5)
+    assert [g["lr"] for g in opt.param_groups if g["space"] == ghor.Euclidean()] == [0.5]
+    assert sum(len(g["params"]) for g in opt.param_groups) == sum(p.requires_grad for p in model.parameters())
+    before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    model(x).square().sum().backward()
+    opt.step()
+    for n, p in model.named_parameters():
+        if p.requires_grad and n[-1] in "LRUV":
+            chord = (p.detach() - before[n]).norm(dim=-2)
+            assert (chord - 0.01).abs().max() <= 2e-4  # second order, and eps = 1e-8 of Adam
+
+
 # -- weights and layers that are shared --------------------------------------------------------------------
 
 
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
-        self.emb, self.head, self.same = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False), nn.Linear(8, 10)
+        self.emb, self.head, self.same = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False), nn.Linear(8, 12)
         self.head.weight = self.same.weight = self.emb.weight
 
     def forward(self, i):
@@ -366,7 +489,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("targets", [["head"], ["head", "same"]])
 @pytest.mark.parametrize("copied", [False, True])
 def test_merging_a_tied_weight(kind, targets, copied, gen):
-    model, i = Tied(), torch.arange(10)
+    model, i = Tied(), torch.arange(12)
     adapt(model, targets, kind)
     y, before = turned(model, gen)(i).detach(), state(model)
     merge(model)
@@ -440,7 +563,7 @@ def test_merging_into_a_parametrized_weight(kind, how, training, gen):
             model.train()(x)
         model.train(training)
     y, before = model(x).detach(), tensors_of(model)
-    fits = how == "weight_norm" or (how == "orthogonal" and kind == KINDS[0])
+    fits = how == "weight_norm" or (how == "orthogonal" and isinstance(kind, Rotation))
     if fits:
         merge(model)
         torch.testing.assert_close(model(x), y, rtol=0, atol=1e-5)

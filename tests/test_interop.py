@@ -1,6 +1,7 @@
 """Weights of other libraries become declared ones, at their present values, and train."""
 
 import copy
+import json
 import pickle
 import re
 from pathlib import Path
@@ -12,8 +13,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import ghor
+from ghor.adapters import LowRank, Rotation, adapt
 from ghor.constraints.declare import declared_spaces
-from ghor.interop import from_geoopt, from_parametrized
+from ghor.interop import from_geoopt, from_parametrized, load_peft, save_peft
 
 F64 = torch.float64
 
@@ -240,6 +242,203 @@ def test_from_geotorch():
     ]:
         with pytest.raises(ValueError, match=said):
             from_parametrized(bad)
+
+
+# -- adapters of peft --------------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.v_proj, self.head = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.head((self.q_proj(x) * self.v_proj(x)).tanh())
+
+
+@pytest.fixture
+def peft():
+    return pytest.importorskip("peft")
+
+
+def by_peft(peft, config, folder, gen, size):
+    """A model without an adapter, and what peft's model with a random one of this size computes."""
+    plain, x = Small(), randn((6, 8), gen, torch.float32)
+    model = peft.get_peft_model(copy.deepcopy(plain), config)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "oft_R" in n or "lora_" in n:
+                p.normal_(generator=gen).mul_(size)
+            elif p.requires_grad:
+                p.add_(1)
+        model.save_pretrained(folder)
+        return plain, x, model(x)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"block_share": True}, {"r": 4, "oft_block_size": 0}, {"bias": "oft_only"}], ids=str
+)
+def test_oft_of_peft_is_read_exactly(options, peft, gen, tmp_path):
+    """Trained with use_cayley_neumann=False, it turns by any angle below pi."""
+    given = {"oft_block_size": 4, "target_modules": ["q_proj", "v_proj"], "use_cayley_neumann": False}
+    plain, x, y = by_peft(peft, peft.OFTConfig(**given | options), tmp_path, gen, 1.0)
+    assert load_peft(plain, tmp_path) == ["q_proj", "v_proj"]
+    torch.testing.assert_close(plain(x), y, rtol=0, atol=1e-5)
+    R = plain.q_proj.parts["default"].R.detach()
+    assert ghor.SpecialOrthogonal().residual(R.double()).max() <= 1e-6
+    assert (R - torch.eye(R.shape[-1])).norm() > 1
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 4, 5, 9])
+def test_oft_of_peft_by_a_series(terms, peft, gen, tmp_path):
+    """For small Q the truncated series is a rotation up to rounding; otherwise the nearest one is taken, and
+    the warning has the distance of what peft multiplies with."""
+    config = peft.OFTConfig(
+        oft_block_size=4,
+        target_modules=["q_proj", "v_proj"],
+        use_cayley_neumann=True,
+        num_cayley_neumann_terms=terms,
+    )
+    small = {1: 1.0, 2: 1e-4, 3: 1e-3, 4: 1e-3, 5: 5e-3, 9: 0.05}[terms]
+    plain, x, y = by_peft(peft, config, tmp_path / "small", gen, small)
+    load_peft(plain, tmp_path / "small")
+    torch.testing.assert_close(plain(x), y, rtol=0, atol=1e-5)
+    if terms > 1:
+        plain, x, y = by_peft(peft, config, tmp_path / "large", gen, 0.2)
+        model = peft.PeftModel.from_pretrained(copy.deepcopy(plain), tmp_path / "large")
+        P = [m.get_delta_weight("default").detach().double() for m in (model.q_proj, model.v_proj)]
+        off = max(
+            float((X.mT @ X - torch.eye(4)).norm(dim=(-2, -1)).max())
+            for X in (torch.stack([M[:4, :4], M[4:, 4:]]) for M in P)
+        )
+        with pytest.warns(UserWarning, match=re.escape(f"matrices that are {off:.1e} off rotations")):
+            load_peft(plain, tmp_path / "large")
+        R = torch.block_diag(*plain.q_proj.parts["default"].R.detach().double())
+        U, _, Vh = torch.linalg.svd(P[0].mT)
+        close(R, U @ Vh, 1e-5)  # peft computes P in float32
+
+
+@pytest.mark.parametrize("neumann", [False, True])
+def test_rotations_are_written_for_peft(neumann, peft, gen, tmp_path):
+    """peft's model with the file computes what ours does; read again, they are the same rotations."""
+    model, x = Small(), randn((6, 8), gen, torch.float32)
+    plain = copy.deepcopy(model)
+    adapt(model, ["q_proj", "v_proj"], Rotation(4))
+    space = ghor.SpecialOrthogonal()
+    for p in (m.parts["default"].R for m in (model.q_proj, model.v_proj)):
+        W = space.hor(randn((2, 4, 4), gen, torch.float32)) * (0.2 if neumann else 0.6)
+        p.data.copy_(torch.linalg.matrix_exp(W))
+    save_peft(model, tmp_path, neumann=neumann)
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(plain), tmp_path)
+    assert theirs.peft_config["default"].use_cayley_neumann is neumann
+    torch.testing.assert_close(theirs(x), model(x), rtol=0, atol=1e-5)
+    load_peft(plain, tmp_path)
+    close(plain.q_proj.parts["default"].R, model.q_proj.parts["default"].R, 2e-6)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_lora_of_peft_becomes_low_rank(rslora, peft, gen, tmp_path):
+    """s are the singular values of scaling B A; the head that was trained beside it is copied; and back."""
+    config = peft.LoraConfig(
+        r=3, lora_alpha=5, use_rslora=rslora, target_modules=["q_proj", "v_proj"], modules_to_save=["head"]
+    )
+    plain, x, y = by_peft(peft, config, tmp_path / "a", gen, 0.3)
+    bare = copy.deepcopy(plain)
+    load_peft(plain, tmp_path / "a", "low")
+    torch.testing.assert_close(plain(x), y, rtol=0, atol=1e-5)
+    part = plain.q_proj.parts["low"]
+    assert (part.s.diff() <= 0).all()
+    assert ghor.Stiefel().residual(part.U.detach().double()) <= 1e-6
+    save_peft(plain, tmp_path / "b", "low")
+    bare.head.load_state_dict(plain.head.state_dict())
+    theirs = peft.PeftModel.from_pretrained(bare, tmp_path / "b")
+    torch.testing.assert_close(theirs(x), y, rtol=0, atol=1e-5)
+
+
+def test_untrained_lora_is_zero(peft, tmp_path):
+    """B = 0 has no singular vectors: some are taken."""
+    plain = Small()
+    model = peft.get_peft_model(copy.deepcopy(plain), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path)
+    load_peft(plain, tmp_path)
+    part = plain.q_proj.parts["default"]
+    assert not part.s.any()
+    assert max(float(ghor.Stiefel().residual(p.detach().double())) for p in (part.U, part.V)) <= 1e-6
+
+
+@pytest.mark.parametrize("kind", [Rotation(4), LowRank(2), LowRank(2, full=True)], ids=repr)
+def test_files_are_those_of_safetensors(kind, gen, tmp_path):
+    """Read by the library of that name; the whole way through our own reader gives the same model."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, x = Small(), randn((6, 8), gen, torch.float32)
+    plain = copy.deepcopy(model)
+    adapt(model, ["q_proj"], kind)
+    for n, p in model.q_proj.parts["default"].named_parameters():
+        if n in "sS":
+            p.data.normal_(generator=gen)
+    save_peft(model, tmp_path)
+    tensors = safetensors.load_file(tmp_path / "adapter_model.safetensors")
+    assert {n.split(".")[2] for n in tensors} == {"q_proj"}
+    load_peft(plain, tmp_path)
+    torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-5)
+    torch.save(tensors, tmp_path / "adapter_model.bin")
+    (tmp_path / "adapter_model.safetensors").unlink()
+    load_peft(plain, tmp_path, "again")
+    assert torch.equal(*[next(plain.q_proj.parts[name].parameters()) for name in ("default", "again")])
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "said"),
+    [
+        ({"peft_type": "IA3"}, {}, "an adapter of type IA3; OFT and LORA have equivalents"),
+        ({"coft": True}, {}, "with coft=True has no equivalent"),
+        ({"use_cayley_neumann": True, "num_cayley_neumann_terms": 5}, {}, "before 0.18 had another Neumann"),
+        ({}, {"q_proj.oft_R.weight": torch.zeros(2, 5)}, r"q_proj: \(2, 5\) are no skew matrices"),
+        ({}, {"v_proj.oft_R.weight": torch.zeros(4, 1)}, r"blocks of several sizes, \[2, 4\]"),
+        ({}, {"k_proj.oft_R.weight": torch.zeros(2, 6)}, "for k_proj, which this model does not have"),
+        ({}, {"head.other": torch.zeros(2)}, r"has head.other of shape \(2,\), which has no place"),
+        ({"peft_type": "LORA"}, {}, "does not have lora_A and lora_B for every layer"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_files_of_peft_without_an_equivalent_change_nothing(config, tensors, said, tmp_path):
+    model = Small()
+    before = str(model)
+    written = {"peft_type": "OFT", "use_cayley_neumann": False} | config
+    (tmp_path / "adapter_config.json").write_text(json.dumps(written))
+    held = {"q_proj.oft_R.weight": torch.zeros(2, 6)} | tensors
+    torch.save({f"base_model.model.{n}": t for n, t in held.items()}, tmp_path / "adapter_model.bin")
+    with pytest.raises(ValueError, match=said):
+        load_peft(model, tmp_path)
+    assert str(model) == before
+
+
+def test_lora_without_an_equivalent(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "use_dora": True})
+    )
+    held = {"q_proj.lora_A.weight": torch.zeros(1, 8), "q_proj.lora_B.weight": torch.zeros(12, 1)}
+    torch.save(held, tmp_path / "adapter_model.bin")
+    with pytest.raises(ValueError, match="use_dora=True has no equivalent"):
+        load_peft(Small(), tmp_path)
+
+
+def test_rotations_that_peft_does_not_have(tmp_path):
+    model = Small()
+    adapt(model, "q_proj", Rotation(4, "both"))
+    with pytest.raises(ValueError, match="q_proj has a rotation of its outputs"):
+        save_peft(model, tmp_path)
+    adapt(model, "v_proj", Rotation(4), "other")
+    half = torch.diag(torch.tensor([-1.0, -1, 1, 1]))
+    model.v_proj.parts["other"].R.data[0] = half
+    with pytest.raises(ValueError, match="v_proj has a block that turns by pi"):
+        save_peft(model, tmp_path, "other")
+    quarter = torch.block_diag(torch.tensor([[0.0, -1], [1, 0]]), torch.eye(2))
+    model.v_proj.parts["other"].R.data[0] = quarter
+    with pytest.raises(ValueError, match=r"v_proj has a block that turns by 90 degrees.* more than 64 terms"):
+        save_peft(model, tmp_path, "other", neumann=True)
+    with pytest.raises(ValueError, match="the model has no adapter 'third'"):
+        save_peft(model, tmp_path, "third")
 
 
 # -- the page ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from table import randn
 
 import ghor
-from ghor.linalg import inverse, product, solve
+from ghor.linalg import frobenius, inverse, inverse_beside_identity, product, solve
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (5,)])
@@ -58,3 +58,16 @@ def test_lu_is_called_in_linalg_alone():
     assert [
         str(p) for p in source.rglob("*.py") if p.name != "linalg.py" and calls.search(p.read_text())
     ] == []
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-3, 0.03, 0.3, 3.0, 100.0])
+@pytest.mark.parametrize("n", [5, 20, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_inverses_beside_the_identity(dtype, n, size, gen):
+    """(I - M/2)^-1, by products or by LU, to the rounding of an inverse of at most norm 1."""
+    A, B = (torch.randn(2, n, n, generator=gen, dtype=dtype) * size / n**0.5 for _ in range(2))
+    M = (A - A.mH) / 2 - B.mH @ B / 2  # as in a Cayley step
+    I = torch.eye(n, dtype=dtype)
+    off = frobenius((I - M / 2) @ inverse_beside_identity(M) - I)
+    scale = 1 + frobenius(M)
+    assert (off <= 20 * n**0.5 * torch.finfo(dtype).eps * scale).all()

@@ -10,7 +10,9 @@ import sys
 from ghor import adapters as adapters
 from ghor import interop, optim
 from ghor.adapters import release
-from ghor.constraints.declare import check, constrain, param_groups, project
+from ghor.constraints.declare import constrain, param_groups, project
+from ghor.constraints.multiples import constrain_multiples
+from ghor.constraints.report import check
 from ghor.lifting import lift
 from ghor.solve import check_gradient, check_hessian, minimize
 from ghor.spaces import (
@@ -69,6 +71,7 @@ __all__ = [
     "check_gradient",
     "check_hessian",
     "constrain",
+    "constrain_multiples",
     "interop",
     "levi_civita",
     "lift",

@@ -1,11 +1,14 @@
 """Adapters: fine-tuning with a few parameters that stay exactly on their space, beside frozen weights.
 
-    Rotation(block)    y = W R x + c                    R = diag(R_1, R_2, ...), R_i in SO(block)
-    LowRank(rank)      y = W x + U diag(s) V^T x + c    U, V on Stiefel, s the singular values
+    Rotation(block)                  y = W R x + c      R = diag(R_1, R_2, ...), R_i in SO(block)
+    Rotation(block, sides="both")    y = L W R x + c    L and R of this kind
+    LowRank(rank)                    y = W x + U diag(s) V^T x + c    U, V on Stiefel, s the singular values
+    LowRank(rank, full=True)         y = W x + U S V^T x + c          S any matrix rank x rank
 
-Rotation is orthogonal fine-tuning. Both start as the layer they adapt: R = I, s = 0. Adapted layers are
-ordinary modules around the original ones, and the factors are declared with `ghor.constrain`, so that any
-ghor optimizer trains them:
+Rotation is orthogonal fine-tuning; on both sides it reaches every weight with the singular values of W, if
+the blocks are as large as the layer. All start as the layer they adapt: L = R = I, s = S = 0. Layers are
+nn.Linear, or Hugging Face's Conv1D, whose weight is transposed. Adapted layers are ordinary modules around
+the original ones, and the factors are declared with `ghor.constrain`, so that any ghor optimizer trains them:
 
     adapt(model, ["q_proj", "v_proj"], Rotation(block=16))
     optimizer = ghor.optim.AdamW(ghor.param_groups(model), lr=1e-3)
@@ -17,10 +20,11 @@ terms add up.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +32,13 @@ from torch.nn.utils import parametrize
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.constraints.declare import constrain, declared_spaces
+from ghor.constraints.multiples import multiples
 from ghor.constraints.registry import ANCHORS, RECORD, forget
 from ghor.constraints.selection import select_by_suffix
 from ghor.constraints.validation import check_on_space
 from ghor.spaces import SpecialOrthogonal, Stiefel
+
+SIDES = {"right": "R", "left": "L", "both": "RL"}  # the factors of a rotation, by `sides`
 
 
 class AdapterLayer(nn.Module):
@@ -43,12 +50,16 @@ class AdapterLayer(nn.Module):
         """The input that the layer gets."""
         return x
 
+    def transform_output(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        """The output for the layer's y = W x + bias."""
+        return y
+
     def output_term(self, x: Tensor) -> Tensor | None:
         """The term added to the output; x is the input before any transformation."""
         return None
 
     def transform_weight(self, weight: Tensor) -> Tensor:
-        """The weight that makes `transform_input` unnecessary."""
+        """The weight that makes `transform_input` and `transform_output` unnecessary."""
         return weight
 
     def weight_term(self) -> Tensor | None:
@@ -57,32 +68,60 @@ class AdapterLayer(nn.Module):
 
 
 class RotationLayer(AdapterLayer):
-    """R x, blocks R (in/b, b, b) on SO(b)."""
+    """L W R x, blocks R (in/b, b, b) and L (out/b, b, b) on SO(b); a side that is left alone is None."""
 
-    def __init__(self, block: int, out_features: int, in_features: int, factory: dict[str, Any]) -> None:
+    def __init__(
+        self, block: int, sides: str, out_features: int, in_features: int, factory: dict[str, Any]
+    ) -> None:
         super().__init__()
-        if in_features % block or block < 2:
-            divisors = [b for b in range(2, in_features + 1) if in_features % b == 0]
-            near = sorted(sorted(divisors, key=lambda b: abs(b - block))[:3])
-            raise ValueError(f"{in_features} inputs do not come in blocks of {block}; try one of {near}")
-        self.R = nn.Parameter(torch.eye(block, **factory).repeat(in_features // block, 1, 1))
-        constrain(self, "R", SpecialOrthogonal())
+        sizes = {"R": (in_features, "inputs"), "L": (out_features, "outputs")}
+        for leaf in SIDES[sides]:
+            size, what = sizes[leaf]
+            if size % block or block < 2:
+                fits = math.gcd(*(sizes[other][0] for other in SIDES[sides]))
+                divisors = [b for b in range(2, fits + 1) if fits % b == 0]
+                near = sorted(sorted(divisors, key=lambda b: abs(b - block))[:3])
+                raise ValueError(f"{size} {what} do not come in blocks of {block}; try one of {near}")
+        for leaf, (size, _) in sizes.items():
+            if leaf in SIDES[sides]:
+                blocks = torch.eye(block, **factory).repeat(size // block, 1, 1)
+                self.register_parameter(leaf, nn.Parameter(blocks))
+                constrain(self, leaf, SpecialOrthogonal())
+
+    # Not `self.R` and `self.L`, which adapters on one side do not have.
+    right = property(lambda self: self._parameters.get("R"))
+    left = property(lambda self: self._parameters.get("L"))
 
     def transform_input(self, x: Tensor) -> Tensor:
-        blocks = x.to(self.R.dtype).unflatten(-1, self.R.shape[:2])
-        return torch.einsum("...kb,kcb->...kc", blocks, self.R).flatten(-2).to(x.dtype)
+        return x if self.right is None else turned(self.right, x)
+
+    def transform_output(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        """L (y - bias) + bias, in a form that is y to the bit for L = I."""
+        if self.left is None:
+            return y
+        y = turned(self.left, y)
+        return y if bias is None else y + (bias - turned(self.left, bias))
 
     def transform_weight(self, weight: Tensor) -> Tensor:
-        return torch.einsum("okc,kcb->okb", weight.unflatten(-1, self.R.shape[:2]), self.R).flatten(-2)
+        weight = weight if self.left is None else turned(self.left, weight.mT).mT
+        return weight if self.right is None else turned(self.right.mT, weight)
+
+
+def turned(R: Tensor, x: Tensor) -> Tensor:
+    """R x for vectors x (..., d) and block-diagonal R, given as blocks (d/b, b, b), in the dtype of R."""
+    blocks = x.to(R.dtype).unflatten(-1, R.shape[:2])
+    return torch.einsum("...kb,kcb->...kc", blocks, R).flatten(-2).to(x.dtype)
 
 
 class LowRankLayer(AdapterLayer):
-    """U diag(s) V^T x, U (out, r) and V (in, r) on Stiefel."""
+    """U diag(s) V^T x or U S V^T x, U (out, r) and V (in, r) on Stiefel."""
 
     U: Tensor
     V: Tensor
 
-    def __init__(self, rank: int, out_features: int, in_features: int, factory: dict[str, Any]) -> None:
+    def __init__(
+        self, rank: int, full: bool, out_features: int, in_features: int, factory: dict[str, Any]
+    ) -> None:
         super().__init__()
         if not 0 < rank <= min(out_features, in_features):
             raise ValueError(f"a layer {out_features} x {in_features} has no part of rank {rank}")
@@ -92,13 +131,20 @@ class LowRankLayer(AdapterLayer):
             else:
                 self.register_parameter(leaf, nn.Parameter(Stiefel().random(size, rank, **factory)))
                 constrain(self, leaf, Stiefel())
-        self.s = nn.Parameter(torch.zeros(rank, **factory))
+        if full:
+            self.S = nn.Parameter(torch.zeros(rank, rank, **factory))
+        else:
+            self.s = nn.Parameter(torch.zeros(rank, **factory))
+
+    def scaled(self, X: Tensor) -> Tensor:
+        """X diag(s) or X S^T."""
+        return X @ self.S.mT if "S" in self._parameters else X * self.s
 
     def output_term(self, x: Tensor) -> Tensor:
-        return ((x.to(self.s.dtype) @ self.V) * self.s @ self.U.mT).to(x.dtype)
+        return (self.scaled(x.to(self.V.dtype) @ self.V) @ self.U.mT).to(x.dtype)
 
     def weight_term(self) -> Tensor:
-        return (self.U * self.s) @ self.V.mT
+        return self.U @ self.scaled(self.V).mT
 
 
 RotationPart, LowRankPart = RotationLayer, LowRankLayer  # their names in pickles of version 0.1.0
@@ -106,24 +152,38 @@ RotationPart, LowRankPart = RotationLayer, LowRankLayer  # their names in pickle
 
 @dataclass(frozen=True)
 class Rotation:
-    """Orthogonal fine-tuning: y = W R x + c with block-diagonal R, in/block rotations of SO(block)."""
+    """Orthogonal fine-tuning: y = L W R x + c with block-diagonal L and R, blocks in SO(block).
+
+    `sides` is "right" for R alone, in/block rotations of the inputs; "left" for L alone, out/block rotations
+    of the outputs; or "both". All keep the singular values of W.
+    """
 
     block: int = 32
+    sides: Literal["right", "left", "both"] = "right"
+
+    def __post_init__(self) -> None:
+        if self.sides not in SIDES:
+            raise ValueError(f"sides is one of {', '.join(map(repr, SIDES))}, got {self.sides!r}")
 
     def layer(self, out_features: int, in_features: int, factory: dict[str, Any]) -> AdapterLayer:
         """The parameters for a layer of this size."""
-        return RotationLayer(self.block, out_features, in_features, factory)
+        return RotationLayer(self.block, self.sides, out_features, in_features, factory)
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """y = W x + U diag(s) V^T x + c with orthonormal U and V: s are the singular values of the added term."""
+    """y = W x + U diag(s) V^T x + c with orthonormal U and V: s are the singular values of the added term.
+
+    With `full=True` the middle factor is a full matrix S, rank x rank, as in StelLA. Every U S V^T is also a
+    U diag(s) V^T; but turning U and V by rotations can now be done by S alone.
+    """
 
     rank: int = 8
+    full: bool = False
 
     def layer(self, out_features: int, in_features: int, factory: dict[str, Any]) -> AdapterLayer:
         """The parameters for a layer of this size."""
-        return LowRankLayer(self.rank, out_features, in_features, factory)
+        return LowRankLayer(self.rank, self.full, out_features, in_features, factory)
 
 
 KINDS: dict[str, type[Rotation | LowRank]] = {"Rotation": Rotation, "LowRank": LowRank}
@@ -138,7 +198,7 @@ class Adapted(nn.Module):
 
     before_merge: Tensor | None
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: Any) -> None:
         super().__init__()
         self.base, self.parts = base, nn.ModuleDict()
         self.active: list[str] = []
@@ -146,18 +206,20 @@ class Adapted(nn.Module):
         self.register_buffer("before_merge", None)
 
     bias = property(lambda self: self.base.bias)
-    in_features = property(lambda self: self.base.in_features)
-    out_features = property(lambda self: self.base.out_features)
+    in_features = property(lambda self: matrix_of(self.base).shape[1])
+    out_features = property(lambda self: matrix_of(self.base).shape[0])
 
     def active_layers(self) -> list[AdapterLayer]:
         """The adapters to compute, in order: none while they are merged."""
         return [] if self.before_merge is not None else [self.parts[name] for name in self.active]  # type: ignore[misc]
 
     def forward(self, x: Tensor) -> Tensor:
-        turned, layers = x, self.active_layers()
+        inner, layers = x, self.active_layers()
         for layer in layers:
-            turned = layer.transform_input(turned)
-        y: Tensor = self.base(turned)
+            inner = layer.transform_input(inner)
+        y: Tensor = self.base(inner)
+        for layer in reversed(layers):
+            y = layer.transform_output(y, self.bias)
         for layer in layers:
             term = layer.output_term(x)
             y = y if term is None else y + term
@@ -165,18 +227,21 @@ class Adapted(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it acts: W R_k ... R_1 + sum of U diag(s) V^T."""
+        """The weight as it acts: L_1 ... L_k W R_k ... R_1 + sum of U diag(s) V^T, in the base's layout."""
         return self.effective(self.base.weight)
 
     def effective(self, W: Tensor) -> Tensor:
         """W with the active adapters, computed in their precision."""
         layers = self.active_layers()
-        M = W.to(next(layers[0].parameters()).dtype) if layers else W
+        if not layers:
+            return W
+        M = W.to(next(layers[0].parameters()).dtype)
+        M = M.mT if is_conv1d(self.base) else M
         for layer in reversed(layers):
             M = layer.transform_weight(M)
         for term in (layer.weight_term() for layer in layers):
             M = M if term is None else M + term
-        return M.to(W.dtype)
+        return (M.mT.contiguous() if is_conv1d(self.base) else M).to(W.dtype)
 
     @torch.no_grad()
     def merge(self, tied: bool = False) -> None:
@@ -223,6 +288,17 @@ class Adapted(nn.Module):
         for key in stored:
             delattr(self, prefix + key)
         self.before_merge = None
+
+
+def is_conv1d(layer: nn.Module) -> bool:
+    """Whether a layer is the Conv1D of Hugging Face's transformers: a linear layer, its weight in x out."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
+
+
+def matrix_of(layer: Any) -> Tensor:
+    """The weight of a layer as a matrix out x in."""
+    W: Tensor = layer.weight
+    return W.mT if is_conv1d(layer) else W
 
 
 def stored_tensors(layer: nn.Linear) -> dict[str, Tensor]:
@@ -272,10 +348,10 @@ def adapt(
 ) -> list[str]:
     """Put an adapter on the linear layers of a model that `targets` select; returns the names of the layers.
 
-    A target is the end of a layer's name ("q_proj") or a glob ("model.layers.[0-7].*.q_proj"). A layer that
-    occurs in several places of the model gets one adapter for all of them. All other parameters are frozen,
-    except adapters that are there already and the parameters that `train` selects, such as those of a new
-    head; with `freeze=False` they stay as they are.
+    Linear layers are nn.Linear and Hugging Face's Conv1D. A target is the end of a layer's name ("q_proj") or
+    a glob ("model.layers.[0-7].*.q_proj"). A layer that occurs in several places of the model gets one
+    adapter for all of them. All other parameters are frozen, except adapters that are there already and the
+    parameters that `train` selects, such as those of a new head; with `freeze=False` they stay as they are.
     """
     _check_name(name)
     if type(adapter) not in (Rotation, LowRank):
@@ -309,7 +385,11 @@ def _layers(model: nn.Module) -> dict[str, nn.Linear | Adapted]:
     """The layers that can be adapted, by each of their names."""
     every = dict(model.named_modules(remove_duplicate=False))
     inside = {f"{n}.base".lstrip(".") for n, m in every.items() if isinstance(m, Adapted)}
-    return {n: m for n, m in every.items() if isinstance(m, (nn.Linear, Adapted)) and n not in inside}
+    return {
+        n: m
+        for n, m in every.items()
+        if (isinstance(m, (nn.Linear, Adapted)) or is_conv1d(m)) and n not in inside
+    }
 
 
 def _attach(model: nn.Module, adapter_layers: Mapping[str, AdapterLayer], name: str) -> None:
@@ -341,11 +421,12 @@ def _new_layer(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, 
     """An adapter for the layer called n, in full precision even if the weight is in half precision."""
     if not n and not isinstance(layer, Adapted):
         raise ValueError(
-            "the model is a Linear itself: adapt the model that holds it, or nn.Sequential(layer)"
+            f"the model is a {type(layer).__name__} itself: adapt the model that holds it, or "
+            "nn.Sequential(layer)"
         )
     if isinstance(layer, Adapted) and (name in layer.parts or layer.before_merge is not None):
         raise ValueError(f"{n} has an adapter {name!r} already, or is merged; give another name, or unmerge")
-    W: Tensor = layer.base.weight if isinstance(layer, Adapted) else layer.weight
+    W = matrix_of(layer.base if isinstance(layer, Adapted) else layer)
     out, into = W.shape
     try:
         new = adapter.layer(out, into, {"device": W.device, "dtype": COMPUTE_DTYPE.get(W.dtype, W.dtype)})
@@ -369,6 +450,27 @@ def activate(model: nn.Module, names: str | Sequence[str]) -> None:
         raise ValueError("adapters are merged into the weights; call unmerge first")
     for m in layers.values():
         m.active = [name for name in names if name in m.parts]
+
+
+def angle_groups(model: nn.Module, angle: float, **options: Any) -> list[dict[str, Any]]:
+    """Optimizer groups in which one number is the step of every rotation and every orthonormal factor.
+
+    Adam moves each coordinate of the velocity by about lr, whatever the gradient, so a column with N - 1
+    coordinates turns by lr sqrt(N - 1): eight times as far in blocks of 65 as in blocks of 2. Here every
+    column turns by `angle` a step: lr = angle/sqrt(N - 1) for rotations of SO(N) and factors N x n. Other
+    parameters have the learning rate of the optimizer; `options` go into every group. For rules like Adam,
+    whose steps do not grow with the gradient.
+
+    >>> optimizer = ghor.optim.AdamW(angle_groups(model, 0.02), lr=1e-3)
+    """
+    groups: dict[Any, dict[str, Any]] = {}
+    for name, p, space in declared_spaces(model):
+        if p.requires_grad:
+            N = space.size(p.shape)[0] if isinstance(space, (SpecialOrthogonal, Stiefel)) else None
+            own = {} if N is None else {"lr": angle / math.sqrt(N - 1)}
+            group = groups.setdefault((space, N), {"params": [], "space": space, **options, **own})
+            group["params"].append((name, p))
+    return list(groups.values())
 
 
 def merge(model: nn.Module) -> None:
@@ -410,19 +512,23 @@ def remove(model: nn.Module) -> None:
 def release(model: nn.Module) -> nn.Module:
     """Turn a model into a plain module, in place, and return it: weights stay, objects of ghor do not.
 
-    Declarations are removed, active adapters are merged into the weights, and the layers put back in place.
+    Declarations are removed, active adapters are merged into the weights, and the layers put back in place;
+    multiples s Q (`ghor.nn.constrain_multiples`) become ordinary weights.
     Once saved, the model loads where ghor is not installed. If it has layers of ghor's own, such as those of
     `ghor.nn`, this raises ValueError, and nothing is changed.
 
     >>> torch.save(release(model), "model.pt")
     """
     adapted = [m for m in _adapted(model).values() if m is not model]
-    replaced = {m for layer in adapted for m in (layer, *layer.parts.modules())}
+    scaled = multiples(model)
+    replaced = {m for layer in adapted for m in (layer, *layer.parts.modules())} | {*scaled.values()}
     for name, module in model.named_modules():
         if module not in replaced:
             _refuse_objects_of_ghor(module, name)
     merge(model)
     remove(model)
+    for module, leaf in scaled:
+        parametrize.remove_parametrizations(module, leaf)
     for module in model.modules():
         forget(module)
     return model
@@ -439,19 +545,21 @@ def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
             )
 
 
-def _tensors(model: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
-    for n, m in _adapted(model).items():
-        if name in m.parts:
-            for leaf, p in m.parts[name].named_parameters():
-                yield f"{n}.{leaf}", p
+def parts_of(model: nn.Module, name: str) -> dict[str, AdapterLayer]:
+    """One adapter of a model, by the names of its layers; ValueError if there is none."""
+    parts: Any = {n: m.parts[name] for n, m in _adapted(model).items() if name in m.parts}
+    if not parts:
+        raise ValueError(f"the model has no adapter {name!r}")
+    return parts
 
 
 def save(model: nn.Module, path: Any, name: str = "default") -> None:
     """Write one adapter, and nothing else of the model, to a file for `torch.load(weights_only=True)`."""
-    tensors = {n: p.detach().clone() for n, p in _tensors(model, name)}
-    if not tensors:
-        raise ValueError(f"the model has no adapter {name!r}")
-    adapter: Any = next(m.parts[name].adapter for m in _adapted(model).values() if name in m.parts)
+    parts = parts_of(model, name)
+    tensors = {
+        f"{n}.{leaf}": p.detach().clone() for n, m in parts.items() for leaf, p in m.named_parameters()
+    }
+    adapter: Any = next(iter(parts.values())).adapter
     torch.save(
         {"kind": type(adapter).__name__, "options": asdict(adapter), "name": name, "tensors": tensors}, path
     )
@@ -460,7 +568,16 @@ def save(model: nn.Module, path: Any, name: str = "default") -> None:
 def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = True) -> str:
     """Put a saved adapter on a model of the same layers, under its own name or another; returns the name."""
     saved = torch.load(path, weights_only=True, map_location="cpu")
-    name, layers, tensors = saved["name"] if name is None else name, _layers(model), saved["tensors"]
+    name = str(saved["name"]) if name is None else name
+    install(model, KINDS[saved["kind"]](**saved["options"]), saved["tensors"], name, freeze)
+    return name
+
+
+def install(
+    model: nn.Module, adapter: Rotation | LowRank, tensors: Mapping[str, Tensor], name: str, freeze: bool
+) -> None:
+    """Put an adapter with given factors, {name of a layer and factor: tensor}, on a model; all or nothing."""
+    layers = _layers(model)
     _check_name(name)
     names = list(dict.fromkeys(n.rpartition(".")[0] for n in tensors))
     missing = set(names) - set(layers)
@@ -470,13 +587,11 @@ def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = Tr
         raise ValueError(
             f"some of {', '.join(names)} are one layer in this model; the file has an adapter for each"
         )
-    adapter = KINDS[saved["kind"]](**saved["options"])
     new = {n: _new_layer(n, layers[n], adapter, name) for n in names}
     _fill(new, tensors)
     _attach(model, new, name)
     if freeze:
         _freeze(model)
-    return name
 
 
 def _fill(layers: Mapping[str, AdapterLayer], tensors: Mapping[str, Tensor]) -> None:

@@ -1,12 +1,15 @@
-"""Convert weights of other libraries to declared ones, at their present values.
+"""Convert weights of other libraries to declared ones, at their present values; read and write peft's files.
 
 Those libraries are not imported: whoever has a model with their weights has imported them already.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,8 +17,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _Orthogonal
 
+from ghor._torch.warn import Warnings
+from ghor.adapters import LowRank, LowRankLayer, Rotation, RotationLayer, install, matrix_of, parts_of
 from ghor.constraints.declare import constrain, nearest
 from ghor.constraints.packed import space_for
+from ghor.linalg import eye_like, frobenius, inverse, wide
 from ghor.spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
 
 # Manifolds with the same points; metrics and retractions may differ.
@@ -194,3 +200,216 @@ def _parametrized(f: nn.Module, name: str) -> Space | None:
         what = kind if radius == 1 else f"{kind} of radius {radius}"
         raise ValueError(f"{name} is parametrized by geotorch's {what}, which has no equivalent here")
     return GEOTORCH[kind]
+
+
+# -- adapters in peft's files --------------------------------------------------------------------------------
+
+PREFIX, VERSION = "base_model.model.", "0.21.2"  # of peft's names; the version whose formulas these are
+MOST_TERMS = 64  # of a Neumann series that we write
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def load_peft(model: nn.Module, folder: Any, name: str = "default", freeze: bool = True) -> list[str]:
+    """Put an adapter that peft has saved in `folder` on a model; returns the names of its layers.
+
+    OFT becomes `Rotation`. A block is stored as a skew matrix Q; peft multiplies the input, as a row, with
+
+        use_cayley_neumann=False    P = (I - Q)(I + Q)^-1
+        use_cayley_neumann=True     P = I + 2 Q + 2 Q^2 + ... + Q^k,  the first terms of (I + Q)(I - Q)^-1
+
+    The second is the inverse of the first, and not a rotation: the nearest rotation is taken, with a warning
+    that says how far off P is. R = P^T, exact up to rounding for the first. LoRA becomes `LowRank`: s are
+    the singular values of scaling B A. Other weights of the file (biases, a new head) are copied to the
+    parameters of these names. What has no equivalent raises ValueError, and nothing is changed.
+    """
+    config, tensors = _read_peft(Path(folder))
+    kind = config.get("peft_type")
+    if kind not in ("OFT", "LORA"):
+        raise ValueError(f"{folder} has an adapter of type {kind}; OFT and LORA have equivalents here")
+    ends = ("oft_R",) if kind == "OFT" else ("lora_A", "lora_B")
+    found: dict[str, dict[str, Tensor]] = {}
+    for n in [n for n in tensors if n.endswith(tuple(f".{end}.weight" for end in ends))]:
+        layer, end, _ = n.rsplit(".", 2)
+        found.setdefault(layer, {})[end] = tensors.pop(n)
+    if not found or any(len(of_layer) < len(ends) for of_layer in found.values()):
+        raise ValueError(f"{folder} does not have {' and '.join(ends)} for every layer")
+    parameters, warn = dict(model.named_parameters(remove_duplicate=False)), Warnings()
+    for n, t in tensors.items():
+        if n not in parameters or parameters[n].shape != t.shape:
+            raise ValueError(f"{folder} has {n} of shape {tuple(t.shape)}, which has no place in this model")
+    convert = _from_oft if kind == "OFT" else _from_lora
+    adapter, factors = convert(config, found, dict(model.named_modules()), warn)
+    install(model, adapter, factors, name, freeze)
+    with torch.no_grad():
+        for n, t in tensors.items():
+            parameters[n].copy_(t)
+    warn.flush()
+    return list(found)
+
+
+def _from_oft(
+    config: Mapping[str, Any],
+    found: Mapping[str, Mapping[str, Tensor]],
+    modules: Mapping[str, Any],
+    warn: Any,
+) -> tuple[Rotation, dict[str, Tensor]]:
+    _refuse(config, "coft")
+    neumann, version = config.get("use_cayley_neumann"), str(config.get("peft_version", "0.0"))
+    if neumann and tuple(map(int, version.split(".")[:2])) < (0, 18):
+        raise ValueError("peft before 0.18 had another Neumann series; train this adapter again")
+    factors, worst = {}, (0.0, "")
+    for n, entries in ((n, wide(of_layer["oft_R"])) for n, of_layer in found.items()):
+        b = math.isqrt(2 * entries.shape[1]) + 1
+        if entries.dim() != 2 or b * (b - 1) != 2 * entries.shape[1]:
+            raise ValueError(
+                f"{n}: {tuple(entries.shape)} are no skew matrices; peft before 0.14 wrote others"
+            )
+        Q = entries.new_zeros(len(entries), b, b)
+        Q[:, *torch.triu_indices(b, b, 1)] = entries
+        Q, I = Q - Q.mT, eye_like(Q)
+        P = _neumann(Q, int(config["num_cayley_neumann_terms"])) if neumann else (I - Q) @ inverse(I + Q)
+        worst = max(worst, (float(frobenius(P.mT @ P - I).max()), n))
+        R = SpecialOrthogonal().project(P.mT)
+        if config.get("block_share") and n in modules:
+            R = R.repeat(matrix_of(modules[n]).shape[1] // b, 1, 1)
+        factors[f"{n}.R"] = R
+    if worst[0] > 1e-5:
+        warn(
+            "neumann",
+            f"{worst[1]} was trained with use_cayley_neumann=True, and multiplies with matrices that are "
+            f"{worst[0]:.1e} off rotations: the nearest rotations are taken, and the model's outputs change",
+        )
+    blocks = sorted({R.shape[-1] for R in factors.values()})
+    if len(blocks) > 1:
+        raise ValueError(f"the layers have blocks of several sizes, {blocks}; an adapter here has one")
+    return Rotation(blocks[0]), factors
+
+
+def _neumann(Q: Tensor, terms: int) -> Tensor:
+    """What peft computes with num_cayley_neumann_terms=`terms`: 3 and 4 are the same."""
+    P, power, highest = eye_like(Q).expand_as(Q), Q, max(terms, 4) - 1 if terms > 2 else 1
+    P = P + 2 * Q if terms > 1 else P
+    for k in range(2, highest + 1):
+        power = power @ Q
+        P = P + (2 if k < highest else 1) * power
+    return P
+
+
+def _from_lora(
+    config: Mapping[str, Any],
+    found: Mapping[str, Mapping[str, Tensor]],
+    modules: Mapping[str, Any],
+    warn: Any,
+) -> tuple[LowRank, dict[str, Tensor]]:
+    _refuse(config, "use_dora", "use_qalora", "use_bdlora", "lora_bias", "alpha_pattern", "rank_pattern")
+    rank = int(config["r"])
+    factors: dict[str, Tensor] = {}
+    scaling = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    for n, of_layer in found.items():
+        # Householder's Q is orthonormal even if B and A do not have full rank.
+        (QB, RB), (QA, RA) = (
+            torch.linalg.qr(X) for X in (wide(of_layer["lora_B"]), wide(of_layer["lora_A"]).mT)
+        )
+        U, s, Vh = torch.linalg.svd(scaling * RB @ RA.mT)
+        factors |= {f"{n}.U": QB @ U, f"{n}.V": QA @ Vh.mT, f"{n}.s": s}
+    return LowRank(rank), factors
+
+
+def _refuse(config: Mapping[str, Any], *keys: str) -> None:
+    for key in keys:
+        if config.get(key):
+            raise ValueError(f"an adapter with {key}={config[key]!r} has no equivalent here")
+
+
+def save_peft(model: nn.Module, folder: Any, name: str = "default", neumann: bool = False) -> None:
+    """Write an adapter as peft does, for `PeftModel.from_pretrained`: `Rotation` as OFT, `LowRank` as LoRA.
+
+    For rotations of the input alone. They are written for peft's exact mode, as Q = (R - I)(R + I)^-1, so no
+    block may turn by pi. With `neumann=True` they are written for its default mode, with as many terms of the
+    series as float32 needs; that takes more than 64 for turns by about 80 degrees, which raises ValueError.
+    """
+    parts, tensors = parts_of(model, name), {}
+    config: dict[str, Any] = {"peft_version": VERSION, "target_modules": list(parts), "inference_mode": True}
+    terms = 5
+    for n, part in parts.items():
+        if isinstance(part, LowRankLayer):
+            rank = part.V.shape[-1]
+            config |= {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+            tensors[f"{n}.lora_A.weight"] = part.scaled(part.V).mT
+            tensors[f"{n}.lora_B.weight"] = part.U
+            continue
+        assert isinstance(part, RotationLayer)
+        if part.left is not None:
+            raise ValueError(f"{n} has a rotation of its outputs; peft's OFT turns inputs alone")
+        R = SpecialOrthogonal().project(wide(part.right.detach()))
+        I, b = eye_like(R), R.shape[-1]
+        nearest_to_pi = float(torch.linalg.svdvals(R + I).min())  # 2 cos(angle/2) of the largest angle
+        if not nearest_to_pi > 1e-3:
+            raise ValueError(f"{n} has a block that turns by pi, which has no Cayley transform")
+        Q = (R - I) @ inverse(R + I)
+        if neumann:
+            Q = -Q
+            while float(frobenius(_neumann(Q, terms) - R.mT).max()) > 1e-6:
+                terms += 1
+                if terms > MOST_TERMS:
+                    angle = math.degrees(2 * math.acos(nearest_to_pi / 2))
+                    raise ValueError(
+                        f"{n} has a block that turns by {angle:.0f} degrees, for which the Neumann series "
+                        f"takes more than {MOST_TERMS} terms; leave neumann out, and peft computes exactly"
+                    )
+        config |= {"peft_type": "OFT", "oft_block_size": b, "r": 0}
+        tensors[f"{n}.oft_R.weight"] = Q[:, *torch.triu_indices(b, b, 1)].to(part.right.dtype)
+    if config["peft_type"] == "OFT":
+        config |= {"use_cayley_neumann": neumann, "num_cayley_neumann_terms": terms}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    (Path(folder) / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+    _write_safetensors(
+        Path(folder) / "adapter_model.safetensors", {PREFIX + n: t for n, t in tensors.items()}
+    )
+
+
+def _read_peft(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    config = json.loads((folder / "adapter_config.json").read_text())
+    file = folder / "adapter_model.safetensors"
+    if file.exists():
+        tensors = _read_safetensors(file)
+    else:
+        tensors = torch.load(folder / "adapter_model.bin", weights_only=True, map_location="cpu")
+    return config, {n.removeprefix(PREFIX).replace(".base_layer.", "."): t for n, t in tensors.items()}
+
+
+# A safetensors file: the length of a header in 8 bytes, the header in JSON, the numbers of all tensors.
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    tensors = {}
+    for name, entry in json.loads(data[8:start]).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            dtype = DTYPES[entry["dtype"]]
+            numbers = (
+                torch.frombuffer(data[start + begin : start + end], dtype=dtype)
+                if end > begin
+                else torch.empty(0)
+            )
+            tensors[name] = numbers.view(entry["shape"])
+    return tensors
+
+
+def _write_safetensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    chunks, end, names = [], 0, {dtype: name for name, dtype in DTYPES.items()}
+    for name, t in tensors.items():
+        t = t.detach().cpu().contiguous()
+        chunks.append(ctypes.string_at(t.data_ptr(), t.nbytes))
+        header[name] = {
+            "dtype": names[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": [end, end + t.nbytes],
+        }
+        end += t.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *chunks]))

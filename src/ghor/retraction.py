@@ -18,25 +18,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ghor.linalg import eye_like, frobenius, inverse, phi, solve
+from ghor.linalg import eye_like, frobenius, inverse_beside_identity, phi, solve
 
 Thin = tuple[Tensor, Tensor, Tensor, Tensor]  # F1, F2, T1, T2
+RetractionName = Literal["cayley", "geodesic"]
 
 
 @dataclass(frozen=True)
 class Retraction:
     """A retraction: its name, the dense increment R(W) - I and the thin form (A, C) -> F1, F2, T1, T2.
 
-    `factors`, for a retraction with F1 = M F2 and T = E + F/2, gives M and F2 alone: F = [M; B] F2. The dense
-    form is used if N < 2n and N <= `dense_up_to`.
+    `right(X, W)` is X (R(W) - I). `factors`, for a retraction with F1 = M F2 and T = E + F/2, gives M and F2
+    alone: F = [M; B] F2. The dense form is used if N < 2n and N <= `dense_up_to`, and if N = n.
     """
 
     name: str
     dense: Callable[[Tensor], Tensor]
+    right: Callable[[Tensor, Tensor], Tensor]
     thin: Callable[[Tensor, Tensor], Thin]
     dense_up_to: float = math.inf
     factors: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
@@ -50,15 +53,18 @@ def _cayley_dense(W: Tensor) -> Tensor:
     return solve(eye_like(W) - W / 2, W)
 
 
+def _cayley_right(X: Tensor, W: Tensor) -> Tensor:
+    """X W (I - W/2)^-1: LAPACK solves from the right without copies if matrices are stored by rows."""
+    return solve(eye_like(W) - W / 2, X @ W, left=False)
+
+
 def _cayley_factors(A: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
     """M = A - C/2 and S^-1, S = I - M/2.
 
     On orthogonal spaces the symmetric part of S is >= I, so that ||S^-1|| <= 1.
     """
     M = torch.sub(A, C, alpha=0.5)
-    S = M / -2
-    S.diagonal(dim1=-2, dim2=-1).add_(1)
-    return M, inverse(S)
+    return M, inverse_beside_identity(M)
 
 
 def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
@@ -70,6 +76,10 @@ def _cayley_thin(A: Tensor, C: Tensor) -> Thin:
 def _geodesic_dense(W: Tensor) -> Tensor:
     """exp(W) - I = W A(W), with A(W) = `phi`(W)."""
     return W @ phi(W)
+
+
+def _geodesic_right(X: Tensor, W: Tensor) -> Tensor:
+    return X @ _geodesic_dense(W)
 
 
 def _geodesic_thin(A: Tensor, C: Tensor) -> Thin:
@@ -90,8 +100,10 @@ def _geodesic_thin(A: Tensor, C: Tensor) -> Thin:
     return A @ F2 / 2 + p21 + p22 @ A / 2, F2, A @ p12 / 2 + p22, p12
 
 
-cayley = Retraction("cayley", _cayley_dense, _cayley_thin, dense_up_to=192, factors=_cayley_factors)
-geodesic = Retraction("geodesic", _geodesic_dense, _geodesic_thin)
+cayley = Retraction(
+    "cayley", _cayley_dense, _cayley_right, _cayley_thin, dense_up_to=192, factors=_cayley_factors
+)
+geodesic = Retraction("geodesic", _geodesic_dense, _geodesic_right, _geodesic_thin)
 
 RETRACTIONS = {r.name: r for r in (cayley, geodesic)}
 

@@ -86,10 +86,49 @@ def fsdp(rank, cls, section, options, how="fsdp"):
 
 
 # torch's Rprop does not run on DTensors: index_put_ keeps no placement
-@pytest.mark.parametrize("cls", [c for c in ghor.optim.__all__ if c != "Rprop"])
-@sections
+@pytest.mark.parametrize(
+    ("cls", "section"),
+    [
+        (c, s) if s == "transported" or c in ("Adam", "Muon") else pytest.param(c, s, marks=pytest.mark.slow)
+        for c in ghor.optim.__all__
+        for s in ("transported", "implicit")
+        if c != "Rprop"
+    ],
+)
 def test_fsdp(cls, section):
     assert max(ranks().run(fsdp, cls, section, {})) <= TOLERANCE
+
+
+class Every(nn.Module):
+    """A weight of every space that has the section, of two shapes, and a Euclidean one."""
+
+    def __init__(self, section):
+        super().__init__()
+        gen = torch.Generator().manual_seed(0)
+        cases = [(s, shape) for s, kind in SECTIONS if kind == section for shape in shapes(s)[-2:]]
+        for i, (space, shape) in enumerate(cases):
+            self.register_parameter(f"{type(space).__name__}{i}", nn.Parameter(point(space, shape, gen)))
+            ghor.constrain(self, f"{type(space).__name__}{i}", space)
+        self.bias = nn.Parameter(randn((5,), gen))
+
+    def forward(self, x):
+        pairs = [(p.flatten(), x[:, : p.numel()]) for p in self.parameters()]
+        return sum((part @ p).tanh().mean() for p, part in pairs)
+
+
+def every_space(rank, cls, section):
+    net, twin = Every(section), Every(section)
+    shard(net)
+    x = randn((8, 400), torch.Generator().manual_seed(1))
+    train(net, build(cls, net, section), [x[4 * rank : 4 * rank + 4]] * 2)
+    train(twin, build(cls, twin, section), [x] * 2)
+    return difference(net, twin)
+
+
+@pytest.mark.parametrize("cls", ["SGD", "Adam", "Muon"])
+@sections
+def test_fsdp_on_every_space(cls, section):
+    assert max(ranks().run(every_space, cls, section)) <= 1e-14
 
 
 @pytest.mark.parametrize(
@@ -148,14 +187,14 @@ SPREAD = [
 ]
 
 
-def spread_by_hand(rank, space, section, dtype):
+def spread_by_hand(rank, space, section, dtype, every):
     """Adam, with the same gradients, on a weight that is spread along each of its dimensions in turn."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh, worst = init_device_mesh("cpu", (2,)), {}
     tried = shapes(space, [shape for shape in SPREAD if len(shape) < 4 or getattr(space, "flatten", 1) > 1])
-    for shape in tried if dtype == torch.float64 else tried[-2:]:
+    for shape in tried if every else [*tried[:-1:2], tried[-1]]:
         gen = torch.Generator().manual_seed(0)
         start = [point(space, shape, gen, dtype) for _ in range(2)]
         steps = [[randn(shape, gen, dtype) for _ in start] for _ in range(3)]
@@ -183,12 +222,17 @@ def spread_by_hand(rank, space, section, dtype):
     ids=name,
 )
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=name
+    ("dtype", "every"),
+    [
+        (torch.float64, False),
+        *(pytest.param(dtype, True, marks=pytest.mark.slow) for dtype in (torch.float64, torch.bfloat16)),
+    ],
+    ids=name,
 )
-def test_a_step_does_not_depend_on_how_a_weight_is_spread(space, section, dtype):
+def test_a_step_does_not_depend_on_how_a_weight_is_spread(space, section, dtype, every):
     """Whole matrices are computed from the same numbers; batches in other pieces, where a kernel may add in
     another order. A weight in bfloat16 may then round to the neighbour."""
-    for worst in ranks().run(spread_by_hand, space, section, dtype):
+    for worst in ranks().run(spread_by_hand, space, section, dtype, every):
         assert len(worst) >= 3
         for case, value in worst.items():
             assert value <= (1e-13 if dtype == torch.float64 else 2**-8), case

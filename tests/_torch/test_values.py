@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from table import MANIFOLDS, is_compact, name, point, randn, sections, shapes, spoiled
+from table import MANIFOLDS, can_be_left, is_compact, name, point, randn, sections, shapes, spoiled
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,12 +67,25 @@ def steps(opt, ws, gen, count=1, size=1.0):
 @retractions
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_a_step_reads_no_value(space, section, retraction, optimizer):
-    """Over as many steps as lie between two checks; torch's fused rules read none either. What is counted is
-    the same for every rule and retraction: one of each goes all the way."""
-    opt, ws, gen = build(space, section, retraction, optimizer, lr=1e-3)
+    """Nor does torch's fused rule. In 12 steps points are polished once."""
+    opt, ws, gen = build(space, section, retraction, optimizer, lr=1e-3, max_angle=1e-2)
     steps(opt, ws, gen, 2)
     with Reads() as reads:
-        steps(opt, ws, gen, SELDOM - 3 if (optimizer, retraction) == ("Adam", "cayley") else 12)
+        steps(opt, ws, gen, 12)
+    assert reads.seen == []
+
+
+@pytest.mark.parametrize(
+    ("space", "section"),
+    [c if c[0] == ghor.Stiefel() else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
+    ids=name,
+)
+def test_no_step_between_two_checks_reads_a_value(space, section):
+    """As many as there are."""
+    opt, ws, gen = build(space, section, "cayley", lr=1e-3, max_angle=1e-2)
+    steps(opt, ws, gen, 2)
+    with Reads() as reads:
+        steps(opt, ws, gen, SELDOM - 3)
     assert reads.seen == []
 
 
@@ -83,20 +96,23 @@ def test_every_so_often_it_looks_for_changes_from_outside(space, section):
     opt, ws, gen = build(space, section, "cayley", lr=1e-4)
     steps(opt, ws, gen, SELDOM)
     good = ws[0].detach().clone()
-    ws[0].data.copy_(spoiled(space, good, 0.1))
-    with pytest.raises(ValueError, match=f"parameter 0 of group 0 .* off {re.escape(str(space))}"):
-        steps(opt, ws, gen)
+    if can_be_left(space):
+        ws[0].data.copy_(spoiled(space, good, 0.1))
+        with pytest.raises(ValueError, match=f"parameter 0 of group 0 .* off {re.escape(str(space))}"):
+            steps(opt, ws, gen)
     target = point(space, tuple(good.shape), gen, torch.float32)
     ws[0].data.copy_(target)
     with pytest.warns(UserWarning, match=r"parameter 0 of group 0 changed outside.*the section was rebuilt"):
         steps(opt, ws, gen)
     # a step of Adam is a few lr long in every coordinate; two random points or frames are about 1 apart
     assert (ws[0] - target).abs().max() <= 1e-2 * (1 + target.abs().max())
-    frame = {"section": space.section, "frame_anchor": getattr(space, "implicit_start", None)}
-    (key,) = frame.keys() & opt.state[ws[0]].keys()
-    rebuilt = frame[key](space.split(target)[None])[0]
-    off = opt.state[ws[0]][key] - rebuilt.reshape(opt.state[ws[0]][key].shape)
-    assert torch.linalg.vector_norm(off) <= 1e-2 * (1 + torch.linalg.vector_norm(rebuilt))
+    held = opt.state[ws[0]]
+    if "section" in held:  # a frame above the weight
+        off = space.apply_section(held["section"], ws[0]) - space.split(ws[0].detach())
+        assert off.abs().max() <= 1e-6 * (1 + target.abs().max())
+    else:  # an anchor with which the frame is well conditioned
+        P = space.implicit_inverse(space.split(ws[0].detach()), held["frame_anchor"])
+        assert torch.linalg.vector_norm(P, dim=(-1,)).max() <= 4 * P.shape[-1] ** 0.5
 
 
 @cases
@@ -171,11 +187,11 @@ def test_a_compiled_step_is_shortened_too(gen):
 
 
 @cases
-@retractions
+@pytest.mark.parametrize("retraction", ["cayley", pytest.param("geodesic", marks=pytest.mark.slow)])
 def test_no_drift(space, section, retraction):
-    """200 steps, polished when due; the bound is that of the mode that reads."""
+    """105 steps, polished when due, the whole section at 100; the bound is that of the mode that reads."""
     opt, ws, gen = build(space, section, retraction, lr=1e-3)
-    steps(opt, ws, gen, 200)
+    steps(opt, ws, gen, 105)
     for p in ws[:2]:
         Y = p.detach()
         assert (space.residual(Y.double()) <= 0.2 * space.tolerance(Y)).all()

@@ -78,7 +78,7 @@ def test_in_a_new_process_and_without_the_lab(tmp_path):
     assert done.returncode == 0, done.stderr
     first, error = done.stdout.splitlines()
     assert first == "VisionTransformer"
-    assert re.match(r"ghor\.nn\.\w+ has moved to ghor_lab, which is not installed: install it", error)
+    assert re.match(r"ghor\.nn\.\w+ has moved to ghor_lab, which is not installed: it comes with", error)
 
 
 def test_names_that_never_were():

@@ -464,6 +464,8 @@ def test_a_declared_weight_that_something_computes_is_not_lost_in_silence(how, n
         assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match=message):
         table = ghor.check(net)
+    assert not table.ok
+    assert table.lost == {"block.tall.weight": ghor.Stiefel()}
     assert re.search(r"block\.tall\.weight +Stiefel\(\) +not a parameter any more", table)
     COMPUTED[how](net.block["wide"])
     with pytest.warns(UserWarning, match=r"any more \(1 others likewise\)"):
@@ -535,6 +537,9 @@ def test_what_needs_ghor_is_not_released(make, message):
 
 def test_check_prints_and_returns_the_table(net, capsys):
     net.register_parameter("scale", nn.Parameter(torch.tensor(2.0)))
+    assert ghor.check(net).ok
+    capsys.readouterr()
+    before = net.conv.weight.detach().clone()
     with torch.no_grad():
         net.conv.weight.mul_(2)  # Y^T Y = 4 I: 3 sqrt(5) off
     table = ghor.check(net)
@@ -543,16 +548,34 @@ def test_check_prints_and_returns_the_table(net, capsys):
     assert head.split() == ["parameter", "shape", "space", "distance", "moved"]
     assert set(rule) == {"-"}
     cells = [row.split() for row in rows]
-    assert cells[0] == ["scale", "scalar", "-"]
-    assert [c[:3] for c in cells[1:]] == [
+    assert [c[:3] for c in cells[:-1]] == [
         ["block.tall.weight", "9x3", "Stiefel()"],
         ["block.wide.weight", "3x9", "Grassmann()"],
-        ["block.wide.bias", "3", "-"],
         ["conv.weight", "5x2x3x3", "Stiefel(flatten=3)"],
     ]
-    assert float(cells[1][3]) <= F32
-    assert len(cells[3]) == 3
-    assert cells[4][3] == f"{3 * 5**0.5:.1e}"
-    assert all(float(cells[i][4]) > 0.1 for i in (1, 2, 4))  # how far `constrain` moved each
-    assert "off: moved by another optimizer?" in rows[4]
-    assert "off" not in "".join(rows[:4])
+    assert rows[-1] == "and 2 ordinary parameters"
+    assert float(cells[0][3]) <= F32
+    assert cells[2][3] == f"{3 * 5**0.5:.1e}"
+    assert all(float(cells[i][4]) > 0.1 for i in range(3))  # how far `constrain` moved each
+    assert "off: moved by another optimizer?" in rows[2]
+    assert "off" not in "".join(rows[:2])
+    # the same as numbers
+    assert not table.ok
+    assert table.worst == pytest.approx(3 * 5**0.5)
+    assert table.ordinary == 2
+    assert [name for name, w in table.weights.items() if not w.on_space] == ["conv.weight"]
+    w = table.weights["block.wide.weight"]
+    assert (w.space, w.shape, w.norm) == (ghor.Grassmann(), (3, 9), pytest.approx(3**0.5))
+    assert f"{w.moved:.1e} ({100 * w.moved / w.norm:.0f} % of its norm)" in rows[1]
+    assert repr(table) == "<3 constrained weights, at most 6.7e+00 off: not ok>"
+    for copied in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        assert (copied, copied.weights) == (table, table.weights)
+    with torch.no_grad():
+        net.conv.weight.copy_(before)
+    assert ghor.check(net).ok
+
+
+def test_check_of_a_model_without_constraints(capsys):
+    table = ghor.check(nn.Linear(3, 2))
+    assert str(table) == "no weight is constrained; 2 ordinary parameters"
+    assert (table.ok, table.worst, table.weights) == (True, 0, {})

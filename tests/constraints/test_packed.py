@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from steps import through_a_file
-from table import randn
+from table import accepts, each_space, point, randn
 from torch import nn
 
 import ghor
 from ghor.constraints.registry import declared_space
+from ghor.spaces.matrix import MatrixSpace
 
 ST = ghor.Stiefel()
 FLOAT32 = 2e-6
+assert_close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-13)
 
 
 def off(W, blocks):
@@ -63,12 +65,15 @@ RULES = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("space", SPACES, ids=repr)
 @pytest.mark.parametrize("rule", RULES)
-def test_blocks_are_a_batch(rule, space, section, dtype, gen):
+@pytest.mark.parametrize("along", ["rows", "columns"])
+def test_blocks_are_a_batch(along, rule, space, section, dtype, gen):
     """A stacked weight moves to the bit as the same matrices with a batch dimension, and so does its
-    state."""
+    state; so does its transpose, whose blocks lie side by side."""
     if section == "implicit" and not space.implicit:
         pytest.skip("no implicit section")
-    several = type(space)(**{**vars(space), "blocks": (2, 2)})
+    if along == "columns" and isinstance(space, ghor.Sphere):
+        pytest.skip("vectors have no columns")
+    several = type(space)(**{**vars(space), "blocks": (2, 2), "along": along})
     shape = (4, 8, 4) if isinstance(space, ghor.SymplecticStiefel) else (4, 8, 3)
     if isinstance(space, ghor.Sphere):
         shape = (5, 4, 3)
@@ -76,7 +81,11 @@ def test_blocks_are_a_batch(rule, space, section, dtype, gen):
     batch = [
         nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64).to(dtype)) for _ in range(2)
     ]
-    stacked = [nn.Parameter(p.detach().reshape(whole).clone()) for p in batch]
+
+    def laid(X):  # the batch as one weight
+        return X.reshape(whole).mT if along == "columns" else X.reshape(whole)
+
+    stacked = [nn.Parameter(laid(p.detach()).clone(memory_format=torch.contiguous_format)) for p in batch]
     opts = [
         RULES[rule](batch, space=space, section=section),
         RULES[rule](stacked, space=several, section=section),
@@ -84,13 +93,16 @@ def test_blocks_are_a_batch(rule, space, section, dtype, gen):
     for _ in range(12):  # beyond the first polishing
         for p, q in zip(batch, stacked, strict=True):
             p.grad = randn(shape, gen, dtype)
-            q.grad = p.grad.reshape(whole)
+            q.grad = laid(p.grad).contiguous()
         for opt in opts:
             opt.step()
     for p, q in zip(batch, stacked, strict=True):
-        assert torch.equal(p.reshape(whole), q)
+        assert torch.equal(laid(p), q)
         a, b = opts[0].state[p], opts[1].state[q]
-        assert all(torch.equal(a[k].reshape(b[k].shape), b[k]) for k in a if torch.is_tensor(a[k]))
+        for k in a:
+            if torch.is_tensor(a[k]):
+                same = laid(a[k]) if b[k].shape == q.shape else a[k].reshape(b[k].shape)
+                assert torch.equal(same, b[k]), k
         assert any(b[k].shape == q.shape for k in ("exp_avg", "momentum_buffer") if k in b)
         assert "decay_target" not in b or b["decay_target"].shape == q.shape
     assert (
@@ -114,26 +126,101 @@ def test_rules_of_matrices_take_stacked_weights(gen):
     assert (torch.cat(list(apart)) - stacked).abs().max() < 1e-5
 
 
-def test_geometry_of_blocks(gen):
-    """exp, log, dist, transport of a stack are those of its members; points survive `random` and
-    `project`."""
-    space = ghor.Stiefel(blocks=3)
-    Y = space.random(24, 4, generator=gen, dtype=torch.float64)
-    D = space.tangent(Y, 0.1 * randn((24, 4), gen))
-    M, V = Y.view(3, 8, 4), D.view(3, 8, 4)
-    assert torch.equal(space.exp(Y, D).view(3, 8, 4), ST.exp(M, V))
-    assert torch.equal(space.transport(Y, D, D).view(3, 8, 4), ST.transport(M, V, V))
-    assert torch.equal(space.dist(Y, space.exp(Y, D)), ST.dist(M, ST.exp(M, V)))
-    assert space.metric(Y, D, D).shape == space.tolerance(Y).shape == (3,)
-    assert torch.equal(space.E((24, 4)).view(3, 8, 4)[1], ST.E((8, 4)))
+# Methods with as many tensors of the weight's shape as said, of which they return one (or a number a point).
+POINTWISE = {"residual": 1, "tolerance": 1, "project": 1, "section": 1, "hor": 1, "dist": 2, "log": 2}
+POINTWISE |= {"tangent": 2, "rgrad": 2, "exp": 2, "retract": 2, "Omega": 2, "norm": 2, "representative": 2}
+POINTWISE |= {"ghor_inner": 2, "metric": 3, "inner": 3, "transport": 3}
+
+
+@pytest.mark.parametrize("along", ["rows", "columns"])
+@each_space
+def test_every_law_of_a_space_holds_for_blocks(space, along, gen):
+    """Each method on blocks returns what it returns on the same matrices with a batch dimension, up to the
+    rounding of sums along other strides."""
+    if not isinstance(space, MatrixSpace) or (along == "columns" and isinstance(space, ghor.Sphere)):
+        pytest.skip("no blocks")
+    shape = next(
+        s for s in [(2, 4, 4), (3, 12, 4), (3, 12)] if len(s) == 1 + space.dims and accepts(space, s)
+    )
+    several = type(space)(**{**vars(space), "blocks": shape[0], "along": along})
+
+    def weight(X):
+        X = X.flatten(0, 1) if X.dim() > 1 else X
+        return X.mT.contiguous() if along == "columns" else X
+
+    Y = point(space, shape, gen)
+    D, V = (space.tangent(Y, 0.1 * randn(shape, gen)) for _ in range(2))
+    G = randn(shape, gen)
+    Z = space.retract(Y, D)
+    Lambda = space.section(Y)
+    points = {"log": Z, "dist": Z, "representative": Z, "rgrad": G, "tangent": G}
+    for name, count in POINTWISE.items():
+        if space.has(name):
+            args = (Y, points.get(name, D), V)[:count]
+            a, b = getattr(space, name)(*args), getattr(several, name)(*map(weight, args))
+            assert_close(weight(a) if a.shape == shape and b.shape != shape else a, b)
+    assert_close(weight(space.E(shape)), several.E(weight(Y).shape))
+    assert_close(weight(space.global_grad(Lambda, G)), several.global_grad(Lambda, weight(G)))
+    B = space.global_rep(Lambda, D)
+    assert_close(weight(B), several.global_rep(Lambda, weight(D)))
+    assert_close(space.update_section(Lambda, B), several.update_section(Lambda, weight(B)))
+    assert_close(weight(Y), several.apply_section(Lambda, weight(Y)))
+    assert bool((several.residual(several.random(*weight(Y).shape, generator=gen)) < 1e-4).all())
+    for a, b in zip(space.ghor_blocks(B), several.ghor_blocks(weight(B)), strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("along", ["rows", "columns"])
+def test_solvers_take_blocks(along, gen):
+    """The nearest of several matrices at once: the polar factor of each."""
+    A = randn((3, 8, 4), gen)
+    A = A.flatten(0, 1) if along == "rows" else A.flatten(0, 1).mT.contiguous()
+    space = ghor.Stiefel(blocks=3, along=along)
+    Y = space.random(*A.shape, generator=gen, dtype=torch.float64)
+    found = ghor.minimize(lambda Y: (Y - A).square().sum(), Y, space)
+    assert (found.x - space.project(A)).abs().max() < 1e-6
 
 
 def test_blocks_that_do_not_come_out_even():
     with pytest.raises(ValueError, match=r"Stiefel\(blocks=5\) cannot split 12 rows into 5 equal blocks"):
         ghor.constrain(nn.Linear(4, 12), "weight", ghor.Stiefel(blocks=5))
+    with pytest.raises(ValueError, match=r"along='columns'\) cannot split 4 columns into 3 equal blocks"):
+        ghor.constrain(nn.Linear(4, 12), "weight", ghor.Stiefel(blocks=3, along="columns"))
+    with pytest.raises(ValueError, match=r"got shape \(4, 12\); its 12 columns can be: along='columns'"):
+        ghor.constrain(nn.Linear(12, 4), "weight", ghor.Stiefel(blocks=3))
+    for wrong in ({"along": "columns"}, {"blocks": 3, "along": "columns", "flatten": 3}):
+        with pytest.raises(ValueError, match="says where the blocks of a matrix lie"):
+            ghor.Stiefel(**wrong)
+    with pytest.raises(ValueError, match="says where the blocks of a matrix lie"):
+        ghor.Sphere(blocks=3, along="columns")
+    with pytest.raises(ValueError, match="lie along='rows' or along='columns', got 'column'"):
+        ghor.Stiefel(blocks=3, along="column")
     for wrong in (0, (3, 0), (), 2.0, "3"):
         with pytest.raises(ValueError, match="blocks counts matrices"):
             ghor.Stiefel(blocks=wrong)
+
+
+def test_blocks_along_columns_resume(gen):
+    """To the bit, from a file; with the section that is a function of the weight as well."""
+    space = ghor.Stiefel(blocks=3, along="columns")
+    for section in ("transported", "implicit"):
+        model = ghor.constrain(Conv1D(12, 9), "weight", space)
+        twin = copy.deepcopy(model)
+        opts = [
+            ghor.optim.AdamW(m, lr=0.1, weight_decay=0.1, anchor="start", section=section)
+            for m in (model, twin)
+        ]
+        for step in range(12):
+            grad = randn((9, 12), gen, torch.float32)
+            for m, opt in zip((model, twin), opts, strict=True):
+                m.weight.grad = grad.clone()
+                opt.step()
+            if step == 5:
+                again = ghor.optim.AdamW(twin, lr=0.1, weight_decay=0.1, anchor="start", section=section)
+                again.load_state_dict(through_a_file(opts[1].state_dict()))
+                opts[1] = again
+        assert torch.equal(model.weight, twin.weight)
+        assert off(model.weight.T, 3) <= FLOAT32
 
 
 def test_blocks_resume_and_checkpoint(mha, gen):
@@ -287,13 +374,16 @@ class Conv1D(nn.Module):
         ("in_proj", lambda: nn.Linear(8, 24), [r"ghor\.Stiefel\(blocks=3\)"]),
         ("c_attn", lambda: nn.Linear(8, 24), [r"ghor\.Stiefel\(blocks=3\)"]),
         ("kv_proj", lambda: nn.Linear(8, 16), [r"ghor\.Stiefel\(blocks=2\)"]),
-        ("qkv_proj", lambda: nn.Linear(8, 12), ["sizes differ: split the weight into a layer for each"]),
+        ("gate_up_proj", lambda: nn.Linear(8, 40), [r"ghor\.Stiefel\(blocks=2\)"]),
+        ("qkv_proj", lambda: nn.Linear(8, 12), [r"fewer keys.*ghor\.Stiefel\(blocks=12 // head_dim\)"]),
         (
-            "c_attn",
-            lambda: Conv1D(24, 8),
-            ["along the columns", r"torch\.nn\.Linear", r"ghor\.Stiefel\(blocks=3\)"],
+            "query_key_value",
+            lambda: nn.Linear(8, 24),
+            [r"head by head: ghor\.Stiefel\(blocks=24 // head_dim"],
         ),
-        ("proj", lambda: Conv1D(24, 8), ["along the columns"]),
+        ("attention_in", lambda: nn.Linear(8, 24), [r"ghor\.Stiefel\(blocks=3\)"]),
+        ("c_attn", lambda: Conv1D(24, 8), [r"ghor\.Stiefel\(blocks=3, along='columns'\)", r"blocks=1\)"]),
+        ("proj", lambda: Conv1D(24, 8), [r"ghor\.Stiefel\(blocks=3, along='columns'\)"]),
     ],
 )
 def test_fused_projections_are_pointed_out(name, layer, words):
@@ -308,18 +398,36 @@ def test_fused_projections_are_pointed_out(name, layer, words):
     ghor.constrain(model, f"*.{name}.weight", ghor.Sphere())
 
 
+@pytest.mark.parametrize("conv", [nn.Conv2d, nn.ConvTranspose2d])
+def test_groups_of_a_convolution_are_pointed_out(conv):
+    with pytest.warns(
+        UserWarning, match=r"2 groups.*ghor\.Stiefel\(flatten=3, blocks=2\) constrains those of"
+    ):
+        ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Stiefel(flatten=3))
+    layer = ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Stiefel(flatten=3, blocks=2))
+    assert off(layer.weight, 2) <= FLOAT32
+    ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Stiefel(flatten=3, blocks=1))
+    ghor.constrain(conv(8, 8, 3), "weight", ghor.Stiefel(flatten=3))
+
+
 def test_projections_that_are_not_fused_are_not_pointed_out():
     """Warnings are errors here."""
     layers = {
         "in_proj": nn.Linear(8, 20),
         "qkv": nn.Linear(8, 8),
-        "up": nn.Linear(8, 24),
         "c_fc": Conv1D(32, 8),
+        "c_proj": Conv1D(8, 8),
     }
     model = nn.ModuleDict({"attn": nn.ModuleDict(layers), "qkv": nn.ModuleDict({"lora_A": nn.Linear(8, 2)})})
+    model.mlp = nn.ModuleDict({"up": nn.Linear(8, 24)})
     ghor.constrain(model, "*.weight", ST)
-    with pytest.warns(UserWarning, match=r"Conv1D is transposed \(in x out\): .* splits its inputs"):
+    ghor.constrain(model.attn, "c_fc.weight", ghor.Stiefel(blocks=2, along="columns"))
+    ghor.constrain(model.attn, "c_proj.weight", ghor.Stiefel(blocks=2))  # the heads are its inputs
+    with pytest.warns(UserWarning, match=r"transposed \(in x out\): .* splits its inputs; .*along='columns'"):
         ghor.constrain(model.attn, "c_fc.weight", ghor.Stiefel(blocks=2))
+    ghor.constrain(model.mlp.up, "weight", ST)
+    with pytest.warns(UserWarning, match=r"^weight of shape \(96, 32\) .* seems to hold several"):
+        ghor.constrain(nn.Linear(32, 96), "weight", ST)  # where no path tells the name, the shape decides
 
 
 # -- choosing ----------------------------------------------------------------------------------------------

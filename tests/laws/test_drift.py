@@ -40,6 +40,17 @@ def test_steps_that_shrink_to_an_ulp(section):
     assert worst_distances(torch.float32, 1500, section, weights=4, schedule=True).max() <= 2e-6
 
 
+def test_large_rotations():
+    """N = 128 after 20 steps, just polished: the rounding of the entries. Products in float32 leave 2e-6."""
+    space, gen = ghor.SpecialOrthogonal(), torch.Generator().manual_seed(0)
+    Y = torch.nn.Parameter(space.random(128, 128, generator=gen))
+    opt = ghor.optim.Adam([Y], space=space, lr=5e-3)
+    for _ in range(20):
+        Y.grad = torch.randn(128, 128, generator=gen)
+        opt.step()
+    assert float(space.residual(Y.detach().double())) <= 6e-7
+
+
 GROUPS = [
     (ghor.Stiefel(), (12, 3), lambda L: L.mT @ L),
     (ghor.SymplecticStiefel(), (12, 4), lambda L: ghor.SymplecticStiefel().inverse(L, 4) @ L),

@@ -13,6 +13,7 @@ from table import (
     CASES,
     RETRACTIONS,
     SPACES,
+    can_be_left,
     close,
     eps,
     ghor_product,
@@ -50,7 +51,7 @@ def is_manifold(space):
 def test_the_table_has_every_space_of_the_package():
     exported = {getattr(ghor, n)() for n in ghor.__all__ if n[0].isupper() and n != "Space"}
     assert exported == set(SPACES)
-    assert {s for s, _ in CASES} == set(SPACES)
+    assert {s for s, _ in CASES} >= set(SPACES)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=name)
@@ -114,7 +115,7 @@ def test_project_finds_the_space_and_keeps_its_points(space, shape, dtype, gen):
     assert (Z - Y).abs().max() < 0.5
 
 
-@law(where=is_manifold)
+@law(where=can_be_left)
 def test_the_residual_is_one_number_for_each_member_of_a_batch(space, shape, dtype, gen):
     Y = point(space, shape, gen, dtype)
     X = Y.clone()
@@ -126,7 +127,7 @@ def test_the_residual_is_one_number_for_each_member_of_a_batch(space, shape, dty
     assert torch.equal(off.flatten()[:-1], on.flatten()[:-1])
 
 
-@law(where=is_manifold, dtypes=[torch.float64, torch.float32, *HALVES])
+@law(where=can_be_left, dtypes=[torch.float64, torch.float32, *HALVES])
 def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, dtype, gen):
     """`random` and `project` give points of the space; 1 % longer (10 % in half precision) is off it."""
     wide = COMPUTE_DTYPE.get(dtype, dtype)
@@ -138,7 +139,7 @@ def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, d
     assert space.residual(spoiled(space, Y, by).to(wide)).min() > tolerance(space, Y)
 
 
-@law(where=is_manifold, dtypes=F64)
+@law(where=can_be_left, dtypes=F64)
 def test_polishing_squares_the_distance(space, shape, dtype, gen):
     """X + X (I - X* X)/2 takes a residual d to 3 d^2/4 and a little."""
     Y = point(space, shape, gen, dtype)

@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 from steps import STIEFEL, sections
-from table import MANIFOLDS, RETRACTIONS, SHAPES, accepts, has_frame, is_compact, name, randn, shapes
+from table import (
+    MANIFOLDS,
+    RETRACTIONS,
+    SHAPES,
+    accepts,
+    has_frame,
+    has_one_radius,
+    is_compact,
+    name,
+    randn,
+    shapes,
+)
 from torch import nn
 
 import ghor
@@ -29,6 +40,10 @@ def on(space, Y, state):
     assert torch.isfinite(Y).all()
     assert space.residual(Y.detach().double()).max() <= 1e-5
     for L in (state[key].double() for key in ("section", "frame_anchor") if key in state):
+        if not has_one_radius(space):  # r times a rotation, and in a section one column more, which keeps r
+            r = space.radius_of(L)
+            assert (torch.linalg.vector_norm(Y.detach().double(), dim=-1) / r - 1).abs().max() <= 1e-5
+            L = L[..., : L.shape[-2]] / r[..., None, None]
         off = L.mT @ L - torch.eye(L.shape[-1], dtype=torch.float64)
         assert torch.linalg.matrix_norm(off).max() <= 1e-5 * L.shape[-1]
         assert off.abs().max() <= 1e-5

@@ -4,11 +4,15 @@ A space may lack some of these; it says so when they are asked for, and the opti
 (test_frames.py has the laws that it needs).
 """
 
+import inspect
+
 import pytest
 import torch
+from functions import FUNCTIONS, REST
 from table import (
     CASES,
     RETRACTIONS,
+    SPACES,
     close,
     eps,
     ghor_product,
@@ -359,3 +363,15 @@ def test_log_of_kernels(gen):
     Y = space.random(8, 3, 2, 1, generator=gen, dtype=torch.float64)
     V = 0.1 * space.tangent(Y, randn((8, 3, 2, 1), gen))
     close(space.log(Y, space.exp(Y, V)), V, 1e-13)
+
+
+def test_every_function_of_points_and_frames_runs_through_the_laws():
+    """If a space adds one, it goes into the tables of tests/functions.py."""
+    found = set()
+    for space in SPACES:
+        for n in (n for n in dir(type(space)) if not n.startswith(("_", "implicit_", "check"))):
+            function = getattr(type(space), n)
+            taken = [*inspect.signature(function).parameters][1:2] if inspect.isfunction(function) else []
+            found |= {n} if taken in (["Y"], ["Lambda"]) else set()
+    assert found <= {*FUNCTIONS, *REST}
+    assert len(found) >= 30

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from steps import STIEFEL, Net, build, gradients, same, sections, state_of, take_steps, train, values, weight
-from table import name, randn
+from table import each_shape_and_section, name, point, randn
 from torch import nn
 
 import ghor
@@ -72,6 +72,64 @@ def test_a_weight_moved_within_its_space(how, section, gen):
     # SGD does not see the basis of the complement: as a new optimizer from the new point, up to rounding
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
         assert (p.detach() - q.detach()).abs().max() <= 1e-13
+
+
+@each_shape_and_section
+@pytest.mark.parametrize("touch", [1e-9, 1e-4])
+def test_a_weight_moved_a_little_keeps_its_momentum(space, shape, section, touch, gen):
+    """As averaging, projecting and saving in another precision do: the frame goes along with the weight. In a
+    new frame, momentum would point anywhere."""
+    start = point(space, shape, gen)
+    pulls, noise = randn((10, *shape), gen), touch * randn(shape, gen)
+    steps = []
+    for moved in (False, True):
+        Y = nn.Parameter(start.clone())
+        opt = ghor.optim.SGD([Y], lr=0.02, momentum=0.9, space=space, section=section)
+        for G in pulls / pulls.norm():
+            Y.grad = G
+            opt.step()
+        if moved:
+            near = space.retract(Y.detach(), space.tangent(Y.detach(), noise))
+            write("copy_", Y, near)
+        before, Y.grad = Y.detach().clone(), torch.zeros_like(Y)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*changed outside the optimizer")
+            opt.step()
+        steps.append(Y.detach() - before)
+    without, after = steps
+    assert without.norm() > 1e-3
+    # momentum of length one or so turns by some multiples of the change, and it moves by 0.02 of that
+    assert (after - without).norm() <= 10 * touch * (1 + before.norm()) * (1e-2 + without.norm())
+
+
+@pytest.mark.parametrize(("space", "shape"), [(STIEFEL, (9, 3)), (ghor.Sphere(), (4, 5))], ids=name)
+def test_an_anchor_is_renewed_where_a_weight_was_moved_far(space, shape, gen):
+    """-Y is where the frame of the old anchor does not exist."""
+    Y = nn.Parameter(space.E(shape, dtype=torch.float64))
+    opt = ghor.optim.SGD([Y], lr=0.1, momentum=0.9, space=space, section="implicit")
+    Y.grad = torch.zeros_like(Y)
+    opt.step()
+    write("copy_", Y, -Y.detach())
+    Y.grad = randn(shape, gen)
+    with pytest.warns(UserWarning, match="changed outside the optimizer"):
+        opt.step()
+    assert torch.isfinite(Y).all()
+    assert 0 < float((Y.detach() + space.E(shape, dtype=torch.float64)).norm()) < 1
+    assert (space.residual(Y.detach()) <= 1e-13).all()
+
+
+def test_a_pose_that_others_turn_around(gen):
+    """There is no shortest way to the opposite orientation, so a new frame starts there."""
+    space = ghor.PositionsOrientations()
+    Y = nn.Parameter(space.random(4, 2, 3, generator=gen, dtype=torch.float64))
+    opt = ghor.optim.SGD([Y], lr=0.1, space=space)
+    take_steps(opt, gen)
+    turned = Y.detach() * torch.tensor([[1.0], [-1.0]])
+    write("copy_", Y, turned)
+    with pytest.warns(UserWarning, match="changed outside the optimizer"):
+        take_steps(opt, gen)
+    assert (space.residual(Y.detach()) <= 1e-13).all()
+    assert 0 < float((Y.detach() - turned).abs().max()) < 1
 
 
 @pytest.mark.parametrize("how", ["copy_", ".data", ".data ="])
@@ -250,3 +308,48 @@ def test_adam_without_eps(gen):
     take_steps(opt, gen, 3)
     assert (Y - before).abs().max() > 1e-4
     assert STIEFEL.residual(Y.detach()) < 2e-6
+
+
+def test_a_weight_constrained_to_another_space_is_refused_where_it_did_not_move(gen):
+    """The rows of an orthogonal matrix are unit vectors, so only the declaration tells."""
+    layer = nn.Linear(6, 6, bias=False)
+    ghor.constrain(layer, "weight", STIEFEL)
+    opt = ghor.optim.Adam(layer)
+    take_steps(opt, gen, 2)
+    before = layer.weight.detach().clone()
+    ghor.constrain(layer, "weight", ghor.Sphere())
+    layer.weight.data.copy_(before)
+    with pytest.raises(
+        ValueError, match=r"constrained to Sphere\(\) after this optimizer took it on Stiefel"
+    ):
+        take_steps(opt, gen)
+    assert torch.equal(layer.weight, before)
+    ghor.constrain(layer, "weight", STIEFEL)
+    with pytest.warns(UserWarning, match="changed outside"):  # it was written, with the same values or not
+        take_steps(opt, gen)
+
+
+@pytest.mark.parametrize("phase", ["direction", "retraction"])
+@pytest.mark.parametrize("use", [copy.deepcopy, lambda opt: opt.state_dict(), lambda opt: opt.zero_grad()])
+def test_a_phase_hook_that_uses_its_optimizer(phase, use, gen):
+    """It would end the step, and the plain rule would move the weight itself."""
+    Y = weight(9, 3)
+    opt = ghor.optim.Adam([Y], space=STIEFEL, lr=0.1)
+    take_steps(opt, gen, 2)
+    before = Y.detach().clone()
+    opt.phase_hook = lambda now: use(opt) if now == phase else None
+    with pytest.raises(RuntimeError, match="the phase_hook has saved, copied or changed its optimizer"):
+        take_steps(opt, gen)
+    assert torch.equal(Y, before)
+    opt.phase_hook = None
+    take_steps(opt, gen, 2)
+    assert STIEFEL.residual(Y.detach()) <= 1e-5
+
+
+def test_a_section_of_another_shape_is_refused(gen):
+    opts = [ghor.optim.Adam([weight(*shape)], space=STIEFEL) for shape in ((6, 2), (9, 2))]
+    for opt in opts:
+        take_steps(opt, gen)
+    with pytest.raises(ValueError, match=r"a loaded section of shape \(6, 6\) is not that of 9 x 2 weights"):
+        opts[1].load_state_dict(opts[0].state_dict())
+    take_steps(opts[1], gen)

@@ -166,9 +166,14 @@ def test_a_loaded_section_is_repaired_or_refused(section, key):
     exact = saved["state"][0][key].clone()
     saved["state"][0][key] = exact.bfloat16()  # as a checkpoint in half precision has it
     opt.load_state_dict(saved)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*changed outside")  # the rounded section holds a rounded point
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         step(opt, p)
+        step(opt, p)
+    # a rounded section holds a rounded point, and the warning says so
+    assert ["Or a loaded section was rounded" in str(w.message) for w in caught] == [True] * (
+        key == "section"
+    )
     L = opt.state[p][key]
     assert (L.mT @ L - torch.eye(L.shape[-1])).abs().max() < 1e-6
     assert ST.residual(p.detach().double()) < 1e-6

@@ -77,6 +77,10 @@ def test_an_unknown_option_names_the_optimizer():
         ("retraction", ["cayley"], ValueError, ("['cayley']", "geodesic")),
         ("section", "transport", ValueError, ("'transport'", "auto", "transported", "implicit")),
         ("section", None, ValueError, ("None", "auto", "transported", "implicit")),
+        ("max_angle", 0, ValueError, ("0", "positive number of radians")),
+        ("max_angle", "0.1", ValueError, ("'0.1'", "positive number of radians")),
+        ("max_angle", True, ValueError, ("True", "positive number of radians")),
+        ("max_angle", float("nan"), ValueError, ("nan", "positive number of radians")),
         ("error_if_nonfinite", "yes", TypeError, ("'yes'", "True or False")),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -96,6 +100,7 @@ def test_unknown_values_of_our_options(option, wrong, error, words, gen):
         ("retract", "retraction"),
         ("retractions", "retraction"),
         ("sections", "section"),
+        ("max_angles", "max_angle"),
         ("error_if_non_finite", "error_if_nonfinite"),
     ],
 )
@@ -199,7 +204,8 @@ def test_implicit_section_for_centered_rmsprop(gen):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("retraction", "qr"), ("section", "explicit"), ("error_if_nonfinite", 1)]
+    ("key", "value"),
+    [("retraction", "qr"), ("section", "explicit"), ("max_angle", -1.0), ("error_if_nonfinite", 1)],
 )
 def test_a_bad_option_set_live_is_refused_before_anything_moves(key, value, gen):
     Y, b = weight(9, 3), nn.Parameter(torch.zeros(3))

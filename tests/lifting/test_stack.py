@@ -12,6 +12,7 @@ Two tables. A row is a case, how to make it, and the promise:
 
 import copy
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -33,6 +34,8 @@ from table import (
 from torch import nn
 
 import ghor
+from ghor._torch.values import as_on_an_accelerator
+from ghor.lifting import partition
 
 F32, F64 = torch.float32, torch.float64
 
@@ -264,3 +267,22 @@ def test_repairs_leave_a_weight_alone_that_does_not_move(space, shape, section, 
         Y.grad = randn(shape, gen, torch.float32)
         opt.step()
     assert torch.equal(Z, start)
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("where", [nullcontext, as_on_an_accelerator], ids=["cpu", "accelerator"])
+def test_large_weights_are_computed_one_by_one_on_a_cpu(where, section, gen, monkeypatch):
+    """And move as a stack of them does, whose state they can load: to 1e-12, as batches round differently."""
+    space, shapes = ghor.Stiefel(), [(9, 3)] * 3
+    runs, states = [], []
+    for large in (27, 28):
+        monkeypatch.setattr(partition, "LARGE", large)
+        with where():
+            weights, opt = trained(space, shapes, gen.manual_seed(0), section, ghor.optim.Adam, F64)
+            count = len(opt._partition.stacks)
+            assert count == (3 if large == 27 and where is nullcontext else 1)
+            states.append(opt.state_dict())
+            opt.load_state_dict(states[0])
+            take_steps(opt, gen.manual_seed(1), 4)
+        runs.append(torch.stack([p.detach() for p in weights]))
+    assert (runs[0] - runs[1]).abs().max() < 1e-12

@@ -30,6 +30,7 @@ from table import name
 from torch import nn
 
 import ghor
+import ghor.baselines
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=name)
 
@@ -321,3 +322,35 @@ def test_another_anchor_in_a_loaded_state_is_said(gen):
         opt.step()
     assert torch.equal(opt.state[p]["decay_target"], mine)
     opt.load_state_dict(opt.state_dict())  # warnings are errors
+
+
+@pytest.mark.parametrize("cls", [ghor.optim.Adam, ghor.baselines.ScalarMomentAdam])
+def test_a_state_dict_is_checked_as_the_users_hooks_have_left_it(cls, gen):
+    """A hook may repair what would be refused: a damaged section, the name of the space, an option."""
+    p = weight(9, 3)
+    opt = cls([p], space=STIEFEL, section="transported")
+    take_steps(opt, gen, 2)
+    saved = copy.deepcopy(opt.state_dict())
+    good = copy.deepcopy(saved)
+    saved["state"][0]["section"] *= 2
+    saved["param_groups"][0]["space"] = "Sphere()"
+    saved["param_groups"][0].pop("norm", None)
+    with pytest.raises(ValueError, match=r"on Sphere\(\)|no 'norm'"):
+        opt.load_state_dict(saved)
+    opt.register_load_state_dict_pre_hook(lambda _, found: good)
+    opt.load_state_dict(saved)
+    assert torch.equal(opt.state[p]["section"], good["state"][0]["section"])
+    take_steps(opt, gen)
+
+
+def test_a_hook_cannot_let_damage_through(gen):
+    opt = ghor.optim.Adam([weight(9, 3)], space=STIEFEL, section="transported")
+    take_steps(opt, gen, 2)
+
+    def damage(_, found):
+        found["state"][0]["section"] = 2 * found["state"][0]["section"]
+
+    opt.register_load_state_dict_pre_hook(damage)
+    with pytest.raises(ValueError, match=r"a loaded section is .* off"):
+        opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+    take_steps(opt, gen)

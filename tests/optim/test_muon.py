@@ -13,7 +13,8 @@ from torch import nn
 
 import ghor
 from ghor._torch.muon import orthogonalised
-from ghor.optim.muon import newton_schulz, ratio, unit_blocks
+from ghor.optim.muon import orthogonalised as blockwise
+from ghor.optim.muon import ratio
 
 GRASSMANN = ghor.Grassmann()
 MATRICES = [(STIEFEL, (12, 4)), (GRASSMANN, (3, 10))]
@@ -191,19 +192,47 @@ def test_unknown_options_of_groups(gen):
         ghor.optim.Muon([{"params": [p], "space": STIEFEL, "adjust_lr_fn": "foo"}])
 
 
+MUONS = (3.4445, -4.775, 2.0315)
+
+
+def newton_schulz(X, coefficients, steps):
+    """The iteration as it is written, on X itself: the reference."""
+    a, b, c = coefficients
+    X = X / torch.linalg.matrix_norm(X)[..., None, None]
+    for _ in range(steps):
+        G = X.mH @ X
+        X = a * X + X @ (b * G + c * G @ G)
+    return X
+
+
 def test_newton_schulz(gen):
     """Singular values near 1 and the singular vectors of X; a weight by itself, whatever its neighbours."""
-    X, msign = randn((3, 9, 4), gen), lambda X: newton_schulz(X, (3.4445, -4.775, 2.0315), 5)
+    X, msign = randn((3, 9, 4), gen), lambda X: blockwise(X, ghor.Euclidean(), MUONS, 5, 1e-7)
     X[1] *= 1e-200
     X[2] = 0
-    (Z,) = unit_blocks(X, ghor.Euclidean(), 1e-7)
-    O = msign(Z)
+    O = msign(X)
     assert ((torch.linalg.svdvals(O[:2]) > 0.6) & (torch.linalg.svdvals(O[:2]) < 1.3)).all()
     assert not O[2].any()
     U, _, Vh = torch.linalg.svd(X[:2], full_matrices=False)
     T = U.mT @ O[:2] @ Vh.mT
     assert (T - torch.diag_embed(T.diagonal(dim1=-2, dim2=-1))).abs().max() <= 1e-12
-    same(msign(Z[:1].mT), O[:1].mT, atol=1e-14)
+    same(msign(X[:1].mT), O[:1].mT, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "coefficients", [MUONS, (1.5, -0.5, 0.0), (2.0, -1.5, 0.5), (2.0, -1.5, 1e-9)], ids=str
+)
+@pytest.mark.parametrize("steps", [0, 4, 7])
+@pytest.mark.parametrize(("N", "n"), [(9, 4), (6, 4), (4, 4), (5, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128], ids=name)
+def test_the_iteration_on_gram_matrices_is_that_on_the_blocks(coefficients, steps, N, n, dtype, gen):
+    """To rounding, which grows by a^2 = 12 in each of the iterations between two restarts; singular values
+    from 1 down to 1e-3."""
+    V = STIEFEL.hor(randn((3, N, n), gen, dtype) * torch.logspace(0, -3, n, dtype=dtype))
+    out = STIEFEL.ghor_blocks(blockwise(V, STIEFEL, coefficients, steps, 0.0))
+    for X, O in zip(STIEFEL.ghor_blocks(V), out, strict=True):
+        expected = newton_schulz(X, coefficients, steps)
+        assert (O - expected).abs().max() <= 2e3 * torch.finfo(dtype).eps
 
 
 def test_the_rate_is_an_angle():
@@ -414,7 +443,6 @@ def test_newton_schulz_of_nothing_is_nothing():
     """Also beside a weight that moves."""
     V = torch.zeros(2, 4, 3)
     V[1, 3, 0] = 1e-30
-    for X in unit_blocks(V, STIEFEL, 1e-4):
-        out = newton_schulz(X, (3.4445, -4.775, 2.0315), 5)
-        assert not out[0].any()
-        assert torch.isfinite(out).all()
+    out = blockwise(V, STIEFEL, MUONS, 5, 1e-4)
+    assert not out[0].any()
+    assert torch.isfinite(out).all()

@@ -118,6 +118,7 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.join()
+        self.folder.cleanup()
 
 
 def _serve(rank, size, store, pipe):

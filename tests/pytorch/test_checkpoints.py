@@ -205,18 +205,25 @@ def second_part(rank, cls, section, how, folder, options):
     return loaded, {n.removeprefix("module."): whole(p) for n, p in net.named_parameters()}
 
 
+DCP = [
+    ("Adam", "fsdp", {"flatten_optimizer_state_dict": True}),
+    ("Adam", "ddp", {}),
+    ("Adam", "hsdp", {}),
+    # no state but the momentum; squares; state from the start on; four tensors a weight
+    *((cls, "fsdp", {}) for cls in ("Adagrad", "SGD", "Adam", "RMSprop")),
+]
+
+
 @pytest.mark.parametrize(
-    ("cls", "how", "options"),
+    ("cls", "how", "options", "section"),
     [
-        ("Adam", "ddp", {}),
-        ("Adam", "hsdp", {}),
-        ("Adam", "fsdp", {"flatten_optimizer_state_dict": True}),
-        # no state but the momentum; squares; state from the start on; four tensors a weight
-        ("Adagrad", "fsdp", {}),
-        *(pytest.param(cls, "fsdp", {}, marks=pytest.mark.slow) for cls in ("SGD", "Adam", "RMSprop")),
+        (*case, section)
+        if i < (4 if section == "transported" else 1)
+        else pytest.param(*case, section, marks=pytest.mark.slow)
+        for i, case in enumerate(DCP)
+        for section in ("transported", "implicit")
     ],
 )
-@sections
 @alone
 def test_dcp_between_one_process_and_two(cls, how, options, section, tmp_path):
     """Saved by two and loaded by two: exact. Saved by two and loaded by one, and the reverse: the state is

@@ -130,7 +130,8 @@ OFTEN = ("Adam", "SGD", "RMSprop", "Adagrad", "PaperAdam")
     "cls", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in ghor.optim.__all__]
 )
 def test_step(cls):
-    apart, distance, counts = compare(lambda net: lifted(cls, net, **OPTIONS.get(cls, {})))
+    # lr = 1e-2, so the limit holds for the rules that move every coordinate by lr
+    apart, distance, counts = compare(lambda net: lifted(cls, net, max_angle=0.02, **OPTIONS.get(cls, {})))
     assert apart <= CLOSE
     assert distance <= 1e-14
     # PaperAdam's own class is not torch's and has no break; it makes its state in the graph, hence a second

@@ -7,6 +7,7 @@ from steps import same
 from table import RETRACTIONS, SPACES, has_implicit, randn, shapes
 
 import ghor
+from ghor.solve.curves import Ray
 from ghor.solve.problem import Log, Problem
 from ghor.solve.trust_region import steihaug
 
@@ -79,9 +80,10 @@ def test_the_slope_along_a_step_is_the_derivative(space, shape, retraction):
         place = problem.place(problem.points(retraction, section))
         d = -place.gradient / place.gradient.norm() * 0.8
         t, h, along = 0.9, 1e-5, d.clone()
-        at = problem.place(place.points.moved(d, t, [along]))
-        values = [problem.value(place.points.moved(d, s)) for s in (t - h, t + h)]
-        assert abs(at.points.slope(at.gradient, along, t) - (values[1] - values[0]) / (2 * h)) <= 1e-7
+        ray = Ray(place.points, d)
+        at = problem.place(ray.at(t, [along]))
+        values = [problem.value(ray.at(s)) for s in (t - h, t + h)]
+        assert abs(ray.slope(at.points, at.gradient, along, t) - (values[1] - values[0]) / (2 * h)) <= 1e-7
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -253,7 +255,7 @@ def test_second_derivatives_of_complex_points():
 def test_time_is_over_within_a_newton_step():
     """No time at all: one product with the Hessian, and not as many as it takes."""
     for seconds, few in ((None, False), (0.0, True)):
-        log = Log(None, 0.0, 1e-12, max_seconds=seconds, history=[{"gradient_norm": 1.0}])
+        log = Log(Problem(torch.sum, torch.ones(2), None), 0.0, 1e-12, max_seconds=seconds, first=(0.0, 1.0))
         H, products = torch.arange(1, 11, dtype=torch.float64), []
         steihaug(torch.ones_like(H), lambda v, H=H, products=products: products.append(v) or H * v, 1e3, log)
         assert (len(products) == 1) is few

@@ -5,6 +5,7 @@ import torch
 from table import FIRST, name, randn
 
 from ghor.retraction import by_name
+from ghor.solve.curves import Ray
 from ghor.solve.points import Points
 
 
@@ -15,6 +16,6 @@ def test_the_longest_step_is_the_one_that_no_point_takes_too_far(space, shape, g
     points = Points([Y], [space], by_name("cayley"))
     (batch,) = points.batches
     d = points.gradient([randn(shape, gen)])
-    W = batch.coordinates(d) * points.ceiling(d)
+    W = batch.coordinates(d) * Ray(points, d).ceiling()
     length = batch.space.step_length(W).max()
     assert length == pytest.approx(min(4 * space.reach(shape), space.max_velocity))

@@ -1,10 +1,13 @@
-"""Means: where the gradient of the sum of squared distances vanishes, at any scale."""
+"""Means, at any scale; and hints for what people write first."""
+
+import re
 
 import pytest
 import torch
-from table import SPACES, close, has, kinds, name, point, randn, tangent
+from table import SPACES, close, each_space, has, kinds, name, point, randn, shapes, tangent
 
 import ghor
+from ghor.spaces.base import ELSEWHERE
 
 MEANS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "mean")]
 
@@ -125,3 +128,50 @@ def test_what_has_no_mean(gen):
     with pytest.raises(ValueError, match=r"2 points take weights \(2\), got shape \(3,\)"):
         sphere.mean(torch.stack([Y, Y]), torch.ones(3))
     assert not ghor.SymplecticStiefel().has("mean")
+
+
+# -- what people write first -------------------------------------------------------------------------------
+
+
+@each_space
+def test_a_shape_in_place_of_sizes(space):
+    shape = shapes(space)[0]
+    sizes = re.escape(", ".join(map(str, shape)))
+    for given in (shape, list(shape), torch.Size(shape)):
+        with pytest.raises(TypeError, match=rf"takes sizes, not a shape: write .*\.random\({sizes}\)"):
+            space.random(given)
+
+
+def test_sizes_in_place_of_options():
+    for given in [(5, 3), ((5, 3),)]:
+        with pytest.raises(
+            TypeError, match=r"takes no sizes, got \(5, 3\).* as in Stiefel\(\)\.random\(5, 3\)"
+        ):
+            ghor.Stiefel(*given)
+    with pytest.raises(TypeError, match=r"as in SpecialOrthogonal\(\)\.random\(3, 3\)"):
+        ghor.SpecialOrthogonal(3)
+
+
+def test_names_of_other_libraries():
+    """Each leads to a method that is there; `hasattr` is still False."""
+    for theirs, ours in ELSEWHERE.items():
+        assert not hasattr(ghor.Stiefel(), theirs)
+        with pytest.raises(AttributeError, match=f"has no {theirs}: here it is called {ours}"):
+            getattr(ghor.Stiefel(), theirs)
+        assert ghor.Stiefel().has(ours.partition(",")[0])
+
+
+def test_misspelt_options():
+    with pytest.raises(TypeError, match=r"'block' \(did you mean 'blocks'\?\); its options are: flatten, "):
+        ghor.Stiefel(block=3)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyz'; its options are"):
+        ghor.Stiefel(xyz=3)
+
+
+def test_homogeneous_matrices_in_place_of_poses(gen):
+    SE = ghor.SpecialEuclidean()
+    T = torch.eye(4).expand(5, 4, 4)
+    for use in (SE.project, SE.residual, SE.mean, lambda T: SE.log(T, T)):
+        with pytest.raises(ValueError, match=r"take T\[\.\.\., :-1, :\]"):
+            use(T)
+    assert SE.residual(T[..., :-1, :]).max() == 0

@@ -9,8 +9,15 @@ import ghor
 SPACE, SHAPE = ghor.Flag((2, 1)), (9, 3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize(
+    ("section", "dtype"),
+    [
+        ("transported", torch.float64),
+        ("implicit", torch.complex128),
+        pytest.param("implicit", torch.float64, marks=pytest.mark.slow),
+        pytest.param("transported", torch.complex128, marks=pytest.mark.slow),
+    ],
+)
 def test_a_flag_of_eigenspaces(section, dtype, gen):
     """max Re tr(Y^H C Y D), D = diag(2, 2, 1): the first two eigenvectors, then the third."""
     C = randn((9, 9), gen, dtype)

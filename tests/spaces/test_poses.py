@@ -76,8 +76,47 @@ def test_the_mean_is_that_of_the_group(space, gen):
     frechet = ghor.minimize(squares, mean, space)
     assert frechet.success
     assert squares(frechet.x) < squares(mean) - 0.01
-    assert "not minimise" in SE.mean.__doc__
+    other = space.mean(X, kind="frechet")
+    assert squares(other) <= squares(frechet.x) + 1e-12
+    close(other, frechet.x, 1e-5)
+    assert "They differ" in SE.mean.__doc__
     assert "SpecialEuclidean.mean" in PO.mean.__doc__
+    with pytest.raises(ValueError, match="mean is of kind 'group' or 'frechet', got 'karcher'"):
+        space.mean(X, kind="karcher")
+
+
+@each_space
+def test_the_frechet_mean_of_far_points(space, gen):
+    """Far apart, where a whole step along the gradient would go too far."""
+    X = space.random(5, *SHAPES[space][1:], generator=gen, dtype=F64)
+    X[..., 0, :] *= 30 if space == PO else 1
+    X[..., -1] *= 30 if space == SE else 1
+
+    def squares(Y):
+        return float(space.dist(Y, X).square().sum())
+
+    other = space.mean(X, kind="frechet")
+    assert squares(other) < squares(space.mean(X))
+    V = randn((10, *other.shape), gen)
+    for v in V:
+        v = space.tangent(other, v)
+        assert squares(space.exp(other, 1e-3 * v / space.norm(other, v))) > squares(other)
+
+
+@each_space
+def test_the_frechet_mean_of_batches_and_with_weights(space, gen):
+    """Each member of a batch as it is alone; a weight counts a point as often as it says; it moves with the
+    world; in float32 to its rounding."""
+    Y = space.random(*SHAPES[space][1:], generator=gen, dtype=F64)
+    V = space.tangent(Y, 0.5 * randn((3, 2, *Y.shape), gen))
+    X = space.exp(Y.expand_as(V), V)
+    both = space.mean(X, kind="frechet")
+    weights = torch.tensor([2.0, 1.0, 0.0], dtype=F64)
+    for i in (0, 1):
+        close(both[i], space.mean(X[:, i], kind="frechet"), 1e-7)
+        twice = space.mean(torch.cat([X[:1, i], X[:2, i]]), kind="frechet")
+        close(space.mean(X[:, i], weights, kind="frechet"), twice, 1e-7)
+    close(space.mean(X.float(), kind="frechet").double(), both, 1e-5)
 
 
 @each_space

@@ -62,7 +62,7 @@ def test_a_retraction_of_ones_own(k, sign, gen):
     """By its thin form, as everywhere: here Cayley under another name."""
     y, b = (S if k == 1 else H).random(6, generator=gen, dtype=F64), 0.3 * randn((5,), gen)
     cayley = RETRACTIONS["cayley"]
-    other = Retraction("another", cayley.dense, cayley.thin)
+    other = Retraction("another", cayley.dense, cayley.right, cayley.thin)
     r = torch.tensor([1.0 if y[0] > 0 else -1.0], dtype=F64) if k == 1 else None
     one, two = Step(k, y, b, cayley, r), Step(k, y, b, other, r)
     close(one.point(), two.point(), 1e-15)
@@ -95,7 +95,11 @@ class Kernels(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("space", "most"), [(S, 85), (H, 105)], ids=str)
+@pytest.mark.parametrize(
+    ("space", "most"),
+    [(S, 39), (ghor.Sphere(radius=2.5), 47), (ghor.Sphere(radius="start"), 49), (H, 80)],
+    ids=str,
+)
 def test_kernels_of_a_step(space, most, gen):
     """A step of Adam between two polishings, with short steps."""
     Y = torch.nn.Parameter(space.random(40, 8, generator=gen))

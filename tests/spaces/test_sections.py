@@ -111,7 +111,7 @@ def test_iterates_are_those_of_the_dense_rule(retraction, grassmann, gen):
 
 @cases
 @retractions
-@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("nesterov", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_momentum_does_not_see_the_gauge(space, shape, retraction, nesterov, gen):
     """110 steps: Lambda is polished at 100, Y at every tenth."""
     start = space.random(*shape, generator=gen, dtype=torch.float64)

@@ -1,6 +1,8 @@
 """The sphere: its section in closed form beside that of matrices, steps of any length, the angle."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -17,8 +19,12 @@ retractions = pytest.mark.parametrize("retraction", list(RETRACTIONS.values()), 
 
 @retractions
 @pytest.mark.parametrize(("space", "shape"), [(S, (6,)), (ghor.Sphere(flatten=2), (3, 4))], ids=str)
-def test_the_closed_form_is_the_section_of_matrices(space, shape, retraction, gen):
-    """Gradients, 60 steps of 50 points and the vectors that turn with them, through changes of the sign."""
+@pytest.mark.parametrize("short", [False, True])
+def test_the_closed_form_is_the_section_of_matrices(space, shape, retraction, short, gen):
+    """Gradients, 60 steps of 50 points and the vectors that turn with them, through changes of the sign.
+
+    Where all steps are said to be short, other formulas are used; those of Cayley hold for long ones, too.
+    """
     Y = space.random(50, *shape, generator=gen, dtype=F64)
     R = space.implicit_start(Y)
     m = randn((50, *shape), gen)
@@ -32,10 +38,12 @@ def test_the_closed_form_is_the_section_of_matrices(space, shape, retraction, ge
         W = space.implicit_grad(Y, R, P, G, torch.empty_like(G))
         close(W, Orthogonal.implicit_grad(space, other, sign, Q, G, torch.empty_like(G)), 1e-12)
         W, before = W / 2, R.clone()
-        P = space.implicit_update(Y, R, P, W, retraction, [m], moved)
+        length = space.step_length(W)
+        span = (0.0, 0.2) if short else None
+        P = space.implicit_update(Y, R, P, W, retraction, [m], length, (), span)
         Q = Orthogonal.implicit_update(space, other, sign, Q, W, retraction, [n], moved)
         changes += int((R != before).sum())
-        for a, b in ((Y, other), (m, n), (R, sign), (P, Q)):
+        for a, b in ((Y, other), (m, n), (R, sign), (1 / (R * P), Q)):
             close(a, b, 1e-12)
     assert changes > 3
 
@@ -96,3 +104,189 @@ def test_the_angle_is_exact_everywhere(angle):
     assert torch.isfinite(G).all()
     if 0 < angle < math.pi:
         close(S.rgrad(y.detach(), G), torch.tensor([0.0, -1.0, 0.0], dtype=F64), 1e-8)
+
+
+# -- radius --------------------------------------------------------------------------------------------------
+
+RADII = [2.5, "start"]
+
+
+def quadratic(shape, gen, dtype=F64):
+    """The gradient of a quadratic form, as a function of the weight."""
+    N = math.prod(shape)
+    C = randn((N, N), gen, dtype)
+    return lambda Y: (Y.detach().flatten() @ (C + C.mT)).view(shape)
+
+
+def run(space, start, gradient, steps, optimizer=ghor.optim.Adam, **options):
+    Y = torch.nn.Parameter(start.clone())
+    opt = optimizer([Y], space=space, **options)
+    for _ in range(steps):
+        Y.grad = gradient(Y)
+        opt.step()
+    return Y.detach(), opt
+
+
+@pytest.mark.parametrize("radius", RADII)
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("flatten", [1, 2])
+@pytest.mark.parametrize("retraction", list(RETRACTIONS))
+def test_a_sphere_of_another_radius_is_the_unit_sphere_in_other_units(
+    radius, section, flatten, retraction, gen
+):
+    """Y = r y throughout, if y has the learning rate lr/r with Adam, lr/r^2 with SGD, lr with Muon."""
+    unit, space = ghor.Sphere(flatten=flatten), ghor.Sphere(flatten=flatten, radius=radius)
+    y, grad = unit.random(4, 5, generator=gen, dtype=F64), quadratic((4, 5), gen)
+    options = {"section": section, "retraction": retraction}
+    for optimizer, lr, power, more in (
+        (ghor.optim.Adam, 0.05, 1, {"eps": 0}),
+        (ghor.optim.SGD, 0.05, 2, {"momentum": 0.9}),
+        (ghor.optim.Muon, 0.05, 0, {"weight_decay": 0.1, "anchor": "start"}),
+    ):
+        Y, _ = run(space, 2.5 * y, grad, 30, optimizer, lr=lr, **options, **more)
+        z, _ = run(
+            unit, y, lambda x: 2.5 * grad(2.5 * x), 30, optimizer, lr=lr / 2.5**power, **options, **more
+        )
+        close(Y, 2.5 * z, 1e-11)
+        assert float((Y - 2.5 * y).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("flatten", [1, 2])
+def test_the_radius_of_the_start_does_not_drift(section, flatten, gen):
+    """1000 steps of Adam in float32, from the lengths that rows or the matrix have: 1e-3 to 1e3."""
+    space = ghor.Sphere(flatten=flatten, radius="start")
+    start = randn((7, 6), gen, torch.float32) * torch.logspace(-3, 3, 7)[:, None]
+    length = space.lengths(start.double())
+    Y = torch.nn.Parameter(start.clone())
+    opt = ghor.optim.Adam([Y], space=space, lr=1e-3, section=section)
+    worst = 0.0
+    for _ in range(1000):
+        Y.grad = randn((7, 6), gen, torch.float32)
+        opt.step()
+        worst = max(worst, float((space.lengths(Y.detach().double()) / length - 1).abs().max()))
+    assert worst <= 1e-6
+    close(
+        space.radius_of(opt.state[Y]["section" if section == "transported" else "frame_anchor"]), length, 1e-3
+    )
+    assert float((Y.detach() - start).norm()) > 0.1
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("radius", RADII)
+def test_a_radius_survives_saving_copying_and_pickling(section, radius, gen, tmp_path):
+    """A run goes on to the bit, also where the weight is a bit off its sphere, as between two polishings."""
+    space = ghor.Sphere(radius=radius)
+    start = 2.5 * S.random(5, 6, generator=gen)
+    grads = [randn((5, 6), gen, torch.float32) for _ in range(25)]
+    Y = torch.nn.Parameter(start)
+    opt = ghor.optim.Adam([Y], space=space, lr=0.1, section=section)
+
+    def on(weight, optimizer, some):
+        for G in some:
+            weight.grad = G.clone()
+            optimizer.step()
+
+    on(Y, opt, grads[:7])
+    torch.save({"Y": Y.detach(), "opt": opt.state_dict()}, tmp_path / "run.pt")
+    (Z, other), (X, third) = copy.deepcopy((Y, opt)), pickle.loads(pickle.dumps((Y, opt)))
+    saved = torch.load(tmp_path / "run.pt", weights_only=True)
+    V = torch.nn.Parameter(saved["Y"])
+    resumed = ghor.optim.Adam([V], space=space, lr=0.3, section=section)
+    resumed.load_state_dict(saved["opt"])
+    for weight, optimizer in ((Y, opt), (Z, other), (X, third), (V, resumed)):
+        on(weight, optimizer, grads[7:])
+        assert torch.equal(weight, Y)
+    close(S.residual(Y.detach().double() / 2.5), torch.zeros(5), 2e-6)
+    with pytest.raises(ValueError, match=r"is on Sphere\(\), the loaded state has it on Sphere\(radius="):
+        ghor.optim.Adam([torch.nn.Parameter(S.random(5, 6))], space=S).load_state_dict(saved["opt"])
+    key = "section" if section == "transported" else "frame_anchor"
+    for bad in (0.0, -math.inf) if radius == "start" else (0.0, -math.inf, 2.4):
+        broken = copy.deepcopy(saved["opt"])
+        value = broken["state"][0][key]
+        value[..., :1, -1:] = bad
+        with pytest.raises(ValueError, match=f"has radius .* delete the key '{key}'"):
+            resumed.load_state_dict(broken)
+
+
+@pytest.mark.parametrize("radius", RADII)
+def test_max_angle_is_an_angle_on_any_radius(radius, gen):
+    start, G = S.random(5, 6, generator=gen, dtype=F64), 1e3 * randn((5, 6), gen)
+    Y, _ = run(
+        ghor.Sphere(radius=radius), 2.5 * start, lambda Y: G, 1, lr=1.0, max_angle=0.2, retraction="geodesic"
+    )
+    close(S.dist(start, Y / 2.5), torch.full((5,), 0.2, dtype=F64), 1e-12)
+
+
+def test_a_weight_that_is_written_to_keeps_its_new_length(gen):
+    space = ghor.Sphere(radius="start")
+    Y, opt = run(space, randn((4, 5), gen), lambda Y: torch.ones_like(Y), 3, lr=0.1)
+    (Y,) = opt.param_groups[0]["params"]
+    with torch.no_grad():
+        Y.mul_(3.0)
+    length = space.lengths(Y.detach())
+    with pytest.warns(UserWarning, match="changed outside the optimizer"):
+        opt.step()
+    close(space.lengths(Y.detach()), length, 1e-14)
+
+
+def test_lengths_of_half_precision_weights_stay(gen):
+    """The length is that of the weight at the start; its copy in float32 does not drift from there."""
+    space = ghor.Sphere(radius="start")
+    start = 3 * randn((4, 50), gen, torch.bfloat16)
+    Y, opt = run(space, start, lambda Y: randn((4, 50), gen, torch.bfloat16), 200, lr=1e-2)
+    (state,) = opt.state.values()
+    close(space.lengths(state["master"].double()) / space.lengths(start.double()), torch.ones(4), 1e-6)
+    close(space.lengths(Y.double()) / space.lengths(start.double()), torch.ones(4), 4e-3)
+
+
+def test_constrain_project_and_check_know_the_radius(gen, capsys):
+    layer = torch.nn.Linear(6, 4)
+    weight = layer.weight.detach().clone()
+    moved = ghor.constrain(layer, ["weight"], ghor.Sphere(radius="start"))
+    assert moved == {"weight": 0.0}
+    assert torch.equal(layer.weight, weight)
+    ghor.constrain(layer, "weight", ghor.Sphere(radius=3))
+    close(torch.linalg.vector_norm(layer.weight.detach(), dim=-1), torch.full((4,), 3.0), 1e-6)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    assert "off" in ghor.check(layer)
+    assert ghor.project(layer)["weight"] == pytest.approx(3, rel=1e-5)
+    assert "off" not in ghor.check(layer)
+    with torch.no_grad():
+        layer.weight[1] = 0
+    for space in (ghor.Sphere(radius="start"), ghor.Sphere(radius=3)):
+        with pytest.raises(ValueError, match=r"vector of length 0 .*\.random\(4, 6\)"):
+            ghor.constrain(layer, "weight", space)
+        with pytest.raises(ValueError, match="off Sphere"):
+            ghor.optim.Adam([torch.nn.Parameter(layer.weight.detach().clone())], space=space)
+
+
+def test_what_is_no_radius_is_refused(gen):
+    for bad in (0, -1.0, math.inf, math.nan, "begin", True, None):
+        with pytest.raises(ValueError, match="radius is a positive number or 'start'"):
+            ghor.Sphere(radius=bad)
+    with pytest.raises(TypeError, match="real floating point"):
+        ghor.Sphere(radius=2).random(3, dtype=torch.complex64)
+    a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
+    for f in (ghor.Sphere(radius="start").dist, ghor.Sphere(radius="start").log):
+        with pytest.raises(ValueError, match="different spheres"):
+            f(a, b)
+    assert float(ghor.Sphere(radius="start").dist(a, 0.75 * b)) == pytest.approx(1.5 * math.pi)
+    assert ghor.Sphere(radius=1) == S
+    assert repr(ghor.Sphere(radius=2)) == "Sphere(radius=2)"
+
+
+@pytest.mark.parametrize("radius", [1.0, 3.0, "start"], ids=str)
+def test_a_whole_matrix_of_a_million_entries(radius, gen):
+    """Norms of that many float32 entries can be 1e-5 off; points, projections and steps are not."""
+    space = ghor.Sphere(flatten=2, radius=radius)
+    Y = torch.nn.Parameter(space.random(2304, 768, generator=gen))
+    r = float(Y.detach().double().norm()) if radius == "start" else radius
+    opt = ghor.optim.Adam([Y], space=space, lr=1e-2)
+    for _ in range(3):
+        Y.grad = torch.randn(Y.shape, generator=gen)
+        opt.step()
+    for X in (space.random(2304, 768, generator=gen) if radius != "start" else Y, space.project(Y), Y):
+        assert abs(float(X.detach().double().norm()) / r - 1) <= 4e-6
+        assert float(space.residual(X.detach())) <= float(space.tolerance(X.detach()))

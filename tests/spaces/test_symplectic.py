@@ -129,3 +129,18 @@ def test_nothing_is_lost_over_many_seeds(space, dtype):
         warnings.simplefilter("ignore")
         _, relative = run(space, U, lambda U: 200 * model_reduction(space, U, X), 0.1, 200)
     assert relative < 1
+
+
+@each_space
+@pytest.mark.parametrize("shape", [(6, 2), (20, 4), (3, 8, 4), (40, 38)], ids=name)
+def test_a_section_is_a_function_of_the_point(space, shape, gen):
+    """Its eigenvalues are repeated, and which eigenvectors LAPACK returns depends on rounding and threads."""
+    for moved in (False, True):
+        U = space.random(*shape, generator=gen, dtype=torch.float64)
+        if moved:
+            U = space.retract(U, space.tangent(U, 0.1 * randn(shape, gen)))
+        change = 1e-15 * randn(shape, gen)
+        assert (space.section(U + change) - space.section(U)).abs().max() <= 1e-12
+    E = space.E(shape, dtype=torch.float64)  # zeros and ones, and columns in another order
+    for U in (E, torch.cat([E[..., shape[-2] // 2 :, :], -E[..., : shape[-2] // 2, :]], -2)):
+        assert (space.section(U + change) - space.section(U)).abs().max() <= 1e-12

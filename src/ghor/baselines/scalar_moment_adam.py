@@ -66,15 +66,15 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
             _check(param_group.setdefault("norm", self._norm), len(self.param_groups))
         super().add_param_group(param_group)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, from the same class only: elementwise second moments cannot be converted."""
+    def _check_loaded(self, state_dict: dict[str, Any]) -> None:
+        """Only states of this class can be loaded: elementwise second moments cannot be converted."""
         for gi, group in enumerate(state_dict["param_groups"]):
             if "norm" not in group:
                 raise ValueError(
                     f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start without it"
                 )
             _check(group["norm"], gi)
-        super().load_state_dict(state_dict)
+        super()._check_loaded(state_dict)
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
         """Let Base move the Euclidean weights; it skips shadows, which have no gradient meanwhile."""

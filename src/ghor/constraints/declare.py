@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,29 +14,33 @@ from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
 from ghor.constraints.registry import ANCHORS, RECORD, Record, no_longer_parameters, owners
 from ghor.constraints.selection import Predicate, select
-from ghor.constraints.validation import batch_dims, check_anchor, check_parameter, worst_residual
+from ghor.constraints.validation import batch_dims, check_anchor, check_parameter
 from ghor.linalg import frobenius, wide
 from ghor.spaces import Euclidean, Space, SpecialOrthogonal, Stiefel
 
 SpaceOf = Callable[[str, nn.Parameter], Space]
+Anchor = Tensor | Literal["start"] | None
+
+# Names that torch's modules give their own weights. No type can tell other names from patterns, which return
+# a dict; a list of names or patterns always does.
+Own = Literal["weight", "in_proj_weight", "weight_hh", "weight_ih", "weight_hh_l0", "weight_ih_l0"]
+Names = list[str] | tuple[str, ...]  # not a sequence: a string is one, too
+M = TypeVar("M", bound=nn.Module)
 
 
 @overload
-def constrain(
-    module: nn.Module, name: str, space: Space | SpaceOf, anchor: Tensor | str | None = None
-) -> Any: ...
+def constrain(module: M, name: Own, space: Space | SpaceOf, anchor: Anchor = None) -> M: ...
+@overload
+def constrain(module: nn.Module, name: str, space: Space | SpaceOf, anchor: Anchor = None) -> Any: ...
 @overload
 def constrain(
-    module: nn.Module,
-    name: Sequence[str] | Predicate,
-    space: Space | SpaceOf,
-    anchor: Tensor | str | None = None,
+    module: nn.Module, name: Names | Predicate, space: Space | SpaceOf, anchor: Anchor = None
 ) -> dict[str, float]: ...
 def constrain(
     module: nn.Module,
-    name: str | Sequence[str] | Predicate,
+    name: str | Names | Predicate,
     space: Space | SpaceOf,
-    anchor: Tensor | str | None = None,
+    anchor: Anchor = None,
 ) -> Any:
     """Move parameters of `module` onto `space`, in place, and declare them: optimizers will keep them there.
 
@@ -139,41 +143,6 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
         if p.requires_grad:
             groups.setdefault(space, {"params": [], "space": space, **options})["params"].append((name, p))
     return sorted(groups.values(), key=lambda group: not isinstance(group["space"], Euclidean))
-
-
-def check(model: nn.Module) -> str:
-    """Print and return a table of the model's parameters: name, shape, space and distance from it.
-
-    The last column says how far `constrain` has moved each. Weights off their spaces are marked, and so are
-    declared weights that are no longer parameters.
-    """
-    moved = {
-        id(p): module.__dict__[RECORD].moved.get(leaf)
-        for module in model.modules()
-        for leaf, p in module._parameters.items()
-        if leaf in module.__dict__.get(RECORD, ())
-    }
-    rows = [("parameter", "shape", "space", "distance", "moved")]
-    for name, p, space in declared_spaces(model):
-        shape, way, distance, off = "x".join(map(str, p.shape)) or "scalar", moved.get(id(p)), "", ""
-        if not isinstance(space, Euclidean) and not p.is_meta:
-            Y = full_tensor(p)
-            distance = f"{float(space.residual(wide(Y)).max()):.1e}"
-            residual, allowed = worst_residual(space, Y[None])
-            off = (
-                "" if bool(residual <= allowed) else "  off: moved by another optimizer? ghor.project(model)"
-            )
-        on = "-" if isinstance(space, Euclidean) else repr(space)
-        rows.append((name, shape, on, distance, ("" if way is None else f"{way:.1e}") + off))
-    for name, space in no_longer_parameters(model).items():
-        rows.append((name, "", repr(space), "", "not a parameter any more: nothing keeps it there"))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    table = "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-    print(table)
-    return table
 
 
 def nearest(p: Tensor, space: Space, name: str) -> Tensor:

@@ -22,9 +22,11 @@ Holder = tuple[nn.Module, str]  # a module and its name for a parameter
 
 GATES = {"LSTM": 4, "GRU": 3, "LSTMCell": 4, "GRUCell": 3}
 
-# Names of layers that hold queries, keys and values (timm, Hugging Face, FlashAttention, xFormers, ...).
-FUSED = re.compile(r"qkv|c_attn|query_key_value|kv_proj", re.IGNORECASE)
-MAYBE_FUSED = re.compile(r"in_proj", re.IGNORECASE)  # also the name of ordinary projections
+# Names of layers that hold several projections in one weight (timm, Hugging Face, FlashAttention, ...).
+PAIRS = re.compile(r"kv_proj|to_kv|gate_up", re.IGNORECASE)
+BY_HEAD = re.compile(r"query_key_value", re.IGNORECASE)  # those of each head in turn: GPT-NeoX, BLOOM, Falcon
+FUSED = re.compile(r"qkv|c_attn", re.IGNORECASE)
+ATTENTION = re.compile(r"in_proj|att", re.IGNORECASE)  # fused if it has three times as many outputs as inputs
 
 
 def packed_matrices(module: nn.Module, leaf: str) -> tuple[int, str] | None:
@@ -56,8 +58,16 @@ def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> 
             points = "vectors" if isinstance(space, Sphere) else "matrices"
             return space, (
                 f"of shape {tuple(p.shape)} of {type(module).__name__} on {space} is a batch of {size} "
-                f"{points}, one for each pair of channels; {_written(space, flatten=p.dim() - 1)} takes the "
-                "kernels of an output channel as one row"
+                f"{points}, one for each pair of channels; ghor.{replace(space, flatten=p.dim() - 1)} takes "
+                "the kernels of an output channel as one row"
+            )
+        grouped = isinstance(module, _ConvNd) and module.groups > 1
+        if grouped and space.flatten > 1 and space.blocks is None:
+            return space, (
+                f"of shape {tuple(p.shape)} of {type(module).__name__} has the kernels of {module.groups} "
+                f"groups, which do not meet: {space} constrains them as one matrix; "
+                f"{_written(space, module.groups)} constrains those of each group, {_written(space, 1)} is "
+                "silent"
             )
     return space, next(filter(None, (_fused(m, p, space, name) for m, _ in holders)), None)
 
@@ -97,34 +107,36 @@ def _fused(module: nn.Module, p: Tensor, space: MatrixSpace, name: str) -> str |
     if p.dim() != 2 or space.dims != 2:
         return None
     transposed = type(module).__name__ == "Conv1D"  # Hugging Face's: the weight is in x out
-    if transposed and space.blocks is not None and space.count > 1:
-        return (
-            f"of shape {tuple(p.shape)} of Conv1D is transposed (in x out): {space} splits its inputs, not "
-            "its outputs. Put the transposed weight into a torch.nn.Linear"
-        )
     out, into = reversed(p.shape) if transposed else p.shape
-    layer = ".".join(name.split(".")[-2:])
-    fused = FUSED.search(layer) or (out == 3 * into and (transposed or MAYBE_FUSED.search(layer)))
+    along = "columns" if transposed else "rows"
+    if transposed and out != into and space.count > 1 and space.along == "rows":
+        return (
+            f"of shape {tuple(p.shape)} of Conv1D is transposed (in x out): {space} splits its inputs; "
+            f"{_written(space, space.blocks, along)} splits its outputs"
+        )
+    layer, path = ".".join(name.split(".")[-2:]), name.rpartition(".")[0]
+    pair, by_head = PAIRS.search(layer) and not FUSED.search(layer), BY_HEAD.search(layer)
+    # A name without a path says nothing: there the shape alone decides, unless the layer is too small.
+    three = out == 3 * into and (transposed or (not path and into >= 32) or ATTENTION.search(path))
+    fused = pair or by_head or FUSED.search(layer) or three
     if space.blocks is not None or out == into or not fused:
         return None
-    said = (
-        f"of shape {tuple(p.shape)} of {type(module).__name__} seems to hold several projections (queries, "
-        f"keys and values?): {space} constrains them as one matrix, and none of them. "
-    )
-    count = out // into
-    if out != count * into:
-        said += "Their sizes differ: split the weight into a layer for each"
-    elif transposed:
-        said += (
-            "They lie side by side along the columns: put the transposed weight into a torch.nn.Linear with "
-            f"{_written(space, count)}"
+    each, count = _written(space, f"{out} // head_dim", along), 2 if pair else 3
+    if by_head:
+        meant = f"They lie there head by head: {each} constrains each of every head"
+    elif pair or out == 3 * into:
+        meant = (
+            f"Probably {_written(space, count, along)} was meant, or blocks=({count}, heads) for every head"
         )
     else:
-        said += (
-            f"Probably {_written(space, count)} was meant, or blocks=({count}, heads) for those of every head"
-        )
-    return f"{said}; {_written(space, 1)} if the stack itself is meant"
+        meant = f"There may be fewer keys and values than queries: {each} constrains every head"
+    return (
+        f"of shape {tuple(p.shape)} of {type(module).__name__} seems to hold several projections (queries, "
+        f"keys and values?): {space} constrains them as one matrix, and none of them. {meant}; "
+        f"{_written(space, 1)} if the stack itself is meant"
+    )
 
 
-def _written(space: MatrixSpace, blocks: int | tuple[int, ...] | None = None, flatten: int = 1) -> str:
-    return f"ghor.{replace(space, blocks=blocks, flatten=flatten)}"
+def _written(space: MatrixSpace, blocks: object, along: Any = "rows") -> str:
+    one = f"ghor.{replace(space, blocks=1, along=along)}"
+    return one.replace("blocks=1", f"blocks={blocks}")

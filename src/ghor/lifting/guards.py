@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ghor._torch.values import SELDOM
-from ghor.constraints.registry import declared_space
 from ghor.constraints.validation import Warn, check_on_space, kind_of
 from ghor.lifting.probe import left_ghor, not_in_ghor
 from ghor.lifting.stack import Stack
@@ -80,13 +79,6 @@ def _finite(s: Stack) -> Tensor:
 def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
     """Build new sections for the changed weights where they are now; raise if one is off the space."""
     some = changed.nonzero().flatten().tolist()
-    for i in some:
-        declared = declared_space(s.parameters[i])
-        if declared is not None and declared != s.space:
-            raise ValueError(
-                f"{s.names[i]} was constrained to {declared} after this optimizer took it on {s.space}; "
-                "build a new optimizer"
-            )
     check_on_space([s.parameters[i] for i in some], s.space, [s.names[i] for i in some], warn)
     rows = changed.repeat_interleave(math.prod(s.batch[1:])).nonzero().flatten()
     s.section.rebuild(rows, s.exact(s.weights()[changed]))
@@ -96,10 +88,11 @@ def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
     others = f" and {len(some) - 1} other weights" if len(some) > 1 else ""
     lost = int(broken.sum())
     reset = f" (the moments of {lost} were not finite and start from zero)" if lost else ""
+    rounded = ". (Or a loaded section was rounded: it is repaired, and put where the weight is)"
     warn(
         "changed",
         f"{s.names[some[0]]}{others} changed outside the optimizer, within {s.space}: the section was "
-        f"rebuilt, moments were kept{reset}",
+        f"rebuilt, moments were kept{reset}{rounded if s.loaded else ''}",
     )
 
 
@@ -122,14 +115,16 @@ def check_velocity(s: Stack, Base: type[Optimizer]) -> None:
 
 def after(s: Stack, length: Tensor, warn: Warn) -> None:
     """Take deferred long steps in float64; re-orthonormalise when due, and at once after long steps."""
-    peak = float(length.max()) if s.free and len(length) else 0.0
+    peak = s.longest
+    if peak is None:
+        peak = float(length.max()) if s.free and len(length) else 0.0
     # Processes that hold none of these points count steps, too: all must agree on the age.
     if peak != 0 or not s.free or not len(length):
         s.age += 1
         s.moves += 1
         if len(length):
             _repair(s, length, peak, warn)
-    s.in_motion = False
+    s.in_motion = s.loaded = False
     if s.half or not s.section.holds_point:
         known = (s.free or s.age % SELDOM == 0) and len(length)
         s.seen = replace(s.seen, expected=s.expected() if known else None)

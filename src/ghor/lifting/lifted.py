@@ -22,6 +22,7 @@ tensors in p's shape (views of the stack) and p's section. A step goes through t
 from __future__ import annotations
 
 import copyreg
+import inspect
 import operator
 from collections import defaultdict
 from collections.abc import Callable
@@ -54,6 +55,10 @@ _state = operator.attrgetter("state")
 # not probed.
 NAMED: dict[type[Optimizer], type[Lifted]] = {}
 
+# These use torch's fused kernel on shadows by default: for large weights the temporaries of the other kernels
+# would cost more time than the geometry. (Fused SGD refuses weights of which some have momentum.)
+FUSED = (torch.optim.Adam, torch.optim.AdamW)
+
 # Attributes that are rebuilt whenever groups or state come from outside; they are not pickled.
 DERIVED = ("_partition", "_swapped", "_rule", "_ruled", "_stateless", "_checked", "phase_hook")
 
@@ -62,14 +67,28 @@ DERIVED = ("_partition", "_swapped", "_rule", "_ruled", "_stateless", "_checked"
 class Swapped:
     """The weights and state that a running step has swapped out and has to put back."""
 
+    groups: list[dict[str, Any]]
     weights: list[list[Tensor]]  # by group
     state: defaultdict[Any, Any]
     stacks: list[Stack]
     fresh: set[Tensor]  # weights and shadows that had no state before the step
 
 
+class _Signature:
+    """`inspect.signature` of a lifted class: Base's parameters, as installed, and then ours."""
+
+    def __get__(self, optimizer: object, cls: type[Lifted]) -> inspect.Signature:
+        base = inspect.signature(cls.Base)
+        ours = inspect.signature(Lifted.__init__).parameters.values()
+        added = [p for p in ours if p.kind is p.KEYWORD_ONLY and p.name not in base.parameters]
+        # Stable: our keywords come after Base's, and before its **kwargs.
+        return base.replace(parameters=sorted([*base.parameters.values(), *added], key=lambda p: p.kind))
+
+
 class Lifted(Optimizer):
     """The part that all lifted optimizers share; `Base` is the optimizer class that works in g^hor."""
+
+    __signature__: ClassVar[_Signature] = _Signature()
 
     Base: ClassVar[type[Optimizer]]
     stack: ClassVar[bool] = True  # compute weights of one kind as one
@@ -90,6 +109,7 @@ class Lifted(Optimizer):
         space: Space | None = None,
         retraction: str = "cayley",
         section: str = "auto",
+        max_angle: float | None = None,
         error_if_nonfinite: bool = False,
         anchor: Any = None,
         **kwargs: Any,
@@ -98,6 +118,7 @@ class Lifted(Optimizer):
             "space": space,
             "retraction": retraction,
             "section": section,
+            "max_angle": max_angle,
             "error_if_nonfinite": error_if_nonfinite,
             "anchor": anchor,
         }
@@ -152,7 +173,7 @@ class Lifted(Optimizer):
             finally:
                 self._after(lengths)
         finally:
-            if self._swapped is not None:  # `_after` itself was interrupted
+            if self._swapped is not None:  # `_after` itself raised or was interrupted
                 self._put_everything_back()
 
     def _algorithm_3(
@@ -162,10 +183,12 @@ class Lifted(Optimizer):
         hook = self.phase_hook
         if hook is not None:
             hook("direction")
+            self._check_still_in_step()
         held = [s.global_grad(B) for s, B in zip(stacks, grads, strict=True)]  # B: rgrad, then global_rep
         self._velocities(rule, stacks)  # W
         if hook is not None:
             hook("retraction")
+            self._check_still_in_step()
         moved = [s.update_section(Y) for s, Y in zip(stacks, held, strict=True)]  # Lambda, and Y = Lambda E
         for s, (Y, length) in zip(stacks, moved, strict=True):
             s.write_weights(Y, length)
@@ -174,6 +197,9 @@ class Lifted(Optimizer):
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
         """cache <- update(cache, B), W <- velocity(cache): Base's step, on shadows in place of weights."""
         decaying = [s.away_from_target() if s.decays else None for s in stacks]
+        if self.Base in FUSED and not torch.compiler.is_compiling():  # compiled rules are fused anyway
+            shadows = {id(s.H) for s in stacks if s.may_fuse}
+            self.param_groups = [part for group in self.param_groups for part in _fused(group, shadows)]
         rule(self)
         for s, H in zip(stacks, decaying, strict=True):
             if H is not None:
@@ -184,6 +210,14 @@ class Lifted(Optimizer):
         if self.made_by_lift:
             for s in stacks:
                 guards.check_velocity(s, self.Base)
+
+    def _check_still_in_step(self) -> None:
+        """Raise if a phase hook has ended the step: Base would then move the weights themselves."""
+        if self._swapped is None:
+            raise RuntimeError(
+                "the phase_hook has saved, copied or changed its optimizer within a step, and nothing was "
+                "moved; use step hooks for that, which run before and after it"
+            )
 
     @_disable_dynamo
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
@@ -210,7 +244,7 @@ class Lifted(Optimizer):
         grads = [torch.empty_like(s.H) for s in stacks]
         weights = [group["params"] for group in self.param_groups]
         fresh = {s.H for s in stacks if not s.state} | {p for p in chain(*euclidean) if p not in inside}
-        self._swapped, self._ruled = Swapped(weights, self.state, stacks, fresh), False
+        self._swapped, self._ruled = Swapped(self.param_groups, weights, self.state, stacks, fresh), False
         self.state = inside
         for s, B in zip(stacks, grads, strict=True):
             s.H.grad = B
@@ -226,6 +260,7 @@ class Lifted(Optimizer):
         swapped, inside = self._swapped, self.state
         if swapped is None:
             return
+        self.param_groups = swapped.groups
         for group, params in zip(self.param_groups, swapped.weights, strict=True):
             group["params"] = params
         if inside is swapped.state:
@@ -264,12 +299,10 @@ class Lifted(Optimizer):
         """Restore groups and state, then check the numbers; `lengths` is None if the step raised."""
         self._ruled |= lengths is not None  # a compiled step cannot set it itself
         self._put_back()
-        try:
-            stacks = self._swapped.stacks if self._swapped is not None else []
-            for s, length in zip(stacks, lengths or (), strict=bool(lengths)):
-                guards.after(s, length, self._warn)
-        finally:
-            self._put_everything_back()
+        stacks = self._swapped.stacks if self._swapped is not None else []
+        for s, length in zip(stacks, lengths or (), strict=bool(lengths)):
+            guards.after(s, length, self._warn)
+        self._put_everything_back()
         if self.phase_hook is not None:
             self.phase_hook("done")
         if self._warn.pending and lengths is not None:
@@ -308,7 +341,7 @@ class Lifted(Optimizer):
     # -- groups --------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; a group may set `space`, `retraction`, `section`, `anchor`, `error_if_nonfinite`."""
+        """As in torch; a group may set the options that are ours: `space`, `retraction`, `section`, ..."""
         self._put_everything_back()
         decay = param_group.get("weight_decay", 0) if isinstance(param_group, dict) else 0
         gi = len(self.param_groups)
@@ -403,18 +436,23 @@ class Lifted(Optimizer):
         nothing is loaded.
         """
         self._put_everything_back()
-        check_loaded(self.param_groups, state_dict, self._warn)
 
-        def remember(_: Optimizer, final: dict[str, Any]) -> None:
-            self._loading = final  # the state dict as the user's hooks, which run first, have left it
+        def check(_: Optimizer, final: dict[str, Any]) -> None:
+            """The last hook: it gets the state dict as the user's hooks have left it."""
+            self._check_loaded(final)
+            self._loading = final
 
-        handle = self.register_load_state_dict_pre_hook(remember)
+        handle = self.register_load_state_dict_pre_hook(check)
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
             self.__dict__.pop("_loading", None)
         self._warn.flush()
+
+    def _check_loaded(self, state_dict: dict[str, Any]) -> None:
+        """Raise for a state dict that cannot be loaded, before anything is."""
+        check_loaded(self.param_groups, state_dict, self._warn)
 
     def __getstate__(self) -> dict[str, Any]:
         """torch's three entries, and the attributes that Base keeps on itself.
@@ -448,3 +486,13 @@ class Lifted(Optimizer):
 
     def __reduce__(self) -> Any:
         return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
+
+
+def _fused(group: dict[str, Any], shadows: set[int]) -> list[dict[str, Any]]:
+    """The group, with its shadows in a part of their own that is fused, unless the group says otherwise."""
+    if [group["foreach"], group["fused"], group["differentiable"] or None] != [None] * 3:
+        return [group]
+    apart = [p for p in group["params"] if id(p) in shadows]
+    rest = [p for p in group["params"] if id(p) not in shadows]
+    parts = [{**group, "params": apart, "fused": True}] if apart else []
+    return [{**group, "params": rest}, *parts] if rest else parts

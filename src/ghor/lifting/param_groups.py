@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from ghor._torch.sharding import placement
+from ghor.constraints.declare import Anchor
 from ghor.constraints.registry import anchors_by_id, spaces_by_id
 from ghor.constraints.validation import Warn, check_anchor, check_parameters, kind
-from ghor.retraction import RETRACTIONS
+from ghor.retraction import RETRACTIONS, RetractionName
 from ghor.spaces import Euclidean, Space
-from ghor.spaces.sections import SECTIONS
+from ghor.spaces.sections import SECTIONS, SectionName
 
-GROUP_KEYS = ("space", "retraction", "section", "error_if_nonfinite", "anchor")
+Params: TypeAlias = nn.Module | ParamsT
+
+
+class Options(TypedDict, total=False):
+    """What every lifted optimizer takes beside Base's own options; each is a group key, too."""
+
+    space: Space | Sequence[Space | None] | None
+    retraction: RetractionName
+    section: SectionName
+    max_angle: float | None
+    error_if_nonfinite: bool
+    anchor: Anchor | Sequence[Anchor]
+
+
+GROUP_KEYS = tuple(Options.__annotations__)
 DECAYS = ("weight_decay", "lambd", "adamw_wd", "weight_decay_1d", "wd")  # names that weight decay goes by
 
 
@@ -72,6 +89,11 @@ def check_options(group: dict[str, Any], gi: int) -> None:
     for key, known in (("retraction", sorted(RETRACTIONS)), ("section", list(SECTIONS))):
         if not isinstance(group[key], str) or group[key] not in known:
             raise ValueError(f"unknown {key} {group[key]!r} in group {gi}; there are {known}")
+    limit = group["max_angle"]
+    if limit is not None and (
+        isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0
+    ):
+        raise ValueError(f"max_angle is a positive number of radians or None, got {limit!r} in group {gi}")
     if not isinstance(group["error_if_nonfinite"], bool):
         raise TypeError(
             f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}"
@@ -145,11 +167,11 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
 
 
 def refuse_late_declarations(groups: list[dict[str, Any]]) -> None:
-    """Raise if a weight that the optimizer took as Euclidean has been constrained since."""
+    """Raise if a weight has been constrained to another space since the optimizer took it."""
     declared = spaces_by_id()
     for gi, group in enumerate(groups):
         for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
-            if isinstance(space, Euclidean) and declared.get(id(p), space) != space:
+            if declared.get(id(p), space) != space:
                 raise ValueError(
                     f"{name_of(group, gi, i)} was constrained to {declared[id(p)]} after this optimizer "
                     f"took it on {space}, and would leave it; constrain first, then build the optimizer"

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ghor._torch.sharding import is_sharded, placement
+from ghor._torch.values import may_read
 from ghor.constraints.registry import Record
 from ghor.constraints.validation import Warn, check_on_space
 from ghor.lifting import guards
@@ -28,6 +29,8 @@ from ghor.lifting.stack import ShardedStack, Stack, shared_values
 from ghor.spaces import Euclidean, Space
 
 _grad = operator.attrgetter("grad")
+
+LARGE = 1 << 18  # numbers in a weight
 
 
 class Lifting(Protocol):
@@ -94,7 +97,8 @@ class Partition:
                     )
                 else:
                     own = state.get(p)
-                    shared = id(p) if not optimizer.stack else shared_values(p, own) if own else ()
+                    alone = not optimizer.stack or _is_large(p)
+                    shared = id(p) if alone else shared_values(p, own) if own else ()
                     kind = gi, space, p.shape, p.dtype, p.device, placement(p), anchor is None, shared
                     kinds[kind].append((p, name, anchor))
             self.euclidean.append(euclidean)
@@ -132,6 +136,7 @@ class Partition:
                 seen["space"] is group["space"]
                 and seen["section"] == group["section"]
                 and seen["retraction"] == group["retraction"]
+                and seen["max_angle"] == group["max_angle"]
                 and (seen["anchor"] is group["anchor"] or same_anchor(seen, group))
                 and seen["error_if_nonfinite"] is group["error_if_nonfinite"]
                 and len(seen["params"]) == len(group["params"])
@@ -173,6 +178,15 @@ class Partition:
             if not s.as_left():
                 guards.before(s, optimizer._warn)
         return moving
+
+
+def _is_large(p: Tensor) -> bool:
+    """Whether a weight is computed alone: on a CPU, where a large one gains nothing from company.
+
+    A batch of them would leave the caches, and the weights would be copied into it and back. On an
+    accelerator one kernel for all of them is still better than one for each.
+    """
+    return p.numel() >= LARGE and may_read(p) and not is_sharded(p)
 
 
 def copied(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -70,7 +70,8 @@ class Stack:
         self.parameters, self.names, self.vectors, self.stacked = parameters, names, vectors, stacked
         self.as_is = space.one == space  # a weight is a plain batch of points: no blocks, no padding row
         self.params = params = self.pieces(parameters)
-        self.shape, self.where = params[0].shape, (params[0].dtype, params[0].device)
+        self.shape = space.by_rows(params[0]).shape
+        self.where = params[0].dtype, params[0].device
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half = dtype != params[0].dtype
         split = space.split(params[0]).shape
@@ -81,11 +82,15 @@ class Stack:
             torch.zeros((*self.batch[:stacked], *self.shape), dtype=dtype, device=self.where[1]), stacked
         )
         self.free = may_read(self.H)
+        self.may_fuse = self.free and not (self.H.is_complex() or is_sharded(self.H))
         # Above `large` rounding is repaired at once; above `limit` a step is taken in float64.
-        reach = space.reach(self.shape)
+        reach = space.reach(params[0].shape)
         self.large, self.limit = 0.5 * reach, min(4 * reach, space.max_velocity)
-        self.plain_length = type(space).step_length is Space.step_length  # the Frobenius norm, saving a call
-        self.retraction = by_name(group["retraction"])
+        # The Frobenius norm, saving a call; on spheres whose radius the section alone knows, divided by it.
+        self.keeps_radius = getattr(space, "radius", 1) == "start"
+        self.plain_length = self.keeps_radius or type(space).step_length is Space.step_length
+        self.plain_length |= getattr(space, "radius", None) == 1
+        self.retraction, self.max_angle = by_name(group["retraction"]), group["max_angle"]
         self.state = self._gather(states)
         self.moves = torch.zeros((), dtype=torch.int64)
         if "moves" in states[0]:
@@ -100,6 +105,9 @@ class Stack:
             target = space.one.project(target)
         self.decay_target: Tensor | None = target  # (M, *point)
         self.decays = False  # whether the group has a weight decay now; looked up before each step
+        self.longest: float | None = None  # the longest velocity of this step, once it was read
+        self.shortest = 0.0
+        self.loaded = bool(held)  # whether the section is that of a state, and has not moved since
         self.in_motion = False  # True while the section is being written, when it may be off the group
         self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
@@ -142,7 +150,7 @@ class Stack:
         """The weights as one tensor (P, *shape), without gradients; a single weight is not copied."""
         one = len(self.params) == 1
         weights = self.params[0].detach().unsqueeze(0) if one else torch.stack(self.params)
-        return weights if self.as_is else self.space.read(weights)
+        return weights if self.as_is else self.space.by_rows(self.space.read(weights))
 
     def held_by_weights(self) -> Tensor | None:
         """Y where the section does not hold it, contiguous because spaces write to views of it."""
@@ -199,8 +207,8 @@ class Stack:
             elif not is_per_weight(value, self.params[0]):
                 out[key] = value.clone()
             else:
-                values = [self.placed(state[key]) for state in states]
-                stacked = torch.stack(values) if self.stacked else values[0]
+                values = [self.space.by_rows(self.placed(state[key])) for state in states]
+                stacked = torch.stack(values) if self.stacked else values[0].contiguous()
                 H = self.H
                 same = (
                     value.is_floating_point() == H.is_floating_point()
@@ -217,7 +225,7 @@ class Stack:
                 values = [self.local(self.placed(state[key])) for state in states]
                 X = torch.stack(values).to(self.H)
                 if key == "decay_target":
-                    held[key] = self.points(self.space.read(X))
+                    held[key] = self.points(self.space.by_rows(self.space.read(X))).contiguous()
                 else:
                     held[key] = X.flatten(0, len(self.batch) - 1)
         return held
@@ -227,11 +235,15 @@ class Stack:
         count = len(self.params)
         columns: dict[str, Sequence[Any]] = {}
         for key, value in self.state.items():
-            columns[key] = self.rows(value) if self.stacked and self.is_stacked(value) else [value] * count
+            if not self.is_stacked(value):
+                columns[key] = [value] * count
+            else:
+                rows = self.rows(value) if self.stacked else [value]
+                columns[key] = list(map(self.space.by_rows, rows))
         for key, value in self.section.tensors().items():
             columns[key] = [self.whole(X, 0) for X in value.unflatten(0, self.batch).unbind(0)]
         if self.decay_target is not None:
-            targets = self.decay_target.view(count, *self.shape).unbind(0)
+            targets = self.space.by_rows(self.decay_target.view(count, *self.shape)).unbind(0)
             columns["decay_target"] = [self.whole(X, 0) for X in targets]
         columns["moves"] = [self.moves] * count
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -296,6 +308,7 @@ class Stack:
                 chosen = then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
             part.seen = replace(part.seen, expected=chosen)
         part.seen = replace(part.seen, versions=tuple(self.seen.versions[i] for i in index))
+        part.loaded = self.loaded
         part._show(tuple(self.seen.dicts[i] for i in index))
         return part
 
@@ -366,7 +379,7 @@ class Stack:
             grads = [g.to_dense() for g in grads]
         grads = self.pieces(grads)
         G = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
-        G = G if self.as_is else self.space.read(G, gradient=True)
+        G = G if self.as_is else self.space.by_rows(self.space.read(G, gradient=True))
         Y = self.held_by_weights()
         self.section.global_grad(Y, self.points(G.detach().to(self.H.dtype)), self.points(self.local(B)))
         return Y
@@ -388,26 +401,48 @@ class Stack:
         compiled code: `guards.after` takes them where values may be read. Elsewhere those that are not finite
         are set to 0, and long ones are clipped.
         """
-        W = self.W
+        W = self.W if self.max_angle is None else self.limited(self.max_angle)
         if self.plain_length:
             length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
+            length = length / self.section.radius() if self.keeps_radius else length
         else:
             length = self.space.one.step_length(W)
-        moved = length > 0
+        moved, self.longest = length, None
         if not self.free:
             W = (W * self.each((self.limit / length).clamp_max(1))).nan_to_num(0, 0, 0)
-        elif torch.compiler.is_compiling() or (len(length) and not float(length.max()) <= self.limit):
-            moved = moved & (length <= self.limit)
+        elif torch.compiler.is_compiling() or not self.all_short(length):
+            moved = (length > 0) & (length <= self.limit)
             W = torch.where(self.each(moved), W, 0)
         self.in_motion = True
-        return self.section.update(Y, W, self.retraction, self.turning(), moved), length
+        span = self.lengths_read() if moved is length else None
+        return self.section.update(Y, W, self.retraction, self.turning(), moved, span), length
+
+    def lengths_read(self) -> tuple[float, float] | None:
+        """The least and the greatest length of this step's velocities, if they were read."""
+        return None if self.longest is None else (self.shortest, self.longest)
+
+    def all_short(self, length: Tensor) -> bool:
+        """Whether no velocity is longer than `limit`; keeps the longest length for `guards.after`."""
+        self.shortest, self.longest = map(float, torch.aminmax(length)) if len(length) else (0.0, 0.0)
+        return self.longest <= self.limit
+
+    def limited(self, max_angle: float) -> Tensor:
+        """W, shortened in place where it turns a vector by more than `max_angle`; others keep every bit."""
+        W = self.W
+        known = W.nan_to_num(0, 0, 0)  # what is not finite stays so, for `guards.after`
+        peak = known.abs().flatten(1).amax(1)
+        peak = torch.where(peak == 0, 1, peak)  # divided by first: squares of entries may overflow
+        angle = self.space.one.angle(known / self.each(peak))
+        angle = angle / self.section.radius() if self.keeps_radius else angle
+        return W.mul_(self.each((max_angle / peak / angle).clamp_max(1)))
 
     def write_weights(self, Y: Tensor, length: Tensor) -> None:
         """Copy the points Y = Lambda E to the weights, except half precision weights that did not move."""
         points = Y.unflatten(0, self.batch)
         if self.half:
             moved = self.any_of_weight(length > 0).view(-1, *[1] * (points.dim() - 1))
-            points = torch.where(moved, points.to(self.where[0]), self.space.split(self.weights()))
+            weights = self.weights().reshape(points.shape)
+            points = torch.where(moved, points.to(self.where[0]), weights)
         # The same address: an implicit section has moved a single weight in place, and nothing is to copy.
         if torch.compiler.is_compiling() or points.data_ptr() != self.params[0].data_ptr():
             if self.as_is:

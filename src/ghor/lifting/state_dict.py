@@ -123,7 +123,7 @@ def keep_our_keys(groups: list[dict[str, Any]], old: list[dict[str, Any]], defau
     for i, group in enumerate(groups):
         ours = old[i] if i < len(old) else defaults
         for key in GROUP_KEYS:
-            group.setdefault(key, ours[key])
+            group.setdefault(key, ours.get(key))  # max_angle is in no file of version 0.1.0
         if i < len(old):
             group["space"] = old[i]["space"]
             given, saved = old[i]["anchor"], group["anchor"]

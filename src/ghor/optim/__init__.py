@@ -1,10 +1,11 @@
 """The optimizers of torch.optim, lifted: same names, same options, weights on any space.
 
-Each takes a module, or parameters and groups as torch does, and five more options, each also a group key:
+Each takes a module, or parameters and groups as torch does, and six more options, each also a group key:
 
     space               a ghor space for the weights; by default the one that ghor.constrain declared
     retraction          "cayley" (default) or "geodesic"
     section             "auto" (default), "transported" or "implicit"; see ghor.spaces.sections
+    max_angle           the largest angle, in radians, by which a step turns a vector (default None: no limit)
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
     anchor              the points that weight decay draws weights on manifolds to: None (default), "start",
                         or points
@@ -15,21 +16,25 @@ decays that. `LBFGS` takes a closure, as torch's does; it is not lifted but writ
 `ghor.optim.lbfgs`. It is not in `__all__`, which lists optimizers that can replace each other in a training
 loop. `Muon` orthogonalises block by block, and uses AdamW for everything that is not a matrix, see
 `ghor.optim.muon`. ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
+
+The signatures below are for type checkers and editors; at run time each class takes what the installed torch
+takes, which `inspect.signature` shows. A test compares the two.
 """
 
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ghor.lifting.lifted import NAMED, Lifted
+from ghor.lifting.param_groups import Options, Params
 from ghor.lifting.probe import REFUSED
 from ghor.linalg import as_real
-from ghor.optim.lbfgs import LBFGS
+from ghor.optim.lbfgs import LBFGS as LBFGS
 from ghor.optim.muon import Muon
 
 __all__ = [
@@ -53,11 +58,49 @@ class SGD(Lifted, torch.optim.SGD):
 
     Base = torch.optim.SGD
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.001,
+            momentum: float = 0,
+            dampening: float = 0,
+            weight_decay: float | Tensor = 0,
+            nesterov: bool = False,
+            *,
+            maximize: bool = False,
+            foreach: bool | None = None,
+            differentiable: bool = False,
+            fused: bool | None = None,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
 
 class Adam(Lifted, torch.optim.Adam):
     """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of the coordinates B."""
 
     Base = torch.optim.Adam
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.001,
+            betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+            eps: float = 1e-08,
+            weight_decay: float = 0,
+            amsgrad: bool = False,
+            *,
+            foreach: bool | None = None,
+            maximize: bool = False,
+            capturable: bool = False,
+            differentiable: bool = False,
+            fused: bool | None = None,
+            decoupled_weight_decay: bool = False,
+            **ours: Unpack[Options],
+        ) -> None: ...
 
 
 class AdamW(Lifted, torch.optim.AdamW):
@@ -65,11 +108,49 @@ class AdamW(Lifted, torch.optim.AdamW):
 
     Base = torch.optim.AdamW
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.001,
+            betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+            eps: float = 1e-08,
+            weight_decay: float = 0.01,
+            amsgrad: bool = False,
+            *,
+            maximize: bool = False,
+            foreach: bool | None = None,
+            capturable: bool = False,
+            differentiable: bool = False,
+            fused: bool | None = None,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
 
 class NAdam(Lifted, torch.optim.NAdam):
     """Adam with Nesterov momentum, in g^hor."""
 
     Base = torch.optim.NAdam
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.002,
+            betas: tuple[float, float] = (0.9, 0.999),
+            eps: float = 1e-08,
+            weight_decay: float = 0,
+            momentum_decay: float = 0.004,
+            decoupled_weight_decay: bool = False,
+            *,
+            foreach: bool | None = None,
+            maximize: bool = False,
+            capturable: bool = False,
+            differentiable: bool = False,
+            **ours: Unpack[Options],
+        ) -> None: ...
 
 
 class RAdam(Lifted, torch.optim.RAdam):
@@ -77,11 +158,46 @@ class RAdam(Lifted, torch.optim.RAdam):
 
     Base = torch.optim.RAdam
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.001,
+            betas: tuple[float, float] = (0.9, 0.999),
+            eps: float = 1e-08,
+            weight_decay: float = 0,
+            decoupled_weight_decay: bool = False,
+            *,
+            foreach: bool | None = None,
+            maximize: bool = False,
+            capturable: bool = False,
+            differentiable: bool = False,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
 
 class Adamax(Lifted, torch.optim.Adamax):
     """Adam in the infinity norm, in g^hor."""
 
     Base = torch.optim.Adamax
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.002,
+            betas: tuple[float, float] = (0.9, 0.999),
+            eps: float = 1e-08,
+            weight_decay: float = 0,
+            foreach: bool | None = None,
+            *,
+            maximize: bool = False,
+            differentiable: bool = False,
+            capturable: bool = False,
+            **ours: Unpack[Options],
+        ) -> None: ...
 
 
 class Adagrad(Lifted, torch.optim.Adagrad):
@@ -89,11 +205,46 @@ class Adagrad(Lifted, torch.optim.Adagrad):
 
     Base = torch.optim.Adagrad
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.01,
+            lr_decay: float = 0,
+            weight_decay: float = 0,
+            initial_accumulator_value: float = 0,
+            eps: float = 1e-10,
+            foreach: bool | None = None,
+            *,
+            maximize: bool = False,
+            differentiable: bool = False,
+            fused: bool | None = None,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
 
 class Adadelta(Lifted, torch.optim.Adadelta):
     """Adadelta in g^hor."""
 
     Base = torch.optim.Adadelta
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 1.0,
+            rho: float = 0.9,
+            eps: float = 1e-06,
+            weight_decay: float = 0,
+            foreach: bool | None = None,
+            *,
+            capturable: bool = False,
+            maximize: bool = False,
+            differentiable: bool = False,
+            **ours: Unpack[Options],
+        ) -> None: ...
 
 
 class RMSprop(Lifted, torch.optim.RMSprop):
@@ -101,11 +252,45 @@ class RMSprop(Lifted, torch.optim.RMSprop):
 
     Base = torch.optim.RMSprop
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.01,
+            alpha: float = 0.99,
+            eps: float = 1e-08,
+            weight_decay: float = 0,
+            momentum: float = 0,
+            centered: bool = False,
+            capturable: bool = False,
+            foreach: bool | None = None,
+            maximize: bool = False,
+            differentiable: bool = False,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
 
 class Rprop(Lifted, torch.optim.Rprop):
     """Resilient propagation in g^hor: one step size per coordinate, from the sign of B."""
 
     Base = torch.optim.Rprop
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.01,
+            etas: tuple[float, float] = (0.5, 1.2),
+            step_sizes: tuple[float, float] = (1e-06, 50),
+            *,
+            capturable: bool = False,
+            foreach: bool | None = None,
+            maximize: bool = False,
+            differentiable: bool = False,
+            **ours: Unpack[Options],
+        ) -> None: ...
 
 
 class _PaperAdam(Optimizer):
@@ -160,6 +345,17 @@ class PaperAdam(Lifted, _PaperAdam):
 
     Base = _PaperAdam
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float = 1e-3,
+            betas: tuple[float, float] = (0.9, 0.99),
+            delta: float = 1e-8,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
 
 NAMED.update(
     {
@@ -184,11 +380,12 @@ NAMED.update(
 NAMED[torch.optim.Muon] = Muon
 
 
-def __getattr__(name: str) -> Any:
-    if name in REFUSED:
-        raise AttributeError(f"ghor.optim has no {name}: {REFUSED[name]}")
-    near = difflib.get_close_matches(name, __all__, 1)
-    hint = (
-        f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
-    )
-    raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")
+if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name in REFUSED:
+            raise AttributeError(f"ghor.optim has no {name}: {REFUSED[name]}")
+        near = difflib.get_close_matches(name, __all__, 1)
+        others = "ghor.lift(Optimizer) takes optimizers of other libraries"
+        hint = f"; did you mean {near[0]}?" if near else f"; {others}"
+        raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from ghor._torch.precision import full_precision
 from ghor._torch.sharding import is_sharded
 from ghor.constraints.validation import check_on_space
 from ghor.lifting.lifted import Lifted
-from ghor.lifting.param_groups import name_of, refuse_late_declarations, spaces_of
+from ghor.lifting.param_groups import Options, Params, name_of, refuse_late_declarations, spaces_of
 from ghor.retraction import by_name
+from ghor.solve.curves import Ray
 from ghor.solve.descent import search
 from ghor.solve.directions import Limited
 from ghor.solve.points import Points
@@ -23,7 +24,7 @@ from ghor.spaces.sections import SECTION_KEYS
 
 ABSOLUTE = 1e-10  # y^T s must exceed it, as in torch
 VECTORS = ("old_dirs", "old_stps", "d", "prev_flat_grad")
-MEMORY = (*VECTORS, "t", "ro", "H_diag", "prev_loss")
+MEMORY = (*VECTORS, "t", "ro", "H_diag", "prev_loss", "products")
 
 
 class LBFGS(Lifted, torch.optim.LBFGS):
@@ -43,14 +44,30 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     __module__ = "ghor.optim"
     Base = torch.optim.LBFGS
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 1,
+            max_iter: int = 20,
+            max_eval: int | None = None,
+            tolerance_grad: float = 1e-07,
+            tolerance_change: float = 1e-09,
+            history_size: int = 100,
+            line_search_fn: Literal["strong_wolfe"] | None = None,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
     _points: Points | None = None
+    _held: tuple[Limited, list[Tensor]] | None = None  # the memory, and the list of its steps in the state
 
     def _reset(self) -> None:
         super()._reset()
-        self._points = None
+        self._points = self._held = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_points"}
+        return {k: v for k, v in super().__getstate__().items() if k not in ("_points", "_held")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but every tensor keeps the dtype in which it was saved.
@@ -89,6 +106,9 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             )
         super().add_param_group(param_group)
         group = self.param_groups[0]
+        if group["max_angle"] is not None:
+            self.param_groups.clear()
+            raise ValueError("LBFGS chooses the lengths of its steps itself: leave max_angle out")
         for i, p in enumerate(group["params"]):
             if is_sharded(p):
                 raise ValueError(
@@ -102,6 +122,16 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         state = self.state[self.param_groups[0]["params"][0]]
         held = [state.get(key) for key in VECTORS]
         return [v for x in held if x is not None for v in (x if isinstance(x, list) else [x])]
+
+    def _pairs(self, size: int, least: float | None) -> Limited:
+        """The curvature pairs as we left them; made from the state if that is not ours."""
+        state = self.state[self.param_groups[0]["params"][0]]
+        s, y = (state.get(key) or [] for key in ("old_stps", "old_dirs"))
+        if self._held is not None and self._held[1] is s and self._held[0].size == size:
+            return self._held[0]
+        pairs = Limited.of(size, least, s, y, state.get("products"))
+        pairs.scale = float(state.get("H_diag", 1.0))
+        return pairs
 
     def _locate(self) -> Points:
         """The points as we left them; if others moved weights on manifolds, new ones and an empty memory."""
@@ -196,8 +226,7 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             return losses[0]
         d, t, before = state.get("d"), state.get("t"), state.get("prev_flat_grad")
         size, least = group["history_size"], ABSOLUTE if flat_spaces else None
-        s, y, ro = (state.get(key) or [] for key in ("old_stps", "old_dirs", "ro"))
-        pairs = Limited(size, s, y, ro, state.get("H_diag", 1), least)
+        pairs = self._pairs(size, least)
         try:
             for iteration in range(1, last + 1):
                 g, then = place.gradient, place.value
@@ -207,8 +236,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     pairs.update(d * t, before, g)
                 d = pairs.direction(g) if not fresh else g.neg()
                 slope = float(g.dot(d))
-                if not flat_spaces and not slope < 0 and pairs.s:  # rounding has spoilt the memory
-                    pairs, d, slope, fresh = Limited(size), g.neg(), -float(g.dot(g)), True
+                if not flat_spaces and not slope < 0 and pairs.informed:  # rounding has spoilt the memory
+                    pairs, d, slope, fresh = Limited(size, least), g.neg(), -float(g.dot(g)), True
                 t = min(1.0, 1.0 / float(g.abs().sum())) * lr if fresh else lr
                 before = g
                 if slope > -group["tolerance_change"]:
@@ -217,15 +246,15 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                     slack = 0.0 if flat_spaces else 10 * points.eps * abs(then)
                     tolerance, left = group["tolerance_change"], group["max_eval"] - len(losses)
                     bounds = {"size": float(d.abs().max()), "tolerance": tolerance, "iterations": left}
-                    step = search(place, d, slope, t, evaluate, pairs.vectors(), **bounds, slack=slack)
+                    step = search(place, d, slope, t, evaluate, pairs.vectors, **bounds, slack=slack)
                     t, place, d, before = step.t, step.place, step.direction, step.before
                     points = place.points
                     self._put(points)
                 else:
-                    t = min(t, points.ceiling(d))
-                    along, before = d.clone(), g.clone()
-                    at = points.moved(d, t, [along, before])
-                    points.renew(at, d, t, pairs.vectors())
+                    ray, along, before = Ray(points, d), d.clone(), g.clone()
+                    t = min(t, ray.ceiling())
+                    at = ray.at(t, [along, before])
+                    ray.renew(at, t, pairs.vectors)
                     points, d = at, along
                     self._put(points)
                     if iteration != last:  # as in torch: after the last one, the next step evaluates there
@@ -243,8 +272,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         finally:
             self._put(points)
             self._keep(points)
-            held = {"old_dirs": pairs.y, "old_stps": pairs.s, "ro": pairs.ro, "H_diag": pairs.scale}
-            state.update(held, d=d, t=t, prev_flat_grad=before, prev_loss=place.value)
+            state.update(pairs.state(), d=d, t=t, prev_flat_grad=before, prev_loss=place.value)
+            self._held = pairs, state["old_stps"]
         return losses[0]
 
 

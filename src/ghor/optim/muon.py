@@ -18,19 +18,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ghor._torch.bare_step import bare_step
-from ghor._torch.muon import DEFAULTS, orthogonalised
+from ghor._torch.muon import DEFAULTS
+from ghor._torch.muon import orthogonalised as torchs_orthogonalised
 from ghor._torch.sharding import distribute_like, is_sharded
 from ghor.constraints.registry import spaces_by_id
 from ghor.lifting.lifted import Lifted
+from ghor.lifting.param_groups import Options, Params
 from ghor.lifting.stack import Stack
-from ghor.linalg import frobenius
+from ghor.linalg import eye_like
 from ghor.spaces import Euclidean, Space, Sphere
 
 PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry for each parameter
@@ -41,33 +43,82 @@ PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry f
 ROUNDING, AT_MOST = 1000, 1 / 32
 
 
-def newton_schulz(X: Tensor, coefficients: Sequence[float], steps: int) -> Tensor:
-    """Approximate msign for matrices (M, a, b) with ||X||_F = 1: singular values end up in 0.7 ... 1.2.
+RESTART = 3  # iterations on a Gram matrix before it is computed anew
 
-    X <- a X + X (b X^H X + c (X^H X)^2), on the shorter side; 0 stays 0. It runs in the dtype of X. torch
-    uses bfloat16, with whose 3 digits the choice of frame would show.
+
+def msign(
+    blocks: Sequence[Tensor], sizes: Tensor, G: Tensor, coefficients: Sequence[float], steps: int
+) -> list[Tensor]:
+    """Approximate msign of matrices X (M, a, n): X <- X (a I + b X^H X + c (X^H X)^2), from X/||X||_F.
+
+    Singular values end up in 0.7 ... 1.2, and 0 stays 0. `G` are the X^H X, (K, n, n) for all blocks, and
+    `sizes` (K) their 1/||X||_F, or 0 for a block that counts as 0. All but the first and the last product are
+    n x n, and one kernel for all blocks: G alone is iterated, as T = G + h I with h = b/(2 c), in which the
+    polynomial is S = c T^2 + (a - b h/2) I and the next G is S G S; Q collects the factors S. Rounding of G
+    grows by a^2 in each iteration, hence the restarts. It runs in the dtype of X. torch uses bfloat16, with
+    whose 3 digits the choice of frame would show.
     """
     a, b, c = coefficients
-    wide = X.shape[-2] < X.shape[-1]
-    X = X.mH if wide else X
-    for _ in range(steps):
-        G = X.mH @ X
-        X = torch.baddbmm(X, X, torch.baddbmm(G, G, G, beta=b, alpha=c), beta=a)
-    return X.mH if wide else X
+    count = [len(X) for X in blocks]
+    if G.shape[-1] == 1:  # one column, of singular value 1
+        x = 1.0
+        for _ in range(steps):
+            x = a * x + b * x**3 + c * x**5
+        return [X * r for X, r in zip(blocks, (sizes * x).view(-1, 1, 1).split(count), strict=True)]
+    h, I = b / (2 * c) if abs(b) <= 8 * abs(c) else 0.0, eye_like(G)  # a large h would cost digits
+    r = sizes.view(-1, 1, 1)
+    T = torch.add(G * r.square(), I, alpha=h)
+    Q: Tensor | None = None
+    for k in range(1, steps + 1):
+        S = torch.baddbmm(I if h else I * a + T * b, T, T, beta=a - b * h / 2 if h else 1, alpha=c)
+        Q = S * r if k == 1 else S if Q is None else Q @ S
+        if k == steps or k % RESTART == 0:
+            blocks, Q = [X @ q for X, q in zip(blocks, Q.split(count), strict=True)], None
+            if k < steps:
+                T = torch.add(gram(blocks), I, alpha=h)
+        else:
+            T = torch.baddbmm(I, torch.baddbmm(S, S, T, beta=-h), S, beta=h)
+    return list(blocks) if steps else [X * q for X, q in zip(blocks, r.split(count), strict=True)]
 
 
-def unit_blocks(V: Tensor, space: Space, floor: float) -> list[Tensor]:
-    """The blocks X of V (M, *point) as X/||X||_F, and 0 where ||X||_F <= floor ||V||_F, at any scale of V."""
-    peak = V.abs().flatten(1).amax(1)
-    peak = torch.where(peak == 0, 1, peak)  # divided by first: squares of entries may overflow, or vanish
-    blocks = space.ghor_blocks(V / peak.view(-1, *[1] * (V.dim() - 1)))
-    sizes = [frobenius(X) for X in blocks]
-    least = floor * torch.stack(sizes).square().sum(0).sqrt()
-    # `size <= least`, not the negation of `size > least`: NaN stays NaN.
-    return [
-        X * torch.where(size <= least, 0, 1 / size)[:, None, None]
-        for X, size in zip(blocks, sizes, strict=True)
-    ]
+def orthogonalised(
+    V: Tensor, space: Space, coefficients: Sequence[float], steps: int, floor: float
+) -> Tensor:
+    """msign of the blocks X of V (M, *point), and 0 where ||X||_F <= floor ||V||_F, at any scale of V."""
+    dims, tiny = tuple(range(1, V.dim())), torch.finfo(V.dtype).tiny
+    # Divided by the largest entry first, because squares of entries may overflow, or vanish.
+    blocks = space.ghor_blocks(V / torch.linalg.vector_norm(V, math.inf, dims, keepdim=True).clamp_min(tiny))
+    wide = len(blocks) == 1 and blocks[0].shape[-2] < blocks[0].shape[-1]
+    blocks = [X.mH for X in blocks] if wide else blocks
+    if len({X.shape[-1] for X in blocks}) == 1:
+        G = gram(blocks)
+        squares = G.diagonal(dim1=-2, dim2=-1).real.sum(-1)
+        out = msign(blocks, inverse_sizes(squares, len(blocks), floor), G, coefficients, steps)
+    else:  # blocks with different numbers of columns, as poses have them
+        grams = [gram([X]) for X in blocks]
+        squares = torch.cat([G.diagonal(dim1=-2, dim2=-1).real.sum(-1) for G in grams])
+        sizes = inverse_sizes(squares, len(blocks), floor).chunk(len(blocks))
+        each = zip(blocks, sizes, grams, strict=True)
+        out = [msign([X], r, G, coefficients, steps)[0] for X, r, G in each]
+    return space.from_ghor_blocks([X.mH for X in out] if wide else out, V)
+
+
+def gram(blocks: Sequence[Tensor]) -> Tensor:
+    """X^H X of all matrices of all blocks."""
+    X, n = blocks[0], blocks[0].shape[-1]
+    G = X.new_empty(len(blocks), len(X), n, n)
+    for X, out in zip(blocks, G, strict=True):
+        torch.bmm(X.mH, X, out=out)
+    return G.view(-1, n, n)
+
+
+def inverse_sizes(squares: Tensor, count: int, floor: float) -> Tensor:
+    """1/||X||_F from the squares of all sizes, block by block; 0 for those at or below the floor."""
+    if count == 1:
+        return squares.clamp_min(torch.finfo(squares.dtype).tiny).rsqrt()  # of 0 it multiplies 0
+    each = squares.view(count, -1)
+    # `<=`, not the negation of `>`: NaN stays NaN.
+    return squares.rsqrt().masked_fill_((each <= each.sum(0) * floor**2).flatten(), 0)
 
 
 def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
@@ -211,7 +262,7 @@ class _Muon(Optimizer):
         buf.lerp_(p.grad, 1 - group["momentum"])
         update = p.grad.lerp(buf, group["momentum"]) if group["nesterov"] else buf
         options = group["ns_coefficients"], group["ns_steps"], group["eps"]
-        O = distribute_like(orthogonalised(update.full_tensor(), *options).to(p.dtype), p)
+        O = distribute_like(torchs_orthogonalised(update.full_tensor(), *options).to(p.dtype), p)
         p.mul_(1 - group["lr"] * group["weight_decay"])
         p.add_(O, alpha=-group["lr"] * ratio(group["adjust_lr_fn"] or "original", p.shape))
 
@@ -241,12 +292,31 @@ class Muon(Lifted, _Muon):
     __module__ = "ghor.optim"
     Base = _Muon
 
-    def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(params, nn.Module):
-            tables = [m for m in params.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-            self._embeddings = frozenset(id(m.weight) for m in tables)
-        super().__init__(params, *args, **kwargs)
-        self._embeddings = frozenset()
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            params: Params,
+            lr: float | Tensor = 0.001,
+            weight_decay: float = 0.1,
+            momentum: float = 0.95,
+            nesterov: bool = True,
+            ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+            eps: float = 1e-07,
+            ns_steps: int = 5,
+            adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
+            adamw: dict[str, Any] | None = None,
+            **ours: Unpack[Options],
+        ) -> None: ...
+
+    else:
+
+        def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(params, nn.Module):
+                tables = [m for m in params.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+                self._embeddings = frozenset(id(m.weight) for m in tables)
+            super().__init__(params, *args, **kwargs)
+            self._embeddings = frozenset()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; `adamw` is a dict as in the constructor, or True or False for the whole group."""
@@ -301,11 +371,12 @@ class Muon(Lifted, _Muon):
         B, M = s.local(grad), s.local(self.state[s.H]["momentum_buffer"])
         M.lerp_(B, 1 - group["momentum"])
         V = s.points(B.lerp(M, group["momentum"]) if group["nesterov"] else M)
-        O, space = torch.zeros_like(V), s.space.one
-        floor = min(max(group["eps"], ROUNDING * torch.finfo(s.where[0]).eps), AT_MOST)
-        for X, out in zip(unit_blocks(V, space, floor), space.ghor_blocks(O), strict=True):
-            out.copy_(newton_schulz(X, group["ns_coefficients"], group["ns_steps"]))
-        W = space.hor(O)  # exactly skew
-        s.W.mul_(1 - group["lr"] * group["weight_decay"])  # W is 0 here without an anchor
+        space, floor = s.space.one, min(max(group["eps"], ROUNDING * torch.finfo(s.where[0]).eps), AT_MOST)
+        W = orthogonalised(V, space, group["ns_coefficients"], group["ns_steps"], floor)
+        if getattr(space, "radius", 1) != 1:  # on spheres W is a length; lr stays an angle
+            W = W * s.each(s.section.radius())
+        if s.decays:  # otherwise s.W is 0
+            s.W.mul_(1 - group["lr"] * group["weight_decay"])
         sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
-        s.W.add_(W * (-group["lr"] * ratio(group["adjust_lr_fn"], sides)))
+        rate = -group["lr"] * ratio(group["adjust_lr_fn"], sides)
+        s.W.add_(W * rate) if torch.is_tensor(rate) else s.W.add_(W, alpha=rate)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Generator
 
+from ghor.solve.curves import Ray
 from ghor.solve.problem import Given, Loss, Problem, Spaces
 
 
@@ -79,9 +80,8 @@ def _check(f: Loss, x: Given, space: Spaces, order: int, generator: Generator | 
     W = W / W.norm()
     first, second = float(g.dot(W)), float(W.dot(problem.hessian(place)(W))) if order == 3 else 0.0
     steps = [10 ** (-k / 4) for k in range(32, -1, -1)]
-    errors = [
-        abs(problem.value(place.points.moved(W, t)) - value - t * first - t * t / 2 * second) for t in steps
-    ]
+    ray = Ray(place.points, W)
+    errors = [abs(problem.value(ray.at(t)) - value - t * first - t * t / 2 * second) for t in steps]
     noise = 100 * torch.finfo(g.dtype).eps * max(abs(value), float(g.norm()))
     result = Slope(_steepness(steps, errors, noise), order, steps, errors)
     if draw:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ghor.solve.curves import Ray
 from ghor.solve.directions import Rule
 from ghor.solve.line_search import Trial, strong_wolfe
 from ghor.solve.points import Points
@@ -30,23 +32,28 @@ def search(
     slope: float,
     t: float,
     evaluate: Callable[[Points], Place],
-    memory: Sequence[Tensor],
+    memory: Callable[[], Sequence[Tensor]],
     **options: Any,
 ) -> Step:
-    """The step t d that `strong_wolfe` finds, starting with t; the flat vectors in `memory` turn with it.
+    """The step t d that `strong_wolfe` finds, starting with t.
 
-    If no step is better, the result is `place` itself, with t = 0.
+    The flat vectors that `memory` returns turn with it. If no step is better, the result is `place` itself,
+    with t = 0.
     """
 
+    ray = Ray(place.points, d)
+
     def phi(t: float) -> Trial:
-        along, before = d.clone(), place.gradient.clone()
-        at = evaluate(place.points.moved(d, t, [along, before]))
-        return Trial(t, at.value, at.points.slope(at.gradient, along, t), Step(t, at, along, before))
+        along, before = d, place.gradient
+        if place.points.turning:
+            along, before = along.clone(), before.clone()
+        at = evaluate(ray.at(t, [along, before]))
+        return Trial(t, at.value, ray.slope(at.points, at.gradient, along, t), Step(t, at, along, before))
 
     start = Trial(0.0, place.value, slope, Step(0.0, place, d, place.gradient))
-    found: Step = strong_wolfe(phi, start, t, longest=place.points.ceiling(d), **options).at
+    found: Step = strong_wolfe(phi, start, t, longest=ray.ceiling(), **options).at
     if found.t > 0:
-        place.points.renew(found.place.points, d, found.t, memory)
+        ray.renew(found.place.points, found.t, memory)
     return found
 
 
@@ -65,15 +72,15 @@ def descend(problem: Problem, points: Points, make: Callable[[], Rule], log: Log
             slope,
             1.0 if rule.informed else place.points.first_step(g, place.value),
             problem.place,
-            rule.vectors(),
+            rule.vectors,
             c2=rule.c2,
-            size=float(d.norm()),
+            size=float(torch.linalg.vector_norm(d)),
             tolerance=eps * place.points.extent(),
             slack=10 * eps * abs(place.value),
         )
         if step.t > 0:
             place = step.place
-            rule.update(step.direction.mul_(step.t), step.before, place.gradient)
+            rule.update(step.direction * step.t, step.before, place.gradient)
         elif rule.informed:
             rule = make()
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -41,6 +41,11 @@ def strong_wolfe(
     decides. A value that is not finite means that the step was too long.
     """
 
+    def look(t: float) -> Trial:
+        a = phi(t)
+        # Neither is -inf a minimum, nor a value whose slope is not finite.
+        return a if math.isfinite(a.f) and math.isfinite(a.slope) else replace(a, f=math.inf)
+
     def too_high(a: Trial) -> bool:
         return not a.f <= start.f + c1 * a.t * start.slope + slack
 
@@ -52,9 +57,9 @@ def strong_wolfe(
     def gentle(a: Trial) -> bool:
         return abs(a.slope) <= -c2 * start.slope
 
-    last, now, count = start, phi(min(t, longest)), 0
+    last, now, count = start, look(min(t, longest)), 0
     while not math.isfinite(now.f) and count < iterations:
-        now, count = phi(now.t / 10), count + 1
+        now, count = look(now.t / 10), count + 1
     bracket: list[Trial] = []
     while count < iterations and not bracket:
         if too_high(now) or (count > 1 and now.f >= last.f + slack):
@@ -65,7 +70,7 @@ def strong_wolfe(
             bracket = [last, now]
         else:
             t = _cubic(last, now, now.t + 0.01 * (now.t - last.t), now.t * 10, slack)
-            last, now, count = now, phi(min(t, longest)), count + 1
+            last, now, count = now, look(min(t, longest)), count + 1
     bracket = bracket or [start, now]
     stuck = False
     low, high = order(bracket[0], bracket[1])
@@ -81,7 +86,7 @@ def strong_wolfe(
             t = right - edge if abs(t - right) < abs(t - left) else left + edge
             near = False
         stuck = near
-        now, count = phi(t), count + 1
+        now, count = look(t), count + 1
         if too_high(now) or now.f >= bracket[low].f + slack:
             bracket[high] = now
             low, high = order(bracket[0], bracket[1])

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Literal, get_args
 
+from torch import Tensor
+
+from ghor.retraction import RetractionName
 from ghor.solve.descent import descend
 from ghor.solve.directions import Conjugate, Dense, Limited, Rule
-from ghor.solve.problem import Callback, Given, Log, Loss, Problem, Result, Spaces
+from ghor.solve.problem import Callback, Log, Problem, Result, Spaces, X
 from ghor.solve.trust_region import trust_region
-from ghor.spaces.sections import SECTIONS
+from ghor.spaces.sections import SECTIONS, SectionName
 
-METHODS = ("auto", "lbfgs", "bfgs", "cg", "trust-region")
+Method = Literal["auto", "lbfgs", "bfgs", "cg", "trust-region"]
+METHODS: tuple[str, ...] = get_args(Method)
 DENSE_UP_TO = 4000  # the most coordinates for which BFGS keeps a matrix
 
 
 def minimize(
-    f: Loss,
-    x0: Given,
+    f: Callable[[X], Tensor],
+    x0: X,
     space: Spaces = None,
-    method: str = "auto",
+    method: Method = "auto",
     *,
     tol: float | None = None,
     rtol: float | None = None,
@@ -27,11 +32,11 @@ def minimize(
     max_evaluations: int | None = None,
     max_seconds: float | None = None,
     memory: int = 30,
-    retraction: str = "cayley",
-    section: str = "auto",
+    retraction: RetractionName = "cayley",
+    section: SectionName = "auto",
     callback: Callback | None = None,
     progress: bool = False,
-) -> Result:
+) -> Result[X]:
     """Find a local minimum of f near x0: a point, or a dict or list of points, on one space or one for each.
 
     >>> result = minimize(lambda Y: -(Y.mT @ S @ Y).trace(), Stiefel().random(20, 3), Stiefel())
@@ -43,7 +48,7 @@ def minimize(
 
         lbfgs         the last `memory` curvature pairs, strong Wolfe line search
         bfgs          the whole inverse Hessian, for up to some thousand coordinates
-        cg            conjugate gradients (Polak, Ribiere, Powell), no memory
+        cg            conjugate gradients (Shanno), which keep one pair
         trust-region  Newton's method with Hessian-vector products (f is differentiated twice)
         auto          lbfgs, then trust-region from the point where its line search finds no better one
 
@@ -72,8 +77,8 @@ def minimize(
         place = trust_region(problem, place.points, log)
     return Result(
         x=problem.pack([p.clone() for p in place.points.tensors()]),
-        value=place.value,
-        gradient_norm=float(place.gradient.norm()),
+        value=place.value * log.unit,
+        gradient_norm=place.norm * log.unit,
         iterations=len(log.history) - 1,
         evaluations=problem.evaluations,
         hessian_products=problem.products,

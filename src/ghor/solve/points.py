@@ -18,17 +18,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm as norm
 
 from ghor._torch.precision import COMPUTE_DTYPE
-from ghor.linalg import dot, eye_like, solve
-from ghor.retraction import Retraction, by_name
+from ghor.retraction import Retraction
 from ghor.spaces import Euclidean, PositionsOrientations, Space, SpecialEuclidean
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, Section, from_state
 
 T = TypeVar("T")
-
-GEODESIC = by_name("geodesic")
 
 # The entries of points and coordinates that have a unit of length ("ways"); all others are turns.
 WAYS: dict[type[Space], Any] = {
@@ -37,28 +35,42 @@ WAYS: dict[type[Space], Any] = {
     PositionsOrientations: (..., 0, slice(None)),
 }
 
+SHORT = 64  # entries of vectors up to which frames are stored
+
 # The length of a step when no curvature is known, as a part of a radian or of the size of the positions.
 FIRST = 0.1
 
 
 class PointBatch:
-    """Weights of one space, shape and dtype: points (M, *point), section, and their part of flat vectors."""
+    """Weights of one space, shape and dtype: points (M, *point), section, and their part of flat vectors.
+
+    M = 1 is left out.
+    """
 
     section: Section
     Y: Tensor
+    P: Tensor  # of the step by Cayley that led here, see `ghor.solve.curves`
 
     def __init__(self, space: Space, index: list[int], like: Tensor, begin: int) -> None:
         self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
+        self.by_rows, self.laid = space.by_rows, space.by_rows(like).shape
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
         split = space.split(like).shape
         # Only the layout and dtype of E are used. (torch.eye on the meta device imports 800 modules.)
         self.E = torch.empty(split[len(split) - space.dims :], dtype=like.dtype, device="meta")
         self.complex, self.curved = like.is_complex(), not isinstance(space, Euclidean)
         self.part = slice(begin, begin + len(index) * like.numel() * (2 if self.complex else 1))
+        # A single point has no batch dimension: products of matrices cost less than those of batches.
+        self.count = len(index) * like.numel() // max(1, self.E.numel())
+        self.full_shape = self.E.shape if self.curved and self.count == 1 else (self.count, *self.E.shape)
         self.root = _root(self.space, self.E, like, self.dtype) if self.curved else None
         # ||W|| of a turn by one radian, and that of the longest step: all columns turned by four radians.
         self.reach = space.reach(self.shape) if self.curved else 0.0
         self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
+        # Whether frames are [Y, Q] in a group of matrices, with formulas; not so on spheres of radius r.
+        self.matrices = isinstance(space, MatrixSpace) and getattr(space, "radius", 1.0) == 1
+        # Vectors, for which g^hor has no block A.
+        self.vector = self.matrices and not self.complex and space.one.size(self.E.shape)[1] == 1
         self.ways: Any = next((at for kind, at in WAYS.items() if isinstance(space, kind)), None)
 
     def way(self, X: Tensor) -> Tensor | None:
@@ -68,8 +80,13 @@ class PointBatch:
     def stacked(self, grads: Sequence[Tensor | None]) -> Tensor:
         """The Euclidean gradients of these weights, (M, *point)."""
         own = [self.Y.new_zeros(self.shape) if (G := grads[i]) is None else G.detach() for i in self.index]
-        own = [(G.to_dense() if G.is_sparse else G).to(self.dtype) for G in own]
-        return (torch.stack(own) if len(own) > 1 else own[0]).reshape(-1, *self.E.shape)
+        own = [(G.to_dense() if G.is_sparse else G) for G in own]
+        own = [G if G.dtype == self.dtype else G.to(self.dtype) for G in own]
+        return self.points(torch.stack(own) if len(own) > 1 else own[0])
+
+    def points(self, X: Tensor) -> Tensor:
+        """(..., *shape) as points (M, *point)."""
+        return self.by_rows(X).reshape(self.full_shape)
 
     def flat(self, X: Tensor) -> Tensor:
         """Coordinates (M, *point) as part of a flat vector."""
@@ -78,9 +95,17 @@ class PointBatch:
 
     def scaled(self, u: Tensor) -> Tensor:
         """This batch's part of a flat vector, (M, *point), still scaled; a view if the dtype is the same."""
-        part = u[self.part]
-        part = (torch.view_as_complex(part.view(-1, 2)) if self.complex else part).to(self.dtype)
-        return part.view(-1, *self.E.shape)
+        part = self.own(u)
+        part = torch.view_as_complex(part.view(-1, 2)) if self.complex else part
+        return (part if part.dtype == self.dtype else part.to(self.dtype)).view(self.full_shape)
+
+    def own(self, u: Tensor) -> Tensor:
+        """This batch's part of a flat vector."""
+        return u if len(u) == self.part.stop - self.part.start else u[self.part]
+
+    def each(self, X: Tensor) -> Sequence[Tensor]:
+        """Split X, with one entry for each point, by weights: (points of a weight, ...)."""
+        return (X if len(self.full_shape) > self.E.dim() else X.unsqueeze(0)).chunk(len(self.index))
 
     def take_back(self, vectors: Sequence[Tensor], scaled: Sequence[Tensor]) -> None:
         """Write `scaled` parts, changed since, back into the flat vectors if they are not views of them."""
@@ -93,48 +118,6 @@ class PointBatch:
         W = self.scaled(u)
         return W if self.root is None else W / self.root
 
-    def moved(
-        self, u: Tensor, t: float, retraction: Retraction, vectors: Sequence[Tensor], age: int
-    ) -> PointBatch:
-        """The batch at Lambda R(t W), rounding repaired; flat vectors turn to the new frame, in place."""
-        new, W = _copied(self), self.coordinates(u) * t
-        # Along a geodesic the velocity is W; along Cayley `slope` has a formula on matrix spaces only.
-        retraction = retraction if isinstance(self.space, MatrixSpace) else GEODESIC
-        new.section = type(self.section)(
-            self.space, self.E, *(X.clone() for X in self.section.tensors().values())
-        )
-        turning = [] if new.section.holds_point else [self.scaled(v) for v in vectors]
-        length = torch.linalg.vector_norm(W.flatten(1), dim=1) if self.E.dim() else W.abs()
-        Y = self.Y if new.section.holds_point else self.Y.clone()
-        new.Y = new.section.update(Y, W, retraction, turning, length > 0)
-        self.take_back(vectors, turning)
-        if self.curved:
-            far = float(self.space.step_length(W).max()) > 0.5 * self.reach
-            new.section.polish(new.Y, age, (length > 0).to(length.dtype), far)
-        return new
-
-    def slope(self, g: Tensor, d: Tensor, t: float, retraction: Retraction) -> Tensor:
-        """<B, V>, B the gradient at Lambda_t = Lambda R(t W), V = Lambda_t^-1 d/dt Lambda_t.
-
-        Along a geodesic V = W. Along Cayley V = (I - W^2/4)^-1 W at t = 1: in the basis [E, E_c B] the matrix
-        W is [[A, -B* B], [I, 0]], so one solve of size 2n gives V = [x1; B x2].
-        """
-        space = self.space
-        if retraction.name != "cayley" or not isinstance(space, MatrixSpace):
-            return g[self.part].dot(d[self.part])
-        # With t W in place of W the solve does not depend on the scale of d, which at first is that of f.
-        W, G = space.matrix(self.coordinates(d) * t), space.matrix(self.scaled(g))
-        n = W.shape[-1]
-        if n == 1 and not self.complex:  # A = 0, and the solve is a division
-            B = W[..., 1:, :]
-            return (dot(B, G[..., 1:, :]) / (1 + space.pair(B, B)[..., 0, 0] / 4)).sum() / t
-        A, B, I = W[..., :n, :], W[..., n:, :], eye_like(W).expand(*W.shape[:-2], n, n)
-        X = torch.cat([torch.cat([A, -space.pair(B, B)], -1), torch.cat([I, torch.zeros_like(I)], -1)], -2)
-        x = solve(eye_like(X) - (X @ X) / 4, torch.cat([A, I], -2))
-        # <A, A'>/2 + <B, B'>; the coordinates of g are still scaled
-        top = dot(G[..., :n, :], x[..., :n, :]) * math.sqrt(0.5)
-        return (top + dot(B.mH @ G[..., n:, :], x[..., n:, :])).sum() / t
-
     def expansion(self, G: Tensor, g: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """v -> Y'(0) v and <G, Y''(0) v> for Y(u) = Lambda R(u) E, the second in g^hor and flat.
 
@@ -144,7 +127,7 @@ class PointBatch:
         derivatives of the product Y'(u)^H G.
         """
         space, section, Y = self.space, self.section, self.Y
-        if not isinstance(space, MatrixSpace):
+        if not (self.matrices and isinstance(space, MatrixSpace)):
             with torch.enable_grad():
                 u, G = torch.zeros_like(g, requires_grad=True), G.requires_grad_()
                 W = space.hor(self.coordinates(u))
@@ -179,7 +162,7 @@ class PointBatch:
 
 
 class Points:
-    """Where all weights are, by batches. `moved` leaves the old points alone, so that steps can be tried."""
+    """Where all weights are, by batches. Steps leave the old points alone, so that they can be tried."""
 
     def __init__(
         self,
@@ -206,17 +189,22 @@ class Points:
             self.size = batch.part.stop
             self.batches.append(batch)
             Y = torch.stack([tensors[i].detach().to(batch.dtype) for i in index])
-            Y = Y.contiguous().reshape(-1, *batch.E.shape)
+            Y = batch.points(Y.contiguous())
             held: dict[str, Tensor] = {}
             for key in SECTION_KEYS:
                 if states is not None and all(key in states[i] for i in index):
                     held[key] = torch.cat([states[i][key] for i in index])
+                    held[key] = held[key].squeeze(0) if batch.full_shape == batch.E.shape else held[key]
                     self.age = int(states[index[0]]["moves"])
             if batch.out != batch.dtype:
                 Y = held.pop("master") if "master" in held else batch.space.project(Y)
             # With "auto" a run goes on with the kind of frame that its state holds.
             held_kind = section == "auto" and "section" in held
-            if isinstance(space, Euclidean) or held_kind:
+            # Short vectors: a frame is smaller than the memory of a solver, and leaves that memory alone.
+            short = (
+                section == "auto" and "frame_anchor" not in held and batch.vector and batch.E.numel() <= SHORT
+            )
+            if isinstance(space, Euclidean) or held_kind or short:
                 kind = "transported"
             else:
                 kind = space.section_kind(section, batch.shape, batch.dtype)
@@ -227,6 +215,10 @@ class Points:
             batch.Y = batch.section.point(Y)
             if batch.Y.data_ptr() == tensors[index[0]].data_ptr():
                 batch.Y = batch.Y.clone()
+        # The length of a step that turns everything by one radian.
+        self.radian = math.hypot(*(math.sqrt(b.count) * b.reach for b in self.batches))
+        # Whether vectors turn with the frames.
+        self.turning = any(isinstance(b.section, Implicit) for b in self.batches)
 
     def states(self) -> list[dict[str, Tensor]]:
         """The tensors that a state keeps of the frames, for each weight."""
@@ -236,7 +228,7 @@ class Points:
             if b.out != b.dtype and not (b.curved and b.section.holds_point):
                 held = {**held, "master": b.Y}  # the weights hold it only rounded
             for key, X in held.items():
-                for i, part in zip(b.index, X.chunk(len(b.index)), strict=True):
+                for i, part in zip(b.index, b.each(X), strict=True):
                     out[i][key] = part
             for i in b.index if held else ():
                 out[i]["moves"] = torch.tensor(self.age)
@@ -253,8 +245,8 @@ class Points:
         """
         out = []
         for b in self.batches:
-            for i, Y in zip(b.index, b.Y.chunk(len(b.index)), strict=True):
-                X = tensors[i].detach().reshape(Y.shape)
+            for i, Y in zip(b.index, b.each(b.Y), strict=True):
+                X = b.by_rows(tensors[i].detach()).reshape(Y.shape)
                 if not torch.equal(X, Y.to(b.out)) and (
                     b.out == b.dtype or not torch.equal(b.space.project(X.to(b.dtype)), Y)
                 ):
@@ -264,7 +256,12 @@ class Points:
     def _each(self, parts: Sequence[Tensor]) -> list[Tensor]:
         out: dict[int, Tensor] = {}
         for b, X in zip(self.batches, parts, strict=True):
-            out |= zip(b.index, X.to(b.out).reshape(len(b.index), *b.shape).unbind(0), strict=True)
+            X = X if X.dtype == b.out else X.to(b.out)
+            if len(b.index) == 1:
+                out[b.index[0]] = b.by_rows(X.reshape(b.laid))
+            else:
+                X = b.by_rows(X.reshape(len(b.index), *b.laid))
+                out |= zip(b.index, X.unbind(0), strict=True)
         return [out[i] for i in range(self.count)]
 
     def gradient(self, grads: Sequence[Tensor | None]) -> Tensor:
@@ -277,50 +274,14 @@ class Points:
             flat.append(b.flat(B))
         return _flat(flat)
 
-    def moved(self, d: Tensor, t: float, vectors: Sequence[Tensor] = ()) -> Points:
-        """The points at Lambda R(t d); flat vectors turn to the new frames, in place."""
-        new = _copied(self)
-        new.age += 1
-        new.batches = [b.moved(d, t, self.retraction, vectors, new.age) for b in self.batches]
-        return new
-
-    def renew(self, at: Points, d: Tensor, t: float, memory: Sequence[Tensor]) -> None:
-        """Take flat vectors that are older than the step t d along to `at`, in place.
-
-        While its anchor is kept, the implicit frame is a smooth function of the point. Keeping coordinates in
-        it is then a transport itself, and an isometry, so vectors stay as they are, at no cost. They turn
-        when an anchor is renewed.
-        """
-        both = [(a.section, b.section) for a, b in zip(self.batches, at.batches, strict=True)]
-        if any(
-            isinstance(a, Implicit) and isinstance(b, Implicit) and not torch.equal(a.R, b.R) for a, b in both
-        ):
-            self.moved(d, t, memory)
-
-    def slope(self, g: Tensor, d: Tensor, t: float) -> float:
-        """The derivative of the loss in t at R(t d), from the gradient g and d in the frames there."""
-        return float(sum(b.slope(g, d, t, self.retraction) for b in self.batches))
-
-    def ceiling(self, d: Tensor) -> float:
-        """The largest t for which no point turns by more than its `limit` in the step t d."""
-        turns = [
-            (float(b.space.step_length(b.coordinates(d)).max()), b.limit)
-            for b in self.batches
-            if b.limit < math.inf
-        ]
-        return min((limit / turn for turn, limit in turns if turn > 0), default=math.inf)
-
     def widest(self) -> float:
         """The length of a step that turns everything by about one radian; infinite if there are positions."""
-        if any(b.way(b.Y) is not None for b in self.batches):
-            return math.inf
-        return math.sqrt(sum(len(b.Y) * b.reach**2 for b in self.batches))
+        return math.inf if any(b.ways is not None for b in self.batches) else self.radian
 
     def extent(self) -> float:
         """The size of the points: one radian for all turns, and the length of all positions."""
-        squares = [len(b.Y) * b.reach**2 for b in self.batches]
-        ways = [b.way(b.Y) for b in self.batches]
-        return math.hypot(*(math.sqrt(x) for x in squares), *(float(x.norm()) for x in ways if x is not None))
+        ways = [way for b in self.batches if (way := b.way(b.Y)) is not None]
+        return math.hypot(self.radian, *(float(norm(way.flatten())) for way in ways)) if ways else self.radian
 
     def first_step(self, g: Tensor, value: float) -> float:
         """t for a step -t g where no curvature is known: `FIRST` of the extent of every batch, or less.
@@ -335,16 +296,16 @@ class Points:
             if b.curved:
                 steps.append(
                     (
-                        FIRST * b.reach * math.sqrt(len(b.Y)),
-                        float(torch.linalg.vector_norm(b.space.step_length(G))),
+                        FIRST * b.reach * math.sqrt(b.count),
+                        float(norm(b.space.step_length(G))),
                     )
                 )
             if (way := b.way(b.Y)) is not None:
-                steps.append((FIRST * float(way.norm()), float(b.way(G).norm())))  # type: ignore[union-attr]
-        norm = float(g.norm())
+                steps.append((FIRST * float(norm(way)), float(norm(b.way(G)))))
+        length = float(norm(g))
         if self.widest() == math.inf:
-            steps.append((abs(value) / norm, norm))
-        return min((a / b for a, b in steps if a > 0 and b > 0 and a / b > 0), default=1 / norm)
+            steps.append((abs(value) / length, length))
+        return min((a / b for a, b in steps if a > 0 and b > 0 and a / b > 0), default=1 / length)
 
     def expansion(
         self, grads: Sequence[Tensor | None], g: Tensor
@@ -359,7 +320,7 @@ class Points:
         return both
 
 
-def _copied(one: T) -> T:
+def copied(one: T) -> T:
     """A shallow copy: copy.copy takes ten times as long."""
     new = object.__new__(type(one))
     new.__dict__.update(one.__dict__)

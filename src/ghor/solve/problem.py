@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,16 +22,21 @@ from ghor.spaces import Euclidean, Space
 PATIENCE = 100  # iterations without a change beyond rounding, after which a run ends
 
 Loss = Callable[[Any], Tensor]
+X = TypeVar("X", bound="Given")
 Given = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
 Spaces = Space | Mapping[str, Space] | Sequence[Space] | None
-Callback = Callable[[dict[str, float]], object] | Callable[[dict[str, float], Any], object]
+Record = dict[str, float]
+Callback = Callable[[Record], object] | Callable[[Record, Any], object]
 
 
-@dataclass
-class Result:
-    """The point that a solver found, and how it got there; `history` has one record for each iteration."""
+@dataclass(repr=False)
+class Result(Generic[X]):
+    """The point x that a solver found, in the form of its start, and how it got there.
 
-    x: Any = field(repr=False)
+    `history` has the record of each iteration, a dict of numbers; the first is that of the start.
+    """
+
+    x: X
     value: float
     gradient_norm: float
     iterations: int
@@ -38,7 +45,19 @@ class Result:
     seconds: float
     success: bool
     status: str
-    history: list[dict[str, float]] = field(repr=False)
+    history: list[Record]
+
+    def __repr__(self) -> str:
+        shown = (f.name for f in fields(self) if f.name not in ("x", "history", "success", "status"))
+        rows = [f"  {name:<17}{getattr(self, name):.8g}" for name in shown]
+        return "\n".join([f"Result({'success' if self.success else 'NO success'}: {self.status})", *rows])
+
+    def draw(self, axes: Any = None) -> Any:
+        """Draw the gradient norm by evaluations with matplotlib; returns the axes."""
+        axes = importlib.import_module("matplotlib.pyplot").gca() if axes is None else axes
+        axes.semilogy(*([h[key] for h in self.history] for key in ("evaluations", "gradient_norm")))
+        axes.set(xlabel="evaluations", ylabel="gradient norm")
+        return axes
 
 
 @dataclass(frozen=True)
@@ -50,12 +69,22 @@ class Place:
     gradient: Tensor
     graph: tuple[list[Tensor], Sequence[Tensor | None]] = ([], ())
 
+    @cached_property
+    def norm(self) -> float:
+        """The gradient norm."""
+        return float(torch.linalg.vector_norm(self.gradient))
+
 
 class Problem:
     """f on points x: a tensor, a dict or a list of tensors, each on its space."""
 
     def __init__(self, f: Loss, x: Given, space: Spaces) -> None:
+        if not callable(f):
+            raise TypeError(
+                f"first comes the function of the points, then points, then spaces; got {f!r:.80}"
+            )
         self.f, self.evaluations, self.products = f, 0, 0
+        self.unit: float | None = None  # f is divided by it, see `place`
         self.pack: Callable[[list[Tensor]], Any] = lambda points: points
         if isinstance(x, Tensor):
             names, points, self.pack = ["x"], [x], lambda points: points[0]
@@ -64,6 +93,7 @@ class Problem:
             self.pack = lambda points: dict(zip(x, points, strict=True))
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
+            self.pack = tuple if isinstance(x, tuple) else self.pack
         if isinstance(space, type):
             raise TypeError(f"space is the class {space.__name__}, not a space: write {space.__name__}()")
         if isinstance(space, Mapping):
@@ -100,7 +130,8 @@ class Problem:
         value = self.f(self.pack(points))
         if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
             raise ValueError(f"f must return one real number as a tensor, got {value!r:.80}")
-        return value.reshape(())
+        value = value if value.dim() == 0 else value.reshape(())
+        return value if self.unit in (None, 1.0) else value / self.unit
 
     def value(self, points: Points) -> float:
         """f alone."""
@@ -108,7 +139,11 @@ class Problem:
             return float(self._loss(points.tensors()))
 
     def place(self, points: Points, twice: bool = False) -> Place:
-        """f and its gradient; if f is differentiated `twice`, the gradient as a function of x."""
+        """f and its gradient; if f is differentiated `twice`, the gradient as a function of x.
+
+        If the first gradient is so large or small that squares leave the range of its dtype, f is divided by
+        a power of two, which changes no bit of a run.
+        """
         x = [p.detach().requires_grad_() for p in points.tensors()]
         with torch.enable_grad():
             value = self._loss(x)
@@ -117,7 +152,13 @@ class Problem:
                     "f does not depend on x, or was computed without gradients; use x in torch operations"
                 )
             grads = torch.autograd.grad(value, x, allow_unused=True, create_graph=twice)
-        return Place(points, float(value.detach()), points.gradient(grads), (x, grads))
+        place = Place(points, value.item(), points.gradient(grads), (x, grads))
+        if self.unit is None:
+            self.unit = unit = _unit(place.gradient)
+            if unit != 1:
+                grads = tuple(None if G is None else G / unit for G in grads)
+                place = Place(points, place.value / unit, place.gradient / unit, (x, grads))
+        return place
 
     def hessian(self, place: Place) -> Callable[[Tensor], Tensor]:
         """v -> Hess v in g^hor, for the pulled-back loss u -> f(Y(u)), Y(u) = Lambda R(u) E, at u = 0.
@@ -141,6 +182,13 @@ class Problem:
         return product
 
 
+def _unit(g: Tensor) -> float:
+    """1, or the power of two next to the largest entry of g if that is beyond a quarter of all exponents."""
+    largest, most = float(g.abs().max()) if len(g) else 0.0, math.frexp(torch.finfo(g.dtype).max)[1]
+    exponent = math.frexp(largest)[1] if 0 < largest < math.inf else 0
+    return math.ldexp(1.0, max(3 - most, min(exponent, most - 3))) if abs(exponent) > most / 4 else 1.0
+
+
 @dataclass
 class Log:
     """The records of a run, and the decision when it ends.
@@ -158,7 +206,11 @@ class Log:
     max_seconds: float | None = None
     callback: Callback | None = None
     progress: bool = False
-    history: list[dict[str, float]] = field(default_factory=list)
+    history: list[Record] = field(default_factory=list)
+    first: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # the value and gradient norm at the start, as the problem has them
     began: float = field(default_factory=time.perf_counter)
     status: str = ""
     success: bool = False
@@ -166,6 +218,9 @@ class Log:
     since: int = 0  # the last iteration in which something changed beyond rounding
 
     def __post_init__(self) -> None:
+        for name in ("tol", "rtol", "max_iterations", "max_evaluations", "max_seconds"):
+            if (limit := getattr(self, name)) is not None and not limit >= 0:
+                raise ValueError(f"{name} is a number from 0 on, got {limit}")
         self.by_default = self.tol is None and self.rtol is None
         if self.by_default:
             self.rtol = max(torch.finfo(p.dtype).eps for p in self.problem.start) ** (2 / 3)
@@ -176,7 +231,12 @@ class Log:
 
     def target(self) -> float:
         """The gradient norm that is asked for."""
-        return max(self.tol or 0.0, (self.rtol or 0.0) * self.history[0]["gradient_norm"])
+        return max((self.tol or 0.0) / self.unit, (self.rtol or 0.0) * self.first[1])
+
+    @property
+    def unit(self) -> float:
+        """Values and gradients of the user are this times those of the problem."""
+        return self.problem.unit or 1.0
 
     def late(self) -> bool:
         """Whether the time is up."""
@@ -196,7 +256,8 @@ class Log:
     def get_stuck(self, place: Place, newton: float = math.inf) -> None:
         """End here because no step lowers the value; `newton` is the length of Newton's step, if known."""
         self.stuck = True
-        self.status = f"no step lowers the value {place.value}: rounding, or a gradient that is not its own"
+        value = place.value * self.unit
+        self.status = f"no step lowers the value {value}: rounding, or a gradient that is not its own"
         self.blame_rounding(place, newton)
 
     def blame_rounding(self, place: Place, newton: float = math.inf) -> None:
@@ -205,18 +266,25 @@ class Log:
         Rounding is the reason if Newton's step is below the rounding of x, or if values could not show a
         decrease, |g| extent <= sqrt(eps) |f|. A wrong gradient of f is far above both.
         """
-        norm, eps, extent = float(place.gradient.norm()), place.points.eps, place.points.extent()
-        size = max(abs(place.value), abs(self.history[0]["value"]))
+        norm, eps, extent = place.norm, place.points.eps, place.points.extent()
+        size = max(abs(place.value), abs(self.first[0]))
+        if not extent < math.inf:  # it ran away
+            return
         if self.by_default and (newton <= 100 * eps * extent or norm * extent <= math.sqrt(eps) * size):
             self.success = True
-            self.status = f"{place.value} is the smallest value to rounding, gradient norm {norm:.1e}"
+            value, norm = place.value * self.unit, norm * self.unit
+            self.status = f"{value} is the smallest value to rounding, gradient norm {norm:.1e}"
 
     def over(self, place: Place) -> bool:
         """Record this place; returns whether to stop here."""
-        norm, problem = float(place.gradient.norm()), self.problem
+        problem, target = self.problem, self.target()
+        if not self.history:
+            self.first = place.value, place.norm
+            target = self.target()
+        value, norm = place.value * self.unit, place.norm * self.unit
         record = {
             "iteration": len(self.history),
-            "value": place.value,
+            "value": value,
             "gradient_norm": norm,
             "evaluations": problem.evaluations,
             "hessian_products": problem.products,
@@ -225,15 +293,16 @@ class Log:
         self.history.append(record)
         if self.progress:
             self.show(record)
-        target, extent = self.target(), place.points.extent() if self.by_default else 0.0
+        extent = place.points.extent() if self.by_default else 0.0
         if extent > 0:
             target = max(target, place.points.eps * abs(place.value) / extent)
         if self.told_to_stop(record, place):
             self.status = "the callback asked to stop"
-        elif norm <= target:
-            self.status, self.success = f"the gradient norm {norm:.1e} is below {target:.1e}", True
-        elif not norm < math.inf:
-            self.status = f"the value {place.value} or its gradient is not finite"
+        elif not (math.isfinite(place.value) and math.isfinite(place.norm)):
+            self.status = f"the value {value} or its gradient is not finite"
+        elif place.norm <= target:
+            self.status = f"the gradient norm {norm:.1e} is below {target * self.unit:.1e}"
+            self.success = True
         elif record["iteration"] >= self.max_iterations:
             self.status = f"{self.max_iterations} iterations, max_iterations, gradient norm {norm:.1e}"
         elif self.max_evaluations is not None and problem.evaluations >= self.max_evaluations:
@@ -248,14 +317,14 @@ class Log:
             self.blame_rounding(place)
         return bool(self.status)
 
-    def told_to_stop(self, record: dict[str, float], place: Place) -> bool:
+    def told_to_stop(self, record: Record, place: Place) -> bool:
         """Call the callback; returns whether it asked to stop."""
         if self.callback is None:
             return False
         more = (self.problem.pack(place.points.tensors()),) if self.with_point else ()
         return self.callback(record, *more) is True
 
-    def show(self, record: dict[str, float]) -> None:
+    def show(self, record: Record) -> None:
         """Print a line of the table of records, under a heading."""
         if record["iteration"] == 0:
             print("  ".join(f"{name:>{max(13, len(name))}}" for name in record))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ghor.solve.curves import Ray
 from ghor.solve.points import Points
 from ghor.solve.problem import Log, Place, Problem
 
@@ -24,19 +25,19 @@ def trust_region(problem: Problem, points: Points, log: Log) -> Place:
         product = product or problem.hessian(place)
         radius = radius or _first_radius(place, product, widest)
         u, Hu, edge = steihaug(g, product, radius, log)
-        t = min(1.0, place.points.ceiling(u))
-        along = u.clone()
-        new = problem.place(place.points.moved(u, t, [along]), twice=True)
+        ray, along = Ray(place.points, u), u.clone()
+        t = min(1.0, ray.ceiling())
+        new = problem.place(ray.at(t, [along]), twice=True)
         slope, length = float(g.dot(u)), t * float(u.norm())
         decrease = -t * slope - t * t / 2 * float(u.dot(Hu))
         ratio = (place.value - new.value) / decrease if decrease > 0 else 0.0
         # Within rounding of the values their difference says nothing. The slopes at both ends still do: by
         # the trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
-        noise = 10 * eps * max(abs(place.value), abs(log.history[0]["value"]))
-        if max(decrease, abs(place.value - new.value)) <= noise and float(new.gradient.norm()) < float(
-            g.norm()
-        ):
-            ratio = -t / 2 * (slope + new.points.slope(new.gradient, along, t)) / decrease
+        noise = 10 * eps * max(abs(place.value), abs(log.first[0]))
+        if max(decrease, abs(place.value - new.value)) <= noise and new.norm < place.norm:
+            ratio = -t / 2 * (slope + ray.slope(new.points, new.gradient, along, t)) / decrease
+        if not (math.isfinite(new.value) and math.isfinite(new.norm)):
+            ratio = 0.0
         if not ratio >= 0.25:
             radius = min(radius, length) / 4
         elif ratio > 0.75 and edge:
@@ -57,7 +58,7 @@ def _first_radius(place: Place, product: Callable[[Tensor], Tensor], widest: flo
     """
     if widest < math.inf:
         return widest / 8
-    g, norm = place.gradient, float(place.gradient.norm())
+    g, norm = place.gradient, place.norm
     bend = float(g.dot(product(g))) / norm / norm
     return norm / bend if bend > 0 else norm * place.points.first_step(g, place.value)
 
@@ -75,7 +76,7 @@ def steihaug(
     # Everything is divided by `size`: squares of small gradients would underflow in float32.
     u, Hu, r = torch.zeros_like(g), torch.zeros_like(g), g / size
     d, rr, edge = -r, 1.0, radius / size
-    target = max(min(math.sqrt(size / log.history[0]["gradient_norm"]), 0.1), log.target() / 2 / size)
+    target = max(min(math.sqrt(size / log.first[1]), 0.1), log.target() / 2 / size)
     for _ in range(2 * len(g)):
         Hd = product(d)
         dHd, uu, ud, dd = (float(a.dot(b)) for a, b in ((d, Hd), (u, u), (u, d), (d, d)))

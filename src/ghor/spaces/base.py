@@ -16,11 +16,14 @@ exp, log, dist, transport, ...`) is optional; `space.has("log")` tells whether i
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any, ClassVar, Self
 
 import torch
@@ -38,6 +41,26 @@ NEEDS = {
     "is_tangent": "tangent",
     "mean": "log",
     "norm": "metric",
+}
+
+
+# Our names for what geoopt and pymanopt call otherwise.
+ELSEWHERE = {
+    "egrad2rgrad": "rgrad",
+    "euclidean_to_riemannian_gradient": "rgrad",
+    "expmap": "exp",
+    "inner_product": "inner",
+    "logmap": "log",
+    "pair_mean": "mean",
+    "projection": "tangent",
+    "proju": "tangent",
+    "projx": "project",
+    "random_point": "random",
+    "random_tangent_vector": "tangent, of a random tensor",
+    "retr": "retract",
+    "retraction": "retract",
+    "to_tangent_space": "tangent",
+    "transp": "transport",
 }
 
 
@@ -61,8 +84,9 @@ class Space(ABC):
 
     __signature__: ClassVar[_Signature] = _Signature()
 
-    # The longest velocity ||W||_F of one step; longer ones are clipped to it. Beyond 1e6 a retraction, though
-    # computed in float64, has lost the digits in which float32 could tell it from its limit.
+    # The longest velocity ||W||_F of one step; longer ones are clipped to it. Long steps are computed in
+    # float64, where squaring leaves a geodesic about 1e-18 ||W||^2 off the group: 1e-6 here, which `restore`
+    # repairs, and more than 1 from 1e9 on, where no digit is left to repair.
     max_velocity: ClassVar[float] = 1e6
 
     # Whether points are bounded: then any matrix of full rank has a nearest point, and no step leads far off.
@@ -73,6 +97,11 @@ class Space(ABC):
 
     # Whether `implicit_update` also carries second moments along, because the frame turns fast.
     spreads: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "random" in cls.__dict__:
+            cls.random = _takes_sizes(cls.__dict__["random"])  # type: ignore[method-assign]
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
         # Known keywords alone, as in `one`, are not checked: `bind` takes 50 us.
@@ -96,6 +125,8 @@ class Space(ABC):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in ELSEWHERE:
+            raise Absent(f"{self} has no {name}: here it is called {ELSEWHERE[name]}")
         what = "logarithm" if name == "log" else name
         raise Absent(f"{self} has no {what} here; space.has({name!r}) tells which spaces have one")
 
@@ -110,6 +141,10 @@ class Space(ABC):
     def one(self) -> Space:
         """The space of a single point in a weight: without `blocks`, and without rows that are left alone."""
         return self
+
+    def by_rows(self, X: Tensor) -> Tensor:
+        """X with its blocks one below the other: X, or X^T if they lie side by side. Its own inverse."""
+        return X
 
     def split(self, X: Tensor) -> Tensor:
         """View a weight as a batch of points, (..., *point), in the layout of `one`."""
@@ -153,6 +188,13 @@ class Space(ABC):
         It is 0 only for W = 0, and not finite where W is not.
         """
         return torch.linalg.vector_norm(W, dim=tuple(range(-self.dims, 0)))
+
+    def angle(self, W: Tensor) -> Tensor:
+        """The largest angle by which the step W turns a vector, at most: (..., *point) -> (...).
+
+        Where a step is not a rotation, its length. It is what `max_angle` of an optimizer limits.
+        """
+        return self.step_length(W)
 
     def polish_period(self, shape: Sequence[int]) -> int:
         """Steps between two polishings of a whole section; in between only the point is polished."""
@@ -202,6 +244,13 @@ class Space(ABC):
     @abstractmethod
     def section(self, Y: Tensor) -> Tensor:
         """lambda(Y) = Lambda in G, with Lambda E = Y. Draws no random numbers."""
+
+    def section_near(self, Lambda: Tensor, Y: Tensor) -> Tensor:
+        """A frame above Y near the frame Lambda, if its point is near Y; otherwise `section(Y)`.
+
+        Coordinates in the one frame mean nearly the same in the other.
+        """
+        return self.section(Y)
 
     @abstractmethod
     def apply_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
@@ -269,6 +318,13 @@ class Space(ABC):
         """The matrices (..., a, b) that make up W, as views; matrix rules such as Muon act on each."""
         return [W.unsqueeze(-1) if self.dims == 1 else W]
 
+    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor) -> Tensor:
+        """The element of g^hor with these blocks, up to projection; the inverse of `ghor_blocks`."""
+        W = torch.zeros_like(like)
+        for view, X in zip(self.ghor_blocks(W), blocks, strict=True):
+            view.copy_(X)
+        return self.hor(W)
+
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
         """The tensor that stands for the point Y0 in |Y - Y0|^2: Y0, unless several tensors are one point."""
         return Y0
@@ -329,8 +385,13 @@ def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
     name, parameters = cls.__name__, cls.__signature__.parameters
     options = f"its options are: {', '.join(parameters) or 'none'}"
     by_position = any(p.kind is not p.KEYWORD_ONLY for p in parameters.values())
+    if len(given) == 1 and isinstance(given[0], (tuple, list)) and not by_position:
+        given = tuple(given[0])
     if by_position or not given or not all(isinstance(k, int) for k in given):
-        return f"{name}(): {error}; {options}"
+        wrong = re.search("keyword argument '(.*)'", error)
+        near = difflib.get_close_matches(wrong[1], parameters, 1) if wrong else []
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"{name}(): {error}{hint}; {options}"
     space, example = cls(), ""
     for shape in (given, 2 * given, (given[0], given[0] + 1)):  # one size: the side of a square, or of a pose
         try:
@@ -340,6 +401,19 @@ def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
         example = f", as in {name}().random({', '.join(map(str, shape))})"
         break
     return f"{name}() takes no sizes, got {given}: they come from the weight{example}; {options}"
+
+
+def _takes_sizes(random: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`random`, with a hint for those who give it a shape, as torch.randn takes it."""
+
+    @wraps(random)
+    def checked(self: Space, *shape: Any, **options: Any) -> Tensor:
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            sizes = ", ".join(map(str, shape[0]))
+            raise TypeError(f"{self}.random takes sizes, not a shape: write {self}.random({sizes})")
+        return random(self, *shape, **options)
+
+    return checked
 
 
 def compute(X: Tensor) -> Tensor:

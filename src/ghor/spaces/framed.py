@@ -95,6 +95,16 @@ class Framed(Space):
         """The cheapest Lambda above Y, for `push` and `global_rep`."""
         return self.section(Y)
 
+    def section_near(self, Lambda: Tensor, Y: Tensor) -> Tensor:
+        """Lambda moved along the geodesic to Y, where that is short; its point is Y up to rounding."""
+        try:
+            W = self.global_rep(Lambda, self.log(self.apply_section(Lambda, Y), Y))
+        except ValueError:  # some are so far away that there are several geodesics
+            return self.section(Y)
+        moved = self.update_section(Lambda, W, "geodesic")
+        near = (self.step_length(W) <= 0.5).view(-1, *[1] * (Lambda.dim() - 1))
+        return torch.where(near, moved, self.section(Y))
+
     @abstractmethod
     def pullback(self, Lambda: Tensor, G: Tensor) -> Tensor:
         """`global_grad` without `out`."""

@@ -15,7 +15,7 @@ from ghor._torch.values import may_read
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
-from ghor.spaces.rank_one import FAST, Padded, Step, pull, scalar, sinhc
+from ghor.spaces.rank_one import FAST, Padded, Step, one, pull, scalar, sinhc
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,14 +143,19 @@ class Hyperbolic(Padded, Framed):
             x_new = torch.cat([x_new, torch.cat([Lambda[..., 1:, :1], turned], -1)], -2)
         return x_new
 
-    def hold(self, Lambda: Tensor, W: Tensor, R: Retraction, dtype: torch.dtype) -> Tensor:
+    def hold(
+        self, Lambda: Tensor, W: Tensor, R: Retraction, dtype: torch.dtype, longest: float | None = None
+    ) -> Tensor:
         """W, shortened where the step would go beyond eps x_0 = 1/4, where the digits of `dtype` end.
 
         Along a geodesic with the outward speed o = <x_s, b>/|b|, x_0 cosh(t) + o sinh(t) = far at
         t = log((far + sqrt(far^2 - x_0^2 + o^2))/(x_0 + o)). Other retractions go at most 4/3 as far. The
-        factor is a constant for autograd. Reads values only where that is free.
+        factor is a constant for autograd. Reads values only where that is free. `longest` is the greatest
+        |W|, if it is known.
         """
         far = 0.25 / torch.finfo(dtype).eps
+        if longest is not None and float(Lambda[..., 0, 0].max()) * math.exp(longest * 4 / 3) <= far:
+            return W
         free = may_read(W) and not (W.requires_grad or torch.compiler.is_compiling())
         with torch.no_grad():
             x0, xs = Lambda[..., 0, :1], Lambda[..., 0, 1:]
@@ -177,7 +182,7 @@ class Hyperbolic(Padded, Framed):
         self, Lambda: Tensor, E: Tensor, share: Tensor | float = 1.0, point_only: bool = False
     ) -> Tensor:
         """Recompute x_0 from the spatial part, and repair O by one Newton-Schulz step."""
-        self.implicit_polish(Lambda[..., 0, :], share)
+        self.implicit_polish(Lambda[..., 0, :], None, share)
         if not point_only:
             orthonormalised(Lambda[..., 1:, 1:], share)
         return Lambda
@@ -190,6 +195,10 @@ class Hyperbolic(Padded, Framed):
     def implicit_start(self, Y: Tensor) -> Tensor:
         """An empty anchor, (..., 0)."""
         return Y.new_empty(*Y.shape[:-1], 0)
+
+    def implicit_near(self, R: Tensor, Y: Tensor) -> Tensor:
+        """The anchor is empty, and stays."""
+        return R
 
     def checked_anchor(self, R: Tensor) -> Tensor:
         """The anchor is empty, so there is nothing to check."""
@@ -208,17 +217,18 @@ class Hyperbolic(Padded, Framed):
         for X in vectors:
             X[..., 1:] = _boost(Lambda, X)
 
-    def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
+    def implicit_polish(self, Y: Tensor, R: Tensor | None, share: Tensor | float) -> None:
         """Recompute x_0 from the spatial part, in place."""
         Y[..., 0] += (_lifted(Y[..., 1:])[..., 0] - Y[..., 0]) * share
 
-    def implicit_restore(self, Y: Tensor) -> Tensor:
+    def implicit_restore(self, Y: Tensor, R: Tensor) -> Tensor:
         """The point with x_0 recomputed from the spatial part."""
         return _lifted(Y[..., 1:])
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """`global_grad` in the boost frame."""
-        out[..., 1:], out[..., 0] = pull(-1, Y, G, P), 0
+        pull(-1, Y, G, P, out=out[..., 1:])
+        out[..., 0] = 0
         return out
 
     def implicit_update(
@@ -231,6 +241,8 @@ class Hyperbolic(Padded, Framed):
         vectors: Sequence[Tensor],
         moved: Tensor,
         squares: Sequence[Tensor] = (),
+        span: tuple[float, float] | None = None,
+        scratch: Tensor | None = None,
     ) -> Tensor:
         """Move Y, turn the `vectors` with the boost frame and spread squares, in place; returns the new p.
 
@@ -241,20 +253,30 @@ class Hyperbolic(Padded, Framed):
         Spreading is right on average. But momentum is a single vector, so in all but short steps the
         squares are kept large enough beside it that no ratio m^2/s exceeds the largest one before the step.
         """
-        step = Step(-1, Y, W[..., 1:], retraction, p=P)
-        fast = step.bb > (FAST / 5) ** 2  # far out the frame turns by up to the length of the step
+        moved = moved.unsqueeze(-1)
+        b = W[..., 1:]
+        step = Step(-1, Y, b, retraction, p=P, length=None if span is None else moved)
         pairs = [(m[..., 1:], s[..., 1:]) for m in vectors for s in squares]
-        if not torch.compiler.is_compiling() and may_read(fast) and not bool(fast.any()):
+        slow = FAST / 5  # far out the frame turns by up to the length of the step
+        if span is not None:
+            pairs = pairs if span[1] > slow else []
+        elif not torch.compiler.is_compiling() and may_read(b) and not bool((step.bb > slow**2).any()):
             pairs = []
         largest = [_ratio(m, s).amax(-1, keepdim=True) for m, s in pairs]
         step.turn_(vectors)
         step.spread_(squares)
         for (m, s), most in zip(pairs, largest, strict=True):
-            s.copy_(torch.where(fast, torch.maximum(s, _ratio(m, most)), s))
-        xs = step.point()
-        x0 = torch.where(moved.unsqueeze(-1) > 0, (1 + scalar(xs, xs)).sqrt(), Y[..., :1])
-        Y[..., :1], Y[..., 1:] = x0, xs
-        return self.implicit_inverse(Y, R)
+            s.copy_(torch.where(step.bb > slow**2, torch.maximum(s, _ratio(m, most)), s))
+        if span is None or span[0] == 0:
+            xs = step.point()
+            x0 = torch.where(moved > 0, (1 + scalar(xs, xs)).sqrt(), Y[..., :1])
+            Y[..., :1], Y[..., 1:] = x0, xs
+            return torch.reciprocal(1 + Y[..., :1])
+        xs = Y[..., 1:]
+        xs.addcmul_(step.g, xs).addcmul_(step.F2, b)
+        x0 = torch.linalg.vector_norm(xs, dim=-1, keepdim=True)
+        torch.hypot(x0, one(x0.dtype, x0.device), out=Y[..., :1])
+        return torch.reciprocal(1 + Y[..., :1])  # of Y, not step.p: a resumed run starts from Y
 
     # -- geometry --------------------------------------------------------------------------------------------
 

@@ -16,13 +16,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
-from ghor.linalg import LONG, eye_like, frobenius, product
+from ghor.linalg import LONG, defect, eye_like, frobenius, product
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import Space
 
@@ -38,11 +38,13 @@ class MatrixSpace(Space):
     With `blocks=k` a tensor is k matrices stacked along the rows, each of them on the space:
     `Stiefel(blocks=3)` for the weights of queries, keys and values in one tensor, `Stiefel(blocks=(3,
     heads))` for those of every head. Blocks are a batch: (k R, C) is taken as (k, R, C), and `residual`,
-    `metric`, ... return a number for each.
+    `metric`, ... return a number for each. `along="columns"` is for a weight that holds the transpose: its
+    blocks lie side by side, as in the layers of GPT-2 (Hugging Face's Conv1D, in x out).
     """
 
     flatten: int = 1
     blocks: int | tuple[int, ...] | None = None
+    along: Literal["rows", "columns"] = "rows"
 
     # -- shapes: wide matrices, kernels, several matrices in one tensor --------------------------------------
 
@@ -54,10 +56,16 @@ class MatrixSpace(Space):
         )
         if not counts or not all(type(k) is int and k > 0 for k in counts):
             raise ValueError(f"blocks counts matrices, 3 or (3, heads), got {self.blocks!r}")
+        if self.along not in ("rows", "columns"):
+            raise ValueError(f"blocks lie along='rows' or along='columns', got {self.along!r}")
+        if self.along == "columns" and (self.blocks is None or self.dims != 2):
+            raise ValueError(
+                f"along='columns' says where the blocks of a matrix lie; {self} has no blocks of that kind"
+            )
 
     @property
     def one(self) -> Space:
-        return self if self.blocks is None else replace(self, blocks=None)
+        return self if self.blocks is None else replace(self, blocks=None, along="rows")
 
     @property
     def count(self) -> int:
@@ -68,14 +76,18 @@ class MatrixSpace(Space):
     def dims(self) -> int:
         return 1 + self.flatten
 
+    def by_rows(self, X: Tensor) -> Tensor:
+        return X.mT if self.along == "columns" else X
+
     def split(self, X: Tensor) -> Tensor:
+        X = self.by_rows(X)
         if self.blocks is None or self.count == 1:
             return X
         return X.unflatten(-self.dims, (self.count, X.shape[-self.dims] // self.count))
 
     def join(self, X: Tensor) -> Tensor:
         """The inverse of `split`."""
-        return X if self.count == 1 else X.flatten(-self.dims - 1, -self.dims)
+        return self.by_rows(X if self.count == 1 else X.flatten(-self.dims - 1, -self.dims))
 
     def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
         super().write(weights if self.blocks is None else list(map(self.split, weights)), points)
@@ -99,18 +111,25 @@ class MatrixSpace(Space):
             raise ValueError(f"{self} of real 1 x 1 matrices does not move, got shape {tuple(shape)}{hint}")
 
     def check_blocks(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless the rows split into equal blocks."""
-        if shape[-self.dims] % self.count:
+        """Raise ValueError unless the rows, or columns, split into equal blocks."""
+        side = shape[-1 if self.along == "columns" else -self.dims]
+        if side % self.count:
+            across = self.dims == 2 and self.along == "rows" and shape[-1] % self.count == 0
+            hint = f"; its {shape[-1]} columns can be: along='columns'" if across else ""
             raise ValueError(
-                f"{self} cannot split {shape[-self.dims]} rows into {self.count} equal blocks, got shape "
-                f"{tuple(shape)}"
+                f"{self} cannot split {side} {self.along} into {self.count} equal blocks, got shape "
+                f"{tuple(shape)}{hint}"
             )
+
+    def block(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Rows and columns of one block, as `split` has it, in a tensor of this shape."""
+        if self.along == "columns":
+            return shape[-1] // self.count, shape[-2]
+        return shape[-1 - self.flatten] // self.count, math.prod(shape[-self.flatten :])
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
         """(N, n) of the tall matrices in a tensor of this shape."""
-        rows, columns = shape[-1 - self.flatten], math.prod(shape[-self.flatten :])
-        if self.blocks is not None:
-            rows //= self.count
+        rows, columns = self.block(shape)
         return max(rows, columns), min(rows, columns)
 
     def matrix(self, Y: Tensor) -> Tensor:
@@ -124,8 +143,8 @@ class MatrixSpace(Space):
 
         A view, unless there are blocks.
         """
-        rows = shape[-1 - self.flatten] // (1 if self.blocks is None else self.count)
-        M = M.mT if rows < math.prod(shape[-self.flatten :]) else M
+        rows, columns = self.block(shape)
+        M = M.mT if rows < columns else M
         M = M.unflatten(-1, tuple(shape[-self.flatten :])) if self.flatten > 1 else M
         return M if self.blocks is None else self.join(M)
 
@@ -178,6 +197,13 @@ class MatrixSpace(Space):
         N, n = M.shape[-2:]
         return [M[..., :n, :]] * (n > 1 or W.is_complex()) + [M[..., n:, :]] * (N > n)
 
+    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor) -> Tensor:
+        """[skew(A)/2; B], without the copies of the general way."""
+        N, n = self.size(like.shape)
+        if len(blocks) != 1 + (N > n):
+            return super().from_ghor_blocks(blocks, like)
+        return self.unmatrix(torch.cat([self.skew(blocks[0]) / 2, *blocks[1:]], -2), like.shape)
+
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
         """<A, A'>/2 + <B, B'>, which is tr(W^H V)/2 of the full matrices."""
         P = (self.matrix(W) * self.matrix(V).conj()).real
@@ -205,8 +231,19 @@ class MatrixSpace(Space):
         return frobenius(self.pair(M, M) - eye_like(M))
 
     def section(self, Y: Tensor) -> Tensor:
-        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N), stored by columns, so Y is contiguous."""
-        return self.section_matrix(self.matrix(Y)).mT.contiguous().mT
+        """lambda(Y) = Lambda = [Y, Q]: (..., N, n) -> (..., N, N)."""
+        return _stored(self.section_matrix(self.matrix(Y)), self.size(Y.shape)[1])
+
+    def section_near(self, Lambda: Tensor, Y: Tensor) -> Tensor:
+        """[Y, Q - Y Y* Q], and its last columns polished, where that is near the group."""
+        M, n = self.matrix(Y), self.size(Y.shape)[1]
+        Q = Lambda[..., n:]
+        L = torch.cat([M, Q - M @ (self.star(M) @ Q)], -1)
+        near = frobenius(self.inverse(L, n) @ L - eye_like(L)) <= 0.1
+        for _ in range(4):  # each squares the residual: 0.1^16
+            self.polish(L, Y)
+        L[..., :n] = M
+        return torch.where(near[..., None, None], L, self.section(Y))
 
     @abstractmethod
     def section_matrix(self, Y: Tensor) -> Tensor:
@@ -238,8 +275,10 @@ class MatrixSpace(Space):
         out = Lambda.clone() if out is None else out
         R = retraction if isinstance(retraction, Retraction) else by_name(retraction)
         N, n = self.size(W.shape)
+        if N == n:
+            return out.add_(R.right(Lambda, self.matrix(W)))
         if N < 2 * n and N <= R.dense_up_to:  # the thin form would not be smaller, see `ghor.retraction`
-            return out.add_(Lambda @ R.dense(self.algebra(self.matrix(W))))
+            return out.add_(R.right(Lambda, self.algebra(self.matrix(W))))
         # A copy, since A is overwritten below; by columns, as Lambda is, so that products need no other copy.
         W = self.matrix(W).mT.clone(memory_format=torch.contiguous_format).mT
         A, B, Yt = W[..., :n, :], W[..., n:, :], Lambda[..., :n].mT
@@ -247,8 +286,11 @@ class MatrixSpace(Space):
         C = Bs @ B if N <= LONG else product(Bs, B)
         if R.factors is not None:
             A[...], F2 = R.factors(A, C)  # W becomes [M; B], so that F = W F2
-            Dt = F2.mT @ (W.mT @ Lambda.mT)
-            Tt = torch.add(Yt, Dt, alpha=0.5)
+            Vt = W.mT @ Lambda.mT
+            Dt = F2.mT @ Vt
+            # Into Vt, because new memory costs several times what is computed here.
+            room = None if torch.compiler.is_compiling() or Dt.requires_grad else Vt
+            Tt = torch.add(Yt, Dt, alpha=0.5, out=room)
         else:
             F1, F2, T1, T2 = R.thin(A, C)
             F, T = torch.cat([F1, T1], -1), torch.cat([F2, T2], -1)
@@ -257,7 +299,8 @@ class MatrixSpace(Space):
         # In a batch the columns of Q are not contiguous. Then all of Lambda is updated, with 0 in place of A.
         if not Qt.is_contiguous():
             A.zero_()
-            B.copy_(Bt)
+            if W.is_complex() or type(self).star is not MatrixSpace.star:  # else Bt is B
+                B.copy_(Bt)
             Qt, Bt = out.mT, W
         if Qt.dim() == 3:
             Qt.baddbmm_(Bt, Tt, alpha=-1)
@@ -276,16 +319,21 @@ class MatrixSpace(Space):
         n = self.size(E.shape)[1]
         X = Lambda[..., :n] if point_only else Lambda
         share = share[..., None, None] if isinstance(share, Tensor) else share
-        X.add_(X @ ((eye_like(X) - product(self.inverse(X, n), X)) * (share / 2)))
+        X.add_(X @ (defect(self.inverse(X, n), X) * (share / 2)))
         return Lambda
 
     def checked_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
         N, n = self.size(E.shape)
-        I, Lambda = eye_like(Lambda), Lambda.mT.contiguous().mT
+        if Lambda.shape[-2:] != (N, N):
+            raise ValueError(
+                f"a loaded section of shape {tuple(Lambda.shape[-2:])} is not that of {N} x {n} weights; "
+                "load another state, or delete the key 'section' from it"
+            )
+        I, Lambda = eye_like(Lambda), _stored(Lambda, n)
         for _ in range(3):  # each polishing squares the residual: 0.005^8 is below the rounding of float64
             off = frobenius(self.inverse(Lambda, n) @ Lambda - I)
             size = frobenius(Lambda) ** 2 / N
-            if Lambda.shape[-1] != N or not bool((off <= 0.005 * math.sqrt(N) * size).all()):
+            if not bool((off <= 0.005 * math.sqrt(N) * size).all()):
                 raise ValueError(
                     f"a loaded section is {float(off.max()):.1e} off the group of {self}; load another "
                     "state, or delete the key 'section' from it: the section is then built from the weight"
@@ -350,3 +398,8 @@ class MatrixSpace(Space):
         F1, F2, T1, T2 = retraction.thin(A, self.star(K) @ K)
         x, z = Ys @ X, self.star(K) @ X
         return Y @ (F1 @ x - T1 @ z) + K @ (F2 @ x - T2 @ z)
+
+
+def _stored(Lambda: Tensor, n: int) -> Tensor:
+    """Lambda = [Y, Q] by columns, so that Y is contiguous; by rows, as weights are, if Y is all of it."""
+    return Lambda.contiguous() if Lambda.shape[-1] == n else Lambda.mT.contiguous().mT

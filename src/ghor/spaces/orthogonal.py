@@ -28,10 +28,13 @@ from ghor.linalg import (
     inverse,
     largest,
     phases,
+    plus_product,
     polar,
     product,
     solve,
+    spectral_bound,
     symmetric_function,
+    times,
 )
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space, compute
@@ -42,6 +45,18 @@ class Orthogonal(MatrixSpace):
     """Spaces of SO(N), X* = X^T, or of U(N), X* = X^H."""
 
     implicit: ClassVar[bool] = True
+
+    def angle(self, W: Tensor) -> Tensor:
+        """(a + sqrt(a^2 + 4 b^2))/2 with a >= ||A||_2 and b >= ||B||_2, a bound of ||[[A, -B^H], [B, 0]]||_2.
+
+        That norm is the largest angle of exp(W); Cayley turns by less. The bound is exact if A or B is 0 and
+        the other has rank one (two for A), and up to rounding and n^(1/16) in general if one of them is 0.
+        """
+        M = self.matrix(W)
+        n = M.shape[-1]
+        a = spectral_bound(M[..., :n, :], 1 if W.is_complex() else 2)
+        b = spectral_bound(M[..., n:, :])
+        return (a + torch.hypot(a, 2 * b)) / 2
 
     # -- points ----------------------------------------------------------------------------------------------
 
@@ -147,6 +162,12 @@ class Orthogonal(MatrixSpace):
         M = self.matrix(Y)
         return polar(M[..., : M.shape[-1], :])
 
+    def implicit_near(self, R: Tensor, Y: Tensor) -> Tensor:
+        """The anchor R, or where that is too far from Y1, a new one."""
+        P = self.implicit_inverse(Y, R).flatten(1)  # of norm sqrt(n) at most where just anchored
+        worn = ~(torch.linalg.vector_norm(P, dim=1) <= 4 * P.shape[1] ** 0.25)
+        return torch.where(worn.view(-1, *[1] * (R.dim() - 1)), self.implicit_start(Y), R)
+
     def implicit_inverse(self, Y: Tensor, R: Tensor) -> Tensor:
         """P = (R + Y1)^-1."""
         return inverse(R + self.matrix(Y)[..., : R.shape[-1], :])
@@ -156,9 +177,8 @@ class Orthogonal(MatrixSpace):
         Y, G, M = self.matrix(Y), self.matrix(G), self.matrix(out)
         n = R.shape[-1]
         YG = Y.mH @ G
+        add_product(M.copy_(G), Y, P @ plus_product(G[..., :n, :], R, YG), -1)
         M[..., :n, :] = self.skew(YG)
-        lower = M[..., n:, :].copy_(G[..., n:, :])
-        add_product(lower, Y[..., n:, :], P @ (R @ YG + G[..., :n, :]), -1)
         return out
 
     def implicit_update(
@@ -171,61 +191,83 @@ class Orthogonal(MatrixSpace):
         vectors: Sequence[Tensor],
         moved: Tensor,
         squares: Sequence[Tensor] = (),
+        span: tuple[float, float] | None = None,
+        scratch: Tensor | None = None,
     ) -> Tensor:
         """Y <- Lambda R(W) E, and `vectors` of g^hor to the frame at the new Y, in place; returns the new P.
 
-            Y+ = Y + Y G1 - E U F2 + E_c B F2,    U = P^H Y2^H B,    G1 = F1 - R^H U F2
+        With U = P^H Y2^H B, Z = [-U; B], that is Q B = Z - Y R^H U, and F1, F2, T1, T2 of `ghor.retraction`:
 
-        with F1, F2 of `ghor.retraction`: only Y2, B and the lower blocks of vectors have N rows, and each is
-        multiplied by n x n matrices. `moved`, (...), is 0 where vectors must not change by a bit. The anchor
-        is renewed where P has grown.
+            D = Y (F1 - R^H U F2) + Z F2,    Y+ = Y + D
+
+        For Cayley, D = (Y (M - R^H U) + Z) F2. A vector with the lower block m is transported to Q m - T c,
+        c = B^H m; with y = R^H P^H Y2^H m its coordinates at the new point are
+
+            m + V2 - Y2+ (h + P+ (V1 + (R+ - R) y - Y1+ h)),    V = D f - Z T2 c,    f = y + h
+
+        where h = (T1 - R^H U T2) c. For Cayley, h = c, f = y + c/2, V = D f. Terms are as small as the step,
+        so that nothing of the size of m cancels, and W = 0 changes no bit. The anchor is renewed where P has
+        grown. W is overwritten.
         """
-        Y, W, moved = self.matrix(Y), self.matrix(W), moved[..., None, None]
+        Y, W = self.matrix(Y), self.matrix(W)
         n = R.shape[-1]
-        Y1, Y2, B = Y[..., :n, :], Y[..., n:, :], W[..., n:, :]
-        F1, F2, T1, T2 = retraction.thin(W[..., :n, :], product(B.mH, B))
-        M = Y2.mH @ B
-        UF = P.mH @ M @ F2
-        G1 = F1 - R.mH @ UF
-        Y1_new = Y1 + (Y1 @ G1 - UF)
-        R_new, P_new = self._anchor(Y1_new, R)
-        for X in map(self.matrix, vectors):
-            m = X[..., n:, :]
-            c = B.mH @ m
-            T1c, T2c = T1 @ c, T2 @ c
-            u = P.mH @ (Y2.mH @ m - M @ T2c)
-            a = -T1c - R.mH @ u  # the transported vector is Q' m = Y a - E u + E_c (m - B T2 c)
-            b = P_new @ (Y1 @ a - u)  # its new coordinates, Q+^H times it, are its lower block less Y2+ b
-            add_product(add_product(m, Y2, (a - b - G1 @ b) * moved), B, (T2c + F2 @ b) * moved, -1)
-        D = Y2 @ G1
-        add_product(Y2, B, F2).add_(D)
-        Y1.copy_(Y1_new)
-        R.copy_(R_new)
+        Y1, Y2, A, B = Y[..., :n, :], Y[..., n:, :], W[..., :n, :], W[..., n:, :]
+        U, C = P.mH @ (Y2.mH @ B), product(B.mH, B)
+        lower = [self.matrix(X)[..., n:, :] for X in vectors]
+        images = [(B.mH @ m, P.mH @ (Y2.mH @ m)) for m in lower]  # c, R y
+        turns: list[tuple[Tensor, Tensor, Tensor | None]]  # h, f, T2 c
+        if retraction.factors is not None:
+            M, F2 = retraction.factors(A, C)
+            A.copy_(-U)
+            D = times(add_product(W, Y, plus_product(M, R.mH, U, -1)), F2)
+            turns = [(c, plus_product(c, R.mH, Ry, beta=0.5), None) for c, Ry in images]
+            room = W
+        else:
+            F1, F2, T1, T2 = retraction.thin(A, C)
+            RU = R.mH @ U
+            A.copy_(-U)
+            D = add_product(times(W, F2), Y, F1 - RU @ F2)
+            turns = [(h := T1 @ c - RU @ (T2 @ c), plus_product(h, R.mH, Ry), T2 @ c) for c, Ry in images]
+            room = torch.empty_like(W)
+        Y.add_(D)
+        R_new, P_new = self._anchor(Y1, R)
+        for m, (h, f, T2c), (_, Ry) in zip(lower, turns, images, strict=True):
+            V = times(D, f, out=room)
+            if T2c is not None:
+                add_product(V, W, T2c, -1)
+            u = plus_product(V[..., :n, :], Y1, h, -1)
+            u = u if R_new is R else plus_product(u, (R_new - R) @ R.mH, Ry)
+            m.add_(add_product(V, Y, plus_product(h, P_new, u), -1)[..., n:, :])
+        if R_new is not R:
+            R.copy_(R_new)
         return P_new
 
     def _anchor(self, Y1: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
         """R and P at a new point; R is renewed where P, of norm at most 1 when anchored, has grown."""
         P = inverse(R + Y1)
-        # A fresh anchor has ||P||_F <= sqrt(n); written with ~ so that a NaN counts as worn, too.
-        worn = ~(torch.linalg.vector_norm(P, dim=(-2, -1)) <= 4 * math.sqrt(R.shape[-1]))
+        norm, most = torch.linalg.vector_norm(P, dim=(-2, -1)), 4 * math.sqrt(R.shape[-1])  # fresh: sqrt(n)
+        readable = may_read(P) and not torch.compiler.is_compiling()
+        if readable and largest(norm) <= most:
+            return R, P
+        worn = ~(norm <= most)  # written with ~ so that a NaN counts as worn, too
+        if readable:
+            return _renewed(Y1, R, P, worn)
         if torch.compiler.is_compiling():
             anchors: tuple[Tensor, Tensor] = torch.cond(worn.any(), _renewed, _as_they_are, (Y1, R, P, worn))
             return anchors
         # Where `worn` may not be read, every step computes a new anchor, by QR, since an SVD would wait for
         # the device: Y1 = Q T with diag(T) > 0, and R + Y1 = Q (I + T) is well enough conditioned, too.
-        if not may_read(P):
-            Q, T = torch.linalg.qr(Y1)
-            R = torch.where(worn[..., None, None], Q * phases(T.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), R)
-            return R, inverse(R + Y1)
-        return _renewed(Y1, R, P, worn) if bool(worn.any()) else (R, P)
+        Q, T = torch.linalg.qr(Y1)
+        R = torch.where(worn[..., None, None], Q * phases(T.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), R)
+        return R, inverse(R + Y1)
 
     # -- the closed-form section: repair, checks, conversion -------------------------------------------------
 
-    def implicit_polish(self, Y: Tensor, share: Tensor | float) -> None:
+    def implicit_polish(self, Y: Tensor, R: Tensor, share: Tensor | float) -> None:
         """Repair rounding of the point, in place, O(N n^2); see `polish`."""
         self.polish(self.matrix(Y), Y, share, point_only=True)
 
-    def implicit_restore(self, Y: Tensor) -> Tensor:
+    def implicit_restore(self, Y: Tensor, R: Tensor) -> Tensor:
         """Bring Y back to the space from further away."""
         return self.unmatrix(self.restore(self.matrix(Y), Y), Y.shape)
 

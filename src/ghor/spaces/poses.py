@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
-from ghor.linalg import phi, solve
+from ghor.linalg import phi, solve, wide
 from ghor.retraction import Retraction
 from ghor.spaces.framed import Framed, orthonormalised
 from ghor.spaces.rotations import SpecialOrthogonal
 from ghor.spaces.sphere import Sphere
 
 SO = SpecialOrthogonal()
+MeanKind = Literal["group", "frechet"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,6 +37,11 @@ class SpecialEuclidean(Framed):
     holds: ClassVar[str] = "poses [R, t], (..., d, d+1) with d >= 2"
 
     def check_shape(self, shape: Sequence[int]) -> None:
+        if len(shape) >= 2 and shape[-1] == shape[-2] >= 3:
+            raise ValueError(
+                f"{self} holds {self.holds}, got shape {tuple(shape)}. Of a homogeneous matrix "
+                "T = [[R, t], [0, 1]] take T[..., :-1, :]; for rotations alone use ghor.SpecialOrthogonal()"
+            )
         self.refuse_shape(shape, len(shape) >= 2 and shape[-1] == shape[-2] + 1 and shape[-2] >= 2)
 
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
@@ -47,6 +53,7 @@ class SpecialEuclidean(Framed):
 
     def residual(self, Y: Tensor) -> Tensor:
         """The residual of R as a rotation; NaN where t is not finite."""
+        self.check_shape(Y.shape)
         return SO.residual(Y[..., :-1]) + (Y[..., -1] * 0).sum(-1)
 
     @full_precision()
@@ -89,6 +96,10 @@ class SpecialEuclidean(Framed):
         """||omega||_F: only turns are limited, since a limit for translations would depend on the unit."""
         return torch.linalg.vector_norm(W[..., :-1], dim=(-2, -1)) + _any_length(W[..., -1])
 
+    def angle(self, W: Tensor) -> Tensor:
+        """That of omega; translations are not limited."""
+        return SO.angle(W[..., :-1])
+
     def moved(self, Lambda: Tensor, W: Tensor, R: Retraction) -> Tensor:
         """[R, t] + R (R(X) - I), X = [[omega, v], [0, 0]]: by Cayley R (I - omega/2)^-1 W."""
         return Lambda + Lambda[..., :-1] @ _increment(W, R)
@@ -102,21 +113,21 @@ class SpecialEuclidean(Framed):
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """Y log(Y^-1 Z): the screw motion from Y to Z, for turns by less than pi."""
+        self.check_shape(Y.shape)
         R = Y[..., :-1]
         turn = SO.log(R, Z[..., :-1])
         v = solve(phi(R.mT @ turn), R.mT @ (Z[..., -1:] - Y[..., -1:]))
         return torch.cat([turn, R @ v], -1)
 
-    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The group mean of points (K, ..., *point): sum_k w_k log(Y, points[k]) = 0.
+    def mean(self, points: Tensor, weights: Tensor | None = None, kind: MeanKind = "group") -> Tensor:
+        """The mean of points (K, ..., *point), of one of two kinds:
 
-        It moves with the world and with the body's frame. It does not minimise
-        sum_k w_k dist(Y, points[k])^2, because `dist` is the length of a screw motion and not of a geodesic.
-        The minimiser, the Frechet mean of `dist`, is
+            group     sum_k w_k log(Y, points[k]) = 0; it moves with the world and with the body's frame
+            frechet   minimises sum_k w_k dist(Y, points[k])^2; it moves with the world
 
-            ghor.minimize(lambda Y: space.dist(Y, points).square().sum(), space.mean(points), space).x
+        They differ, because `dist` is the length of a screw motion and not of a geodesic.
         """
-        return super().mean(points, weights)
+        return _mean_of_kind(self, super().mean(points, weights), points, weights, kind)
 
 
 S2 = Sphere()
@@ -202,7 +213,7 @@ class PositionsOrientations(Framed):
     ) -> Tensor:
         """Repair R, or n alone, by one Newton-Schulz step."""
         if point_only:
-            S2.implicit_polish(Lambda[..., 1, :], share)
+            S2.implicit_polish(Lambda[..., 1, :], None, share)
         else:
             orthonormalised(Lambda[..., 1:, :], share)
         return Lambda
@@ -214,9 +225,57 @@ class PositionsOrientations(Framed):
         way, w = self.global_rep(Lambda, turn).unbind(-2)
         return self.push(Lambda, torch.stack([solve(phi(_hat(w)), way), w], -2))
 
-    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The exponential mean, sum_k w_k log(Y, points[k]) = 0; see `SpecialEuclidean.mean`."""
-        return super().mean(points, weights)
+    def mean(self, points: Tensor, weights: Tensor | None = None, kind: MeanKind = "group") -> Tensor:
+        """The mean of kind "group" or "frechet", see `SpecialEuclidean.mean`."""
+        return _mean_of_kind(self, super().mean(points, weights), points, weights, kind)
+
+
+@full_precision()
+def _mean_of_kind(space: Framed, Y: Tensor, points: Tensor, weights: Tensor | None, kind: MeanKind) -> Tensor:
+    """The group mean Y, or from there the Frechet mean: Newton's method, steps halved until f falls."""
+    if kind not in ("group", "frechet"):
+        raise ValueError(f"{space}.mean is of kind 'group' or 'frechet', got {kind!r}")
+    if kind == "group" or not Y.numel():
+        return Y
+    X = space.project(wide(points.detach()))
+    w = torch.ones(len(X)) if weights is None else weights.detach()
+    w = w.to(X).reshape(*w.shape, *[1] * (X.dim() - 2 - w.dim()))
+
+    def squares(Y: Tensor) -> Tensor:
+        V = space.log(Y.expand_as(X), X)
+        return (w * space.metric(Y.expand_as(X), V, V)).sum(0)
+
+    Y = space.project(wide(Y))
+    for _ in range(50):
+        Lambda = space.section(Y)
+        with torch.enable_grad():
+            W = torch.zeros_like(Y, requires_grad=True)
+            value = squares(space.exp(Y, space.push(Lambda, space.hor(W))))
+            (G,) = torch.autograd.grad(value.sum(), W, create_graph=True)
+            G = G.flatten(-2)
+            rows = [torch.autograd.grad(g.sum(), W, retain_graph=True)[0] for g in G.unbind(-1)]
+        value, G = value.detach(), G.detach()
+        H = torch.stack([row.flatten(-2) for row in rows], -2)
+        # Scaled to the diagonal 1, so that no unit of length counts; coordinates that are not there have 0.
+        d = H.diagonal(dim1=-2, dim2=-1).abs()
+        d = torch.where(d > 0, d, 1).rsqrt()
+        e, V = torch.linalg.eigh(d[..., :, None] * (H + H.mT) / 2 * d[..., None, :])
+        e = torch.where(e.abs() > 1e-8, e.abs(), torch.inf)  # |e|: downhill also where f is not convex
+        W = -d * (V @ ((V.mT @ (d * G)[..., None]) / e[..., None]))[..., 0]
+        Delta = space.push(Lambda, space.hor(W.unflatten(-1, Y.shape[-2:])))
+        slope, step = (G * W).sum(-1), torch.ones_like(value)
+        if bool((-slope <= 1e-20 * value).all()):
+            break
+        for _ in range(60):
+            moved = space.exp(Y, Delta * step[..., None, None])
+            falls = squares(moved) < value
+            if bool(falls.all()):
+                break
+            step = torch.where(falls, step, step / 2)
+        Y = torch.where(falls[..., None, None], moved, Y)
+        if not bool(falls.any()):  # nothing is left but rounding
+            break
+    return space.project(Y).to(points.dtype)
 
 
 def _increment(W: Tensor, R: Retraction) -> Tensor:

@@ -8,6 +8,9 @@ hyperbolic space. The frame above y is a function of y,
 with r = 1 on hyperbolic space (the boost) and r = 1 or -1 on the sphere, whichever keeps p small. Elements of
 g^hor are W = [[0, -k b^T], [b, 0]], stored as (0, b).
 
+On a sphere of radius |r| the same formulas hold for y and b in units of length, with divisions by r in place
+of factors r: Q x = (-y_2.x/r, x - p y_2 (y_2.x)/r), and b turns y by |b|/|r| radians.
+
 With k = -1 no large numbers are subtracted from each other: rounding is relative, for y_1 = 1e6 as for
 y_1 = 1.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -76,12 +80,14 @@ def coefficients(k: int, bb: Tensor, retraction: Retraction, long: bool = False)
 # -- frames and steps ----------------------------------------------------------------------------------------
 
 
-def pull(k: int, y: Tensor, G: Tensor, p: Tensor, sign: Tensor | None = None) -> Tensor:
-    """Q^T G = G_2 - k r y_2 (G_1 + p y_2.G_2): (..., N) -> (..., N - 1)."""
+def pull(
+    k: int, y: Tensor, G: Tensor, p: Tensor, sign: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Q^T G = G_2 - k y_2 (G_1 + p y_2.G_2)/r: (..., N) -> (..., N - 1)."""
     y2, G2 = y[..., 1:], G[..., 1:]
     along = torch.addcmul(G[..., :1], p, scalar(y2, G2))
-    along = along if sign is None else along * sign
-    return torch.addcmul(G2, y2, along, value=-k)
+    along = along if sign is None else along / sign
+    return torch.addcmul(G2, y2, along, value=-k, out=out)
 
 
 class Step:
@@ -89,7 +95,8 @@ class Step:
 
     T = I + y_2 a^T + b c^T is a rotation, with a and c in the plane of y_2 and b; apart from sums over the
     coordinates everything is one number per point. On hyperbolic space T is the Thomas-Wigner rotation.
-    `sign` and `p` are r and p above; `moved` (..., 1) is false where the sign must stay.
+    `sign` and `p` are r and p above; `moved` (..., 1) is false where the sign must stay. `unit` says that the
+    radius |r| is 1; `length` (..., 1) is |b|, if it is known.
     """
 
     def __init__(
@@ -102,14 +109,21 @@ class Step:
         p: Tensor | None = None,
         moved: Tensor | None = None,
         long: bool = False,
+        unit: bool = True,
+        length: Tensor | None = None,
     ) -> None:
         y1, self.y2, self.b = y[..., :1], y[..., 1:], b
         p = torch.reciprocal((1 if sign is None else sign) + y1) if p is None else p
-        yb, self.bb = scalar(self.y2, b), scalar(b, b)
+        yb = scalar(self.y2, b)
+        self.bb = scalar(b, b) if length is None else length * length
+        if not unit:
+            assert sign is not None
+            per_square = sign.square().reciprocal_()
+            self.bb = self.bb * per_square
         self.F2, h = coefficients(k, self.bb, retraction, long)
         # One number per point each. Factors k are left out until an addcmul can apply them at no cost.
         self.k, e, bh = k, p * yb * self.F2, self.bb * h
-        v = e if sign is None else e * sign
+        v = e if sign is None else e / sign
         self.g = v + bh  # y+ = y (1 - k g) + F2 b in the coordinates y_2
         self.y1 = torch.addcmul(y1, y1, self.g, value=-k).add_(e, alpha=-k)
         self.sign, self.p = sign, torch.reciprocal((1 if sign is None else sign) + self.y1)
@@ -117,17 +131,21 @@ class Step:
             # alpha = 1 - p+ (1 - k g) y1 and beta = p - p+ (1 - k g), without their cancellation far out
             alpha, beta = torch.addcmul(self.p, self.p, v, value=-k), p * self.p * bh
         else:
-            turns = self.p.abs() > 4
+            turns = (self.p * sign).abs_() > 4
             self.sign = torch.where(turns if moved is None else turns & moved, -sign, sign)
             self.p = torch.reciprocal(self.sign + self.y1)
             scale = torch.addcmul(self.p, self.p, self.g, value=-k)
-            alpha, beta = 1 - scale * y1, (p - scale) * sign
-        q, f = self.p * self.F2, h * yb
+            alpha, beta = 1 - scale * y1, (p - scale) / sign
+        q, F = self.p * self.F2, self.F2
+        self.cy = q if sign is None else q / sign
+        if not unit:
+            F, h = F * per_square, h * per_square
+        f = h * yb
         # T m = m + k y_2 (ab b.m - k ay y_2.m) + k b (cy y_2.m + cb b.m)
         self.ay = beta
-        self.ab = torch.addcmul(beta * f, self.F2, alpha, value=-1)
-        self.cy, f = (q, f) if sign is None else (q * sign, f * sign)
-        self.cb = q * torch.add(self.F2 * y1, f, alpha=-k) - h
+        self.ab = torch.addcmul(beta * f, F, alpha, value=-1)
+        f = f if sign is None else f / sign
+        self.cb = q * torch.add(F * y1, f, alpha=-k) - h
 
     def point(self) -> Tensor:
         """The coordinates y_2 of y+ = Lambda R(W) E; the first one is `y1`."""
@@ -166,8 +184,87 @@ class Step:
         """Spread squares stored as (0, s), in place, at all points or at those of `where` (..., 1)."""
         for X in squares:
             s = X[..., 1:]
-            spread = self.spread(s).clamp_min_(0)
-            s.copy_(spread if where is None else torch.where(where, spread, s))
+            if where is None:
+                torch.clamp_min(self.spread(s), 0, out=s)
+            else:
+                s.copy_(torch.where(where, self.spread(s).clamp_min_(0), s))
+
+
+# -- the sphere in few passes over memory --------------------------------------------------------------------
+
+FEW, LONG = 4, 1 << 15  # coordinates for which sums along rows are slow, and for which norms lose digits
+
+
+def inner(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a.b of rows (M, N) -> (M, 1); `out` (M, N) may be overwritten, which saves allocating memory."""
+    N = a.shape[-1]
+    if N > FEW:
+        return torch.mul(a, b, out=out).sum(-1, keepdim=True)
+    total = a[:, :1] * b[:, :1]
+    for j in range(1, N):
+        total.addcmul_(a[:, j : j + 1], b[:, j : j + 1])
+    return total
+
+
+@cache
+def one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The number 1, for operations that take tensors only."""
+    return torch.ones((), dtype=dtype, device=device)
+
+
+def turn_by_cayley(
+    y: Tensor,
+    W: Tensor,
+    r: Tensor,
+    rho: Tensor,
+    length: Tensor,
+    vectors: Sequence[Tensor],
+    unit: bool,
+    shortest: float | None,
+    scratch: Tensor | None = None,
+) -> Tensor:
+    """The step of points y (M, N) by W, and `vectors` turned by it, all in place; returns the new rho.
+
+    The frame is a reflection: with rho = 1 + y_1/r, u = y + r e_1 and |r| = 1,
+
+        [G] = G - u (u.G)/rho                 coordinates of G in it; the first is that along y
+        y+  = y (1 - g) + F W - v r e_1       F = 1/(1 + |W|^2/4),  v = F y.W/rho,  g = v + F |W|^2/2
+        X   = [m] - (W.m/2) (y + y+)          m, transported along the step
+        m+  = m - alpha y - beta y+           alpha = W.m/2 + y.m/rho,  beta = (W.m - rho alpha)/rho+
+
+    where the first coordinates of W, m and m+ are 0. `length` (M, 1) is the angle of W; `shortest` the least
+    of these, None if values may not be read. On a sphere of another radius the products y.W, y.m and W.m are
+    divided by r^2. Where rho+ < 1/4, r changes its sign, and then beta = rho alpha/rho+.
+    """
+    square = None if unit else r.square()
+    v = inner(y, W, scratch)
+    v = v if square is None else v.div_(square)
+    bb = length * length if y.shape[-1] < LONG else inner(W, W, scratch) / r.square()
+    F = torch.add(1, bb, alpha=0.25).reciprocal_()
+    v.mul_(F).div_(rho)
+    g = torch.addcmul(v, bb, F, value=0.5)
+    rest = []
+    for m in vectors:
+        ym, wm = inner(y, m, scratch), inner(W, m, scratch)
+        if square is not None:
+            ym, wm = ym / square, wm / square
+        if shortest is None or shortest == 0:
+            ym = ym * (bb > 0)  # points that do not move keep every bit
+        alpha = torch.addcdiv(wm, ym, rho, value=2)  # 2 alpha
+        rest.append((m, wm, torch.addcmul(wm, rho, alpha, value=-0.5)))
+        m.addcmul_(y, alpha, value=-0.5)
+    y.addcmul_(y, g, value=-1).addcmul_(W, F)
+    y1 = y[..., :1].addcmul_(r, v, value=-1)
+    new = torch.addcdiv(one(y.dtype, y.device), y1, r)
+    if shortest is None or float(new.min()) < 0.25:
+        flip = new < 0.25
+        r.copy_(torch.where(flip, -r, r))
+        new = 1 + y1 / r
+        rest = [(m, wm, torch.where(flip, wm - n, n)) for m, wm, n in rest]
+    for m, _, n in rest:
+        m.addcmul_(y, n / new, value=-1)
+        m[..., 0] = 0
+    return new
 
 
 # -- a row that is not a point -------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ Both classes have the same methods, and work on stacks: points (M, *point) with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
 POLISH_POINT = 10  # steps between two polishings: mostly of Y alone, more rarely of all of Lambda
-SECTIONS = ("auto", "transported", "implicit")
+SectionName = Literal["auto", "transported", "implicit"]
+SECTIONS: tuple[str, ...] = get_args(SectionName)
 SECTION_KEYS = ("section", "frame_anchor", "master")  # in state[p]; "section" if transported, else the others
 
 
@@ -52,6 +54,10 @@ class Transported:
         """Y in the dtype of computation: a view of Lambda."""
         return self.space.apply_section(self.Lambda, self.E)
 
+    def radius(self) -> Tensor:
+        """The radii of spheres, (M)."""
+        return self.space.radius_of(self.Lambda)
+
     def reading(self, Y: Tensor) -> Tensor:
         """A value that changes if anybody writes to the weights: here the weights themselves."""
         return Y
@@ -65,9 +71,15 @@ class Transported:
         out.copy_(self.space.away_from(self.Lambda, self.point(Y), Y0))
 
     def update(
-        self, Y: Tensor | None, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor
+        self,
+        Y: Tensor | None,
+        W: Tensor,
+        retraction: Retraction,
+        vectors: Sequence[Tensor],
+        moved: Tensor,
+        span: tuple[float, float] | None = None,
     ) -> Tensor:
-        """Lambda <- Lambda R(W), in place; returns Y = Lambda E, a view of it."""
+        """Lambda <- Lambda R(W), in place; returns Y = Lambda E, a view of it. W may be overwritten."""
         if not self.space.compact:
             W = self._bounded(self.Lambda, W, retraction)
         self.space.update_section(self.Lambda, W, retraction, out=self.Lambda)
@@ -94,8 +106,8 @@ class Transported:
         self.space.polish(self.Lambda, self.E, share, point_only=not whole)
 
     def rebuild(self, rows: Tensor, Y: Tensor) -> None:
-        """Start again from the points Y, for some members of the stack."""
-        self.Lambda[rows] = self.space.section(Y)
+        """Go on from the points Y, for some members of the stack: with a frame that is near the old one."""
+        self.Lambda[rows] = self.space.section_near(self.Lambda[rows], Y)
 
     def to(self, other: type[Section], Y: Tensor, half: bool, vectors: Sequence[Tensor]) -> Section:
         """Convert to the other kind of section, and turn vectors of g^hor to its frame, in place."""
@@ -117,6 +129,7 @@ class Implicit:
     def __init__(self, space: Space, E: Tensor, R: Tensor, master: Tensor | None = None) -> None:
         self.space, self.E, self.R, self.master = space, E, R, master
         self.P: Tensor | None = None  # `implicit_inverse`, as the last update returned it
+        self.scratch: Tensor | None = None  # memory that `update` may overwrite: the gradient of this step
         # Gets the second moments, if the space `spreads`.
         self.squares: Callable[[], Sequence[Tensor]] | None = None
 
@@ -136,6 +149,10 @@ class Implicit:
         assert point is not None
         return point
 
+    def radius(self) -> Tensor:
+        """The radii of spheres, (M)."""
+        return self.space.radius_of(self.R)
+
     def reading(self, Y: Tensor) -> Tensor:
         """A value that changes if anybody writes to the weights: here a fingerprint, to save a copy of Y."""
         return fingerprint(Y)
@@ -150,25 +167,39 @@ class Implicit:
         Y = self.point(Y)
         P = self._inverse(Y)
         self.space.implicit_grad(Y, self.R, P, G, out)
-        self.P = None if torch.compiler.is_compiling() else P
+        self.P, self.scratch = (None, None) if torch.compiler.is_compiling() else (P, out)
 
     def away_from(self, Y: Tensor | None, Y0: Tensor, out: Tensor) -> None:
         """The vector of g^hor from Y0 to Y, see `Space.away_from`."""
         Y = self.point(Y)
         if self.space.compact:
-            self.global_grad(Y, Y - self.space.representative(Y, Y0), out)
+            G = Y - self.space.representative(Y, Y0)
+            self.space.implicit_grad(Y, self.R, self._inverse(Y), G, out)
         else:
             out.copy_(self.space.away_from(self.space.frame(Y), Y, Y0))
 
     def update(
-        self, Y: Tensor | None, W: Tensor, retraction: Retraction, vectors: Sequence[Tensor], moved: Tensor
+        self,
+        Y: Tensor | None,
+        W: Tensor,
+        retraction: Retraction,
+        vectors: Sequence[Tensor],
+        moved: Tensor,
+        span: tuple[float, float] | None = None,
     ) -> Tensor:
-        """Y <- Lambda R(W) E in place, and `vectors` to the frame at the new Y; returns Y."""
+        """Y <- Lambda R(W) E in place, and `vectors` to the frame at the new Y; returns Y.
+
+        W may be overwritten. `moved` (M) is 0 where nothing may change; with `span`, their least and
+        greatest value, these are the lengths of W.
+        """
         Y = self.point(Y)
         if not self.space.compact:
-            W = self.space.hold(self.space.frame(Y), W, retraction, self.E.dtype)
-        squares = () if self.squares is None else self.squares()
-        P = self.space.implicit_update(Y, self.R, self._inverse(Y), W, retraction, vectors, moved, squares)
+            longest = None if span is None else span[1]
+            held = self.space.hold(self.space.frame(Y), W, retraction, self.E.dtype, longest)
+            W, span = held, span if held is W else None
+        squares, scratch = () if self.squares is None else self.squares(), self.scratch
+        P, self.scratch = self._inverse(Y), None
+        P = self.space.implicit_update(Y, self.R, P, W, retraction, vectors, moved, squares, span, scratch)
         self.P = None if torch.compiler.is_compiling() else P
         return Y
 
@@ -181,7 +212,7 @@ class Implicit:
         y, turned = wide(Y[rows]), [wide(X[rows]) for X in state]
         part.squares = lambda: turned[len(vectors) :]
         part.update(y, W, R, turned[: len(vectors)], torch.ones((), dtype=y.dtype, device=y.device))
-        Y[rows] = self.space.implicit_restore(y).to(Y.dtype)
+        Y[rows] = self.space.implicit_restore(y, part.R).to(Y.dtype)
         self.R[rows] = part.R.to(self.R.dtype)
         for X, x in zip(state, turned, strict=True):
             X[rows] = x.to(X.dtype)
@@ -189,12 +220,12 @@ class Implicit:
 
     def polish(self, Y: Tensor, age: int, share: Tensor, now: bool) -> None:
         """Repair rounding of Y, O(N n^2)."""
-        self.space.implicit_polish(Y, share)
+        self.space.implicit_polish(Y, self.R, share)
         self.P = None
 
     def rebuild(self, rows: Tensor, Y: Tensor) -> None:
-        """Anchor again at the points Y, for some members of the stack."""
-        self.R[rows] = self.space.implicit_start(Y)
+        """Go on from the points Y, for some members of the stack; anchored again where that is necessary."""
+        self.R[rows] = self.space.implicit_near(self.R[rows], Y)
         if self.master is not None:
             self.master[rows] = Y
         self.P = None
@@ -207,18 +238,24 @@ class Implicit:
 
 
 def fingerprint(X: Tensor) -> Tensor:
-    """(M, K) -> (M, K/64 + 64): the entries' bits, taken as integers, summed along rows and columns of 64.
+    """(M, K) -> (M, K/64 + 64): the entries, summed along rows and columns of 64; small points as they are.
 
-    A change of any one entry shows, and so does an exchange of two. Sums of integers are exact, so they do
-    not depend on the number of threads. Small points are their own fingerprint.
+    A change of one entry shows if it is more than rounding, and so does an exchange of two. What preserves
+    the sum of every row and every column does not. Each sum is made by one thread, so the result does not
+    depend on their number; it is compared as bits, where NaN equals NaN.
     """
-    bits = as_real(X).flatten(1)
-    bits = bits.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[bits.element_size()])
-    if bits.shape[1] <= 128:
-        return bits.clone()
-    k = bits.shape[1] // 64 * 64
-    rows = bits[:, :k].unflatten(1, (-1, 64))
-    return torch.cat([rows.sum(-1), rows.sum(-2), bits[:, k:].to(torch.int64)], -1)
+    flat = as_real(X).flatten(1)
+    k = flat.shape[1] // 64
+    if k <= 2:
+        sums = flat.clone()
+    else:
+        rows, rest = flat[:, : 64 * k].unflatten(1, (k, 64)), flat[:, 64 * k :]
+        sums = flat.new_empty(len(flat), k + 64 + rest.shape[1])
+        torch.sum(rows, -1, out=sums[:, :k])
+        torch.sum(rows, -2, out=sums[:, k : k + 64])
+        if rest.shape[1]:
+            sums[:, k + 64 :] = rest
+    return sums.view({4: torch.int32, 8: torch.int64}[sums.element_size()])
 
 
 Section = Transported | Implicit

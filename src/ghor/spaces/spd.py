@@ -109,7 +109,10 @@ class SPD(Framed):
         not be longer than that, and in the optimizer it never is.
         """
         size = frobenius(W.detach())
-        if R.name == "cayley" and readable(W) and bool((size > 1.001 * self.max_velocity).any()):
+        long = readable(W) and not bool((size <= 1.001 * self.max_velocity).all())
+        if long:  # a NaN is no matrix that has lost its digits, and is not held
+            Lambda = torch.where(torch.isnan(size)[..., None, None, None], torch.nan, Lambda)
+        if R.name == "cayley" and long:
             step = _moved_far(Lambda, W, R, self.max_velocity)
         else:
             step = _from_factor(Lambda[..., 1, :, :] + Lambda[..., 1, :, :] @ R.dense(W))

@@ -12,7 +12,9 @@ from torch import Generator, Tensor
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor._torch.values import may_read
 from ghor.linalg import dot, eye_like, frobenius, inverse, solve
+from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
+from ghor.spaces.framed import readable
 from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.matrix import MatrixSpace
 
@@ -91,6 +93,26 @@ class Symplectic(MatrixSpace):
         """The largest ||Lambda||_F allowed; that of an orthogonal frame is sqrt(2N)."""
         return math.sqrt(LOST / torch.finfo(Lambda.dtype).eps + Lambda.shape[-1])
 
+    def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
+        """R(Omega(Delta)) Y; Cayley as long as Omega has no eigenvalue above 3/2, continued by the geodesic.
+
+        Cayley's (I - Omega/2)^-1 has a pole where Omega has the eigenvalue 2; beyond it longer vectors would
+        lead to nearer points. With A = Y+ Delta and K = Delta - Y A, the eigenvalues are those of
+        [[A, -K+ K], [I, 0]], and their squares are at most ||A||^2 + 2 ||K+ K||, 2 for ||W|| = 1.
+        """
+        R, M, D = by_name(retraction), self.matrix(Y), self.matrix(Delta)
+        if R.name != "cayley" or not readable(D):
+            return super().retract(Y, Delta, R)
+        A = self.star(M) @ D
+        K = D - M @ A
+        square = frobenius(A) ** 2 + 2 * frobenius(self.star(K) @ K)
+        long = square.detach() > 2.25
+        if not bool(long.any()):
+            return super().retract(Y, Delta, R)
+        share = torch.where(long, 1.5 * torch.where(long, square, 1).rsqrt(), 1)[..., None, None]
+        Z = M + self._act(M, (1 - share) * D, M, by_name("geodesic"))
+        return self.unmatrix(Z + self._act(M, share * D, Z, R), Y.shape)
+
     def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
         """Columns 1..n and N+1..N+n of I_2N, in the layout of `shape`."""
         self.check_shape(shape)
@@ -139,7 +161,11 @@ class Symplectic(MatrixSpace):
         return self.unmatrix(U, X.shape).to(X.dtype).contiguous()
 
     def section_matrix(self, Y: Tensor) -> Tensor:
-        """[U, Q]: an orthonormal basis Z of ker(U+), made symplectic by the eigenvectors of i Z^T J Z."""
+        """[U, Q]: an orthonormal basis Z of ker(U+), made symplectic by the eigenvectors V of i Z^T J Z.
+
+        Eigenvalues are repeated, so V is any unitary basis of its eigenspaces. Q is made of that basis which
+        is nearest to a fixed matrix C, Z V w^(-1/2) polar((Z V)^H C): a function of U alone, up to rounding.
+        """
         U = Y
         N2, n2 = U.shape[-2:]
         m = (N2 - n2) // 2
@@ -149,8 +175,13 @@ class Symplectic(MatrixSpace):
         Z = torch.linalg.qr(JU, mode="complete")[0][..., n2:]  # orthogonal to J U: the kernel of U+
         K = Z.mT @ torch.cat([Z[..., N2 // 2 :, :], -Z[..., : N2 // 2, :]], -2)
         w, V = torch.linalg.eigh(1j * (K - K.mT) / 2)  # ascending pairs -w, w: the last m are positive
-        V, scale = V[..., m:], (2 / w[..., m:]).sqrt().unsqueeze(-2)
-        Q = torch.cat([Z @ (V.imag * scale), Z @ (V.real * scale)], -1)
+        V = Z.to(V.dtype) @ V[..., m:]
+        # C is generic: with one of zeros and ones, points of zeros and ones could have two nearest bases.
+        gen = torch.Generator().manual_seed(0)
+        C = torch.randn(N2, m, generator=gen, dtype=torch.complex128).to(V.device, V.dtype)
+        A, _, Bh = torch.linalg.svd(V.mH @ C)
+        V = (V * (2 / w[..., m:]).sqrt().unsqueeze(-2)) @ (A @ Bh)
+        Q = torch.cat([V.imag, V.real], -1)
         Q = Q - U @ (self.star(U) @ Q)
         return torch.cat([U, Q @ (3 * eye_like(Q) - self.star(Q) @ Q) / 2], -1)
 

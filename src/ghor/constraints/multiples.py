@@ -1,0 +1,107 @@
+"""Multiples of points: a weight W = s Q, Q on a space, with the scale s fixed or learned.
+
+Q is what is constrained and trained, as `parametrizations.weight.original`; `weight` is computed from it when
+a layer is called, by one multiplication. A learning rate means what it means on the space, whatever s is.
+`ghor.release` leaves W = s Q as an ordinary weight.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ghor._torch.warn import Warnings
+from ghor.constraints.declare import Names, constrain
+from ghor.constraints.packed import space_for
+from ghor.constraints.selection import Predicate, select
+from ghor.spaces.matrix import MatrixSpace
+from ghor.spaces.orthogonal import Orthogonal
+
+
+class Multiple(nn.Module):
+    """The parametrization Q -> s Q, one s for each matrix: a parameter if it is learned, else a buffer."""
+
+    def __init__(self, space: MatrixSpace, scale: Tensor, learn: bool) -> None:
+        super().__init__()
+        self.space = space
+        self.scale: Tensor
+        if learn:
+            self.scale = nn.Parameter(scale)
+        else:
+            self.register_buffer("scale", scale)
+
+    def forward(self, Q: Tensor) -> Tensor:
+        return self._times(Q, self.scale)
+
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """Q = W/s."""
+        return self._times(W, 1 / self.scale.detach())
+
+    def _times(self, X: Tensor, s: Tensor) -> Tensor:
+        return self.space.join(self.space.split(X) * s)
+
+
+def constrain_multiples(
+    module: nn.Module,
+    name: str | Names | Predicate,
+    space: Any,
+    scale: float | Literal["start"] = "start",
+    learn: bool = False,
+) -> dict[str, float]:
+    """Make weights of `module` multiples s Q of points Q of `space`; returns {name: how far each has moved}.
+
+    `scale` is a number, or "start": ||s Q||_F is then that of the weight as it is, so that a pretrained layer
+    keeps its size. Each matrix of a weight with `blocks` has its own s. With `learn=True` s is a parameter
+    that starts there, and is trained as an ordinary one (weight decay draws it to 0). Weights are selected as
+    by `ghor.constrain`. If one of them cannot be moved, none is.
+
+    >>> moved = constrain_multiples(model, "*.query.weight", ghor.Stiefel(blocks=heads))
+    >>> optimizer = ghor.optim.AdamW(model, lr=1e-3)
+    """
+    if not isinstance(space, Orthogonal):
+        raise TypeError(f"multiples are those of orthogonal matrices, as of ghor.Stiefel(), got {space!r}")
+    if scale != "start" and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        raise ValueError(f"scale is a positive number or 'start', got {scale!r}")
+    warn, plan = Warnings(), []
+    for n, (owner, leaf) in select(module, name).items():
+        p: Any = owner._parameters[leaf]
+        holders = [(m, k) for m in module.modules() for k, q in m._parameters.items() if q is p]
+        if len(holders) > 1:
+            raise ValueError(f"{n} is tied to another weight, which would not be scaled; untie it first")
+        on, advice = space_for(holders, p, space, n)
+        try:
+            Q = on.project(p.detach())
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{n}: {error}") from None
+        if advice is not None:
+            warn(advice, f"{n} {advice}")
+        dims = tuple(range(-space.dims, 0))
+        s = torch.linalg.vector_norm(space.split(p.detach()), dim=dims, keepdim=True)
+        s = s / math.sqrt(space.size(p.shape)[1]) if scale == "start" else torch.full_like(s, float(scale))
+        plan.append((n, owner, leaf, p.detach().clone(), Q, Multiple(space, s, learn)))
+    moved = {}
+    for n, owner, leaf, before, Q, multiple in plan:
+        parametrize.register_parametrization(owner, leaf, multiple)
+        held: Any = owner.parametrizations[leaf]  # type: ignore[index]
+        with torch.no_grad():
+            held.original.copy_(Q)
+        constrain(owner, [f"parametrizations.{leaf}.original"], space)
+        moved[n] = float(torch.linalg.vector_norm(getattr(owner, leaf).detach() - before))
+    warn.flush()
+    return moved
+
+
+def multiples(model: nn.Module) -> dict[tuple[nn.Module, str], Multiple]:
+    """The multiples of a model, by module and name of the weight there."""
+    return {
+        (module, leaf): multiple
+        for module in model.modules()
+        if isinstance(getattr(module, "parametrizations", None), nn.ModuleDict)
+        for leaf, chain in module.parametrizations.items()  # type: ignore[union-attr, operator]
+        for multiple in chain
+        if isinstance(multiple, Multiple)
+    }

@@ -1,0 +1,117 @@
+"""Weights s Q: the scale at the start, a number, or learned; and what a released model has of them."""
+
+import copy
+import pickle
+import re
+import warnings
+
+import pytest
+import torch
+from steps import through_a_file
+from table import randn
+from torch import nn
+
+import ghor
+
+ST = ghor.Stiefel()
+FLOAT32 = 2e-6
+
+
+class Conv1D(nn.Module):
+    """Hugging Face's, x @ weight."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(nx, nf))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+CASES = {
+    "plain": (lambda: nn.Linear(9, 4), ST, lambda W: [W]),
+    "blocks": (lambda: nn.Linear(8, 12), ghor.Stiefel(blocks=3), lambda W: W.chunk(3)),
+    "columns": (lambda: Conv1D(12, 8), ghor.Stiefel(blocks=3, along="columns"), lambda W: W.chunk(3, 1)),
+    "kernel": (lambda: nn.Conv1d(3, 4, 5), ghor.Stiefel(flatten=2), lambda W: [W.flatten(1)]),
+    "rotation": (lambda: nn.Linear(4, 4), ghor.SpecialOrthogonal(), lambda W: [W]),
+}
+
+
+def off(M, s):
+    """||Q^T Q - I|| of Q = M/s, written without the library."""
+    Q = M.detach().double() / s
+    Q = Q if Q.shape[0] >= Q.shape[1] else Q.T
+    return float((Q.T @ Q - torch.eye(Q.shape[1])).norm())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("scale", ["start", 0.3])
+@pytest.mark.parametrize("learn", [False, True])
+def test_multiples(case, scale, learn, gen):
+    """Each matrix is s times an orthonormal one; s is what it was, unless it is learned; training moves Q."""
+    make, space, matrices = CASES[case]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = make()
+    before = layer.weight.detach().clone()
+    norms = [M.norm() for M in matrices(before)]
+    moved = ghor.constrain_multiples(layer, "weight", space, scale, learn)
+    assert moved == {"weight": pytest.approx(float((layer.weight - before).norm().detach()), rel=1e-5)}
+    start = [float(M.norm().detach()) for M in matrices(layer.weight)]
+    n = [min(M.shape) for M in matrices(before)]
+    s = [float(N) / k**0.5 if scale == "start" else scale for N, k in zip(norms, n, strict=True)]
+    assert start == pytest.approx([x * k**0.5 for x, k in zip(s, n, strict=True)], rel=1e-5)
+    opt = ghor.optim.Adam(layer, lr=0.05)
+    x = randn(
+        (4, 3, 9) if case == "kernel" else (6, 9 if case == "plain" else 4 if case == "rotation" else 8), gen
+    )
+    for _ in range(12):
+        opt.zero_grad()
+        (layer(x.float()) - 1).square().sum().backward()
+        opt.step()
+    end = [float(M.norm().detach()) for M in matrices(layer.weight)]
+    s = [N / k**0.5 for N, k in zip(end, n, strict=True)]
+    assert all(off(M, x) <= FLOAT32 for M, x in zip(matrices(layer.weight), s, strict=True))
+    same = [a == pytest.approx(b, rel=1e-6) for a, b in zip(start, end, strict=True)]
+    assert not any(same) if learn else all(same)
+    assert not torch.allclose(layer.weight, before, atol=1e-2)
+    assert ghor.check(layer).ok
+
+
+def test_released_multiples_are_ordinary_weights(gen):
+    layer = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 4))
+    keys, x = set(layer.state_dict()), randn((3, 9), gen, torch.float32)
+    ghor.constrain_multiples(layer, "*.weight", ST)
+    y = layer(x)
+    again = copy.deepcopy(layer)
+    again.load_state_dict(through_a_file(layer.state_dict()))
+    assert torch.equal(again(x), y)
+    ghor.release(layer)
+    assert set(layer.state_dict()) == keys
+    assert torch.equal(layer(x), y)
+    assert b"ghor" not in pickle.dumps(layer)
+    assert type(layer[0]) is nn.Linear
+
+
+def test_what_cannot_be_a_multiple():
+    model = nn.ModuleDict({"qkv": nn.Linear(8, 24), "zero": nn.Linear(4, 4)})
+    nn.init.zeros_(model.zero.weight)
+    before = model.state_dict()
+    with pytest.raises(ValueError, match=r"^zero\.weight: a matrix of rank 0"):
+        ghor.constrain_multiples(model, "*.weight", ghor.Stiefel(blocks=1))
+    assert list(model.state_dict()) == list(before)
+    with pytest.raises(TypeError, match=r"those of orthogonal matrices.*got Hyperbolic\(\)"):
+        ghor.constrain_multiples(model, "qkv.weight", ghor.Hyperbolic())
+    for wrong in (0, -1, float("inf"), "begin"):
+        with pytest.raises(ValueError, match=re.escape(f"positive number or 'start', got {wrong!r}")):
+            ghor.constrain_multiples(model, "qkv.weight", ST, wrong)
+    with pytest.warns(UserWarning, match=r"^qkv\.weight .* seems to hold several projections") as caught:
+        ghor.constrain_multiples(model, "qkv.weight", ST)
+    assert len(caught) == 1
+    tied = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+    tied.b.weight = tied.a.weight
+    with pytest.raises(ValueError, match=r"a\.weight is tied to another weight"):
+        ghor.constrain_multiples(tied, "a.weight", ST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ghor.constrain_multiples(nn.Linear(32, 96), "weight", ghor.Stiefel(blocks=3))

@@ -1,0 +1,84 @@
+"""What a step dispatches, counted exactly (benchmarks/kernels.py): a change that adds a kernel shows here."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from table import MANIFOLDS, name, point, sections, shapes
+from torch import nn
+
+import ghor
+from ghor._torch.values import as_on_an_accelerator
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from kernels import Count, count, moved, ours
+
+S = ghor.Stiefel()
+MOST = [  # kernels of one step between two polishings
+    (ours("Adam", S, 49, 7, section="transported"), 31),
+    (ours("Adam", S, 200, 20, section="implicit"), 55),
+    (ours("Adam", S, 49, 7, count=336), 35),
+    (ours("Adam", ghor.SpecialOrthogonal(), 16, 16), 29),
+    (ours("Adam", ghor.SPD(), 10, 4, 4), 43),
+    (ours("Adam", ghor.SpecialEuclidean(), 10, 3, 4), 35),
+    (ours("Adam", ghor.SymplecticStiefel(), 8, 4), 55),
+    (ours("Muon", S, 49, 7, section="transported"), 66),
+    (ours("Muon", ghor.SpecialOrthogonal(), 16, 16), 57),
+]
+
+
+@pytest.mark.parametrize(("case", "most"), MOST, ids=lambda x: getattr(x, "label", ""))
+def test_kernels(case, most):
+    assert count(case, 7)["kernels"] <= most
+
+
+def test_kernels_do_not_depend_on_the_number_of_tensors():
+    few, many = (count(ours("Adam", S, 9, 3, count=n), 7)["kernels"] for n in (2, 20))
+    assert few == many
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"), [({}, 1), ({"foreach": False}, 0), ({"fused": True}, 1)], ids=str
+)
+def test_adam_is_fused_on_manifolds_by_default(options, fused, gen):
+    """Euclidean weights of the same group take the kernel that torch chooses: they are torch's to the bit."""
+    Y, x = nn.Parameter(S.random(9, 3, generator=gen)), nn.Parameter(torch.randn(70, generator=gen))
+    twin = nn.Parameter(x.detach().clone())
+    opt = ghor.optim.AdamW([Y, x], space=[S, ghor.Euclidean()], **options)
+    ref = torch.optim.AdamW([twin], **options)
+    for _ in range(3):
+        Y.grad, x.grad = (torch.randn(p.shape, generator=gen) for p in (Y, x))
+        twin.grad = x.grad.clone()
+        with Count() as counted:
+            opt.step()
+        ref.step()
+    assert counted.kernels["_fused_adamw_"] == fused
+    assert torch.equal(x, twin)
+    assert opt.param_groups[0].get("fused") == options.get("fused")
+
+
+ON_DEVICES = [(s, k) for s in MANIFOLDS for k in sections(s)]
+
+
+@pytest.mark.parametrize(("space", "section"), ON_DEVICES, ids=name)
+@pytest.mark.parametrize("optimizer", ["Adam", "Muon"])
+def test_what_outlives_a_step_stays_in_place_and_the_rate_is_not_read(space, section, optimizer, gen):
+    """What a captured CUDA graph needs: a replay finds each tensor where the capture left it, and a learning
+    rate that is a tensor is read on the device."""
+    Y = nn.Parameter(point(space, shapes(space)[0], gen, torch.float32))
+    Y.grad = torch.randn(Y.shape, generator=gen)
+    lr = torch.tensor(1e-3)
+    options = {"fused": True} if optimizer == "Adam" else {}
+    opt = getattr(ghor.optim, optimizer)([Y], space=space, section=section, lr=lr, **options)
+    with as_on_an_accelerator():
+        for _ in range(3):
+            opt.step()
+        assert all(moved(opt, [Y]) == 0 for _ in range(3))
+        with Count() as counted:
+            opt.step()
+        assert not counted.reads
+        before = Y.detach().clone()
+        lr.zero_()
+        opt.step()
+    assert torch.equal(Y, before)
