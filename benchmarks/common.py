@@ -137,7 +137,7 @@ def stamp() -> dict[str, Any]:
     return {"commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
 
 
-def write_json(record: dict[str, Any], path: Path) -> None:
+def write_json(record: Any, path: Path) -> None:
     """Write the file completely or not at all."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(json.dumps(record, indent=1) + "\n")

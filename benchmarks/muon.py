@@ -1,6 +1,6 @@
 """Muon in g^hor against manifold Muon (dual ascent) and Adam, on a small network: loss by step and time.
 
-    python benchmarks/muon.py --json muon.json --plot muon.png           # a minute or two
+    python benchmarks/muon.py --json muon.json           # a minute or two
     python benchmarks/muon.py --quick                                    # does everything run?
 
 A student relu(x W1) relu(. W2) w with W1 on St(16, 32), used as its transpose, and W2 on O(32), learns a
@@ -90,26 +90,10 @@ def run(method: str, seeds: int, steps: int) -> dict[str, Any]:
     return best
 
 
-def plot(record: dict[str, Any], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    _, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
-    for row in record["rows"]:
-        every = max(1, record["steps"] // 100)
-        steps = [every * k for k in range(len(row["curve"]))]
-        left.plot(steps, row["curve"], label=f"{row['method']}, lr {row['lr']:g}")
-        right.plot([k * row["ms"] / 1e3 for k in steps], row["curve"])
-    left.set(yscale="log", xlabel="steps", ylabel="loss")
-    right.set(xscale="log", xlabel="seconds of steps on the manifolds")
-    left.legend()
-    plt.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="5 steps, one seed")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     seeds, steps = (1, 5) if args.quick else (3, 200)
@@ -131,8 +115,6 @@ def main() -> None:
         )
     if args.json:
         write_json(record, args.json)
-    if args.plot:
-        plot(record, args.plot)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py                                # 2 threads; about half an hour
     python benchmarks/scaling.py --quick                        # does everything run? (not for quoting)
-    python benchmarks/scaling.py --json scaling.json --plot scaling.png    # draws -time.png, -memory.png
+    python benchmarks/scaling.py --json scaling.json
     python benchmarks/scaling.py --crossover                    # from which N on is implicit faster?
 
 n = 16 with N = 256 ... 32768 and n = 64 with N = 256 ... 8192, one matrix and a stack of 32, float32. Every
@@ -687,59 +687,6 @@ def number(x: float | None) -> str:
     return f"{x:.0f}" if x >= 1000 else f"{x:.3g}"
 
 
-def plot(record: dict[str, Any], path: Path) -> None:
-    """Two log-log figures, <path>-time and <path>-memory, a panel for each n and batch."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    kinds: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
-        ("time", "ms a step", time_of),
-        ("memory", "peak MiB beyond weight and gradient", memory_of),
-    )
-    style = {name: (f"C{i}", "o" if name.startswith("ghor") else "x") for i, name in enumerate(CONTENDERS)}
-    for which, label, value in kinds:
-        cases = panels(record)
-        rows = math.ceil(len(cases) / 2)
-        figure, grid = plt.subplots(rows, 2, figsize=(11, 3.5 * rows), layout="constrained", squeeze=False)
-        lines = {}
-        for axes, ((n, b), contenders) in zip(grid.flat, cases.items(), strict=False):
-            for name, points_ in contenders.items():
-                done = [row for row in points_ if row.get("ms")]
-                if not done:
-                    continue
-                color, marker = style[name]
-                (lines[name],) = axes.plot(
-                    [row["N"] for row in done],
-                    [value(row) for row in done],
-                    color=color,
-                    marker=marker,
-                    linewidth=2.2 if name.startswith("ghor") else 1,
-                )
-                if points_[-1].get("stopped"):
-                    axes.plot(
-                        done[-1]["N"],
-                        value(done[-1]),
-                        marker="s",
-                        markersize=11,
-                        color=color,
-                        fillstyle="none",
-                    )
-            axes.set(xscale="log", yscale="log", xlabel="N", ylabel=label, title=f"n = {n}, batch {b}")
-            axes.set_xscale("log", base=2)
-            axes.grid(alpha=0.3)
-        for axes in grid.flat[len(cases) :]:
-            axes.set_visible(False)
-        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5, fontsize=8)
-        m = record["machine"]
-        figure.suptitle(
-            f"One Adam step, float32, {m['threads']} threads, {m['cpu']}; a square: larger N exceed a budget"
-        )
-        figure.savefig(path.with_name(f"{path.stem}-{which}{path.suffix}"), dpi=100)
-        plt.close(figure)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -763,9 +710,6 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write the whole record, raw times included"
     )
-    parser.add_argument(
-        "--plot", type=Path, metavar="PATH", help="draw PATH-time and PATH-memory (matplotlib)"
-    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -777,8 +721,6 @@ def main() -> None:
     print(report(record))
     if args.json:
         write_json(record, args.json)
-    if args.plot:
-        plot(record, args.plot)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/step.py                                  # 2 threads, 50 repetitions
     python benchmarks/step.py --quick                          # does everything run? (not for quoting)
-    python benchmarks/step.py --json step.json --plot step.png
+    python benchmarks/step.py --json step.json
     python benchmarks/step.py --large           # one large matrix, against products and Muon (large.py)
     python benchmarks/step.py --crossover       # transported / implicit by N and n/N (large.py)
 
@@ -325,45 +325,6 @@ def report(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def plot(record: dict[str, Any], path: Path) -> None:
-    """Horizontal bars, fastest on top; a bar ends at the median, its whisker spans the quartiles."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = sorted(record["contenders"], key=lambda row: float(row["ms"][1]), reverse=True)
-    q25, q50, q75 = zip(*(row["ms"] for row in rows), strict=True)
-    whiskers = [
-        [b - a for a, b in zip(q25, q50, strict=True)],
-        [c - b for b, c in zip(q50, q75, strict=True)],
-    ]
-    figure, axes = plt.subplots(figsize=(9, 0.3 * len(rows) + 1.4), layout="constrained")
-    colors = ["C3" if row["name"].startswith("ghor") else "0.7" for row in rows]
-    labels = [f"{row['name']}, {row['layout']}" for row in rows]
-    axes.barh(labels, q50, xerr=whiskers, color=colors, error_kw={"elinewidth": 0.8})
-    axes.axvline(
-        record["floor"]["ms"], color="k", linestyle=":", linewidth=1, label="floor of the Cayley step"
-    )
-    for y, ms in enumerate(q75):
-        axes.annotate(
-            f"{q50[y]:.0f}" if q50[y] >= 100 else f"{q50[y]:.2g}",
-            (ms, y),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
-    axes.set(xscale="log", xlabel="ms a step (median, quartiles)", xlim=(None, 3 * max(q75)))
-    s, m = record["settings"], record["machine"]
-    axes.set_title(
-        f"{s['count']} weights of St({s['n']},{s['N']}), float32, {m['threads']} threads, {m['cpu']}",
-        fontsize=10,
-    )
-    axes.legend(loc="upper right")
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -378,13 +339,12 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="write the whole record, raw times included"
     )
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the record (matplotlib)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--large", action="store_true", help="one large matrix instead, see large.py")
     mode.add_argument("--crossover", action="store_true", help="both sections over a grid of sizes instead")
     args = parser.parse_args()
-    if (args.large or args.crossover) and (args.only or args.plot):
-        parser.error("--only and --plot belong to the 336 weights")
+    if (args.large or args.crossover) and args.only:
+        parser.error("--only belongs to the 336 weights")
     torch.set_num_threads(args.threads)
     default, few = ((20, 2), (2, 1)) if args.large else ((50, 5), (5, 1))
     rounds = few if args.quick else default
@@ -400,8 +360,6 @@ def main() -> None:
         print(report(record))
     if args.json:
         write_json(record, args.json)
-    if args.plot:
-        plot(record, args.plot)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ each.
     python benchmarks/sweep.py sweep                           # into the folder sweep; hours on two cores
     python benchmarks/sweep.py sweep --only "ghor|kong|li-2"   # a regular expression on keys of methods
     python benchmarks/sweep.py sweep --epochs 1 --steps 2      # does everything run? (not for quoting)
-    python benchmarks/sweep.py sweep --draw                    # only table and sweep.svg, from records
+    python benchmarks/sweep.py sweep --draw                    # only the table, from records
 
-Each run writes one file when it is over. Runs that have one are skipped, so an interrupted sweep continues.
+Each run is added to runs.json when it is over, and not done again, so an interrupted sweep continues.
 The method trains the 336 weights on St(7, 49) at the rate of the sweep; torch's fused Adam trains all others
 at 1e-3, the same in every run. All start from the same seed. Adams have betas 0.9, 0.99, as in the paper.
 """
@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from common import commit, write_json
-from matplotlib.figure import Figure
 from rich.console import Console
 
 import ghor
@@ -45,6 +44,8 @@ RATES = tuple(float(f"{10 ** (e / 2):.2g}") for e in range(-8, -1))  # 1e-4, 3.2
 FACTORS = {"li-1": 10.0, "li-2": 10.0, "scalar": 10.0, "muon": 10.0}
 OPTIONS: dict[str, dict[str, Any]] = {"li-1": {}, "muon": {"steps": 10}}
 ADAM = {"betas": (0.9, 0.99)}
+RUNS = "runs.json"
+SETTING = ("seed", "epochs", "steps", "batch")
 NEAR = 1.1  # a rate is good if its loss is at most this many times the method's best
 CONTENDERS = tuple(m for m in METHODS if m.stiefel or m.key == "soft")
 
@@ -98,39 +99,42 @@ def run(
 
 def sweep(folder: Path, options: argparse.Namespace, console: Console) -> None:
     """Do all runs that have no record yet."""
-    setting = {k: getattr(options, k) for k in ("seed", "epochs", "steps", "batch")}
+    setting = {k: getattr(options, k) for k in SETTING}
     folder.mkdir(parents=True, exist_ok=True)
     load("mnist")
+    done = kept(folder)
     for rate in options.rates:  # so that an unfinished sweep has every method
         for method in CONTENDERS:
             lr = rate * FACTORS.get(method.key, 1.0)
-            path = folder / f"{method.key}-lr{lr:.2g}-{'-'.join(f'{k}{v}' for k, v in setting.items())}.json"
-            if path.exists() or not re.search(options.only, method.key):
-                continue
             found: dict[str, Any] = {"benchmark": "sweep", "method": method.key, "lr": lr, **setting}
+            there = any(all(r[k] == v for k, v in found.items()) for r in done)
+            if there or not re.search(options.only, method.key):
+                continue
             found |= run(method, lr, **setting, threads=options.threads)
             found |= {
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
                 "commit": commit(),
                 "machine": machine(),
             }
-            write_json(found, path)
+            done.append(found)
+            write_json(done, folder / RUNS)
             console.print(f"{method.key:8} lr {lr:<8.2g} losses {found['losses']}, {found['seconds']:.0f} s")
 
 
 # -- from the records ----------------------------------------------------------------------------------------
 
 
+def kept(folder: Path) -> list[dict[str, Any]]:
+    """The runs that were recorded."""
+    path = folder / RUNS
+    return json.loads(path.read_text()) if path.exists() else []
+
+
 def records(folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """The records of these settings by method, in the order of the rates."""
     found = defaultdict(list)
-    for path in folder.glob("*.json"):
-        r = json.loads(path.read_text())
-        if (
-            path.name != "summary.json"
-            and r.get("benchmark") == "sweep"
-            and all(r[k] == getattr(options, k) for k in ("seed", "epochs", "steps", "batch"))
-        ):
+    for r in kept(folder):
+        if all(r[k] == getattr(options, k) for k in SETTING):
             found[r["method"]].append(r)
     return {m.key: sorted(found[m.key], key=lambda r: r["lr"]) for m in CONTENDERS if m.key in found}
 
@@ -163,23 +167,6 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> Table:
     return Table("sweep", "Loss of the last epoch, by method, at its best learning rate", columns, rows)
 
 
-def draw(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Draw loss by learning rate."""
-    canvas = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = canvas.subplots()
-    titles = {m.key: m.title for m in METHODS}
-    for i, (key, rs) in enumerate(runs.items()):
-        style = ("-", "--", ":")[i // 8]
-        shown = [(r["lr"], final(r)) for r in rs if math.isfinite(final(r))]
-        axes.plot(
-            *zip(*shown, strict=True), style, color=f"C{i % 8}", marker="o", markersize=3, label=titles[key]
-        )
-    axes.set(xscale="log", xlabel="learning rate", ylabel="loss of the last epoch")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    canvas.savefig(path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -207,7 +194,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_json(
         [dict(zip(keys, row.cells, strict=True)) for row in made.rows], options.folder / "summary.json"
     )
-    draw(runs, options.folder / "sweep.svg")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The paper's experiments: data, configurations, training, records, reports, command line.
 
-Needs the extra `ghor[lab]`.
+Needs the extra `lab`, which a clone has.
 """
 
 from __future__ import annotations
@@ -17,4 +17,4 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in {"", "ghor", "ghor_lab", *sys.stdlib_module_names}:
             raise
-        sys.exit(f"the command line needs {error.name}: pip install 'ghor[lab]'")
+        sys.exit(f"the command line needs {error.name}: in a clone of ghor, pip install '.[lab]'")

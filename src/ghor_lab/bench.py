@@ -25,6 +25,7 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from ghor import Stiefel, optim
+from ghor.retraction import RetractionName
 
 from .table import Column, Row, Table
 from .train import machine
@@ -81,7 +82,7 @@ def leaves(
 
 
 def ghor_adam(
-    Y: Tensor, G: Tensor, layout: str, retraction: str = "cayley", fused: bool = False
+    Y: Tensor, G: Tensor, layout: str, retraction: RetractionName = "cayley", fused: bool = False
 ) -> Contender:
     """The subject, with no special arguments except the retraction and torch's own `fused`."""
     params = leaves(Y, G, layout)

@@ -10,7 +10,7 @@ from typing import Any
 from . import checkpoint
 from .config import Config
 from .pack import SUFFIX, is_packed, load
-from .record import Damaged, Run, ours
+from .record import Damaged, Run, ours, read
 from .tasks import TASKS, drift, off_spaces
 
 
@@ -48,10 +48,25 @@ def shown(path: Path, given: Sequence[Path]) -> str:
     return str(path.relative_to(folder) if len(given) == 1 else path).removesuffix(".jsonl")
 
 
+def look_at(path: Path) -> dict[Path, Found]:
+    """What is found of each run of a file."""
+    if not is_packed(path):
+        return {path: look(path)}
+    try:
+        runs = load(path)
+    except (Damaged, OSError) as error:
+        return {path: Found(record="damaged", wrong=[str(error)])}
+    found = {}
+    for run in runs:
+        found[run.path] = Found(record="ok")
+        describe(run, found[run.path])
+        belongs(run.path, run.header["name"], found[run.path])
+    return found
+
+
 def look(path: Path) -> Found:
     """Look at a checkpoint, then at its record: in this order the record of a running run is never behind."""
     found, saved = Found(), path.with_suffix(".ckpt")
-    name = path.name.removesuffix(SUFFIX) if is_packed(path) else path.stem
     run: Run | None = None
     values: dict[str, Any] | None = None
     try:
@@ -61,23 +76,33 @@ def look(path: Path) -> Found:
         found.checkpoint, found.wrong = "damaged", [str(error)]
     try:
         size = path.stat().st_size if path.exists() else None
-        run = load(path) if path.exists() else None
+        run = read(path) if path.exists() else None
         found.record = "missing" if size is None else "no whole line yet"
     except (Damaged, OSError) as error:
         found.record, found.wrong = "damaged", [*found.wrong, str(error)]
     if run is not None:
         found.record = "ok, last line half written" if size and run.size < size else "ok"
-        found.epochs = f"{len(run.epochs)} of {run.epochs_asked}"
-        drifts = [x for line in run.epochs[-1:] for x in line.get("drift") or () if x is not None]
-        found.off = f"{max(drifts):.1e}" if drifts else "-"
+        describe(run, found)
     elif values is not None and found.record != "damaged":
         found.wrong.append(f"{saved} has no record beside it, {path.name}: {found.record}")
-    for file, owner in ((path, run and run.header["name"]), (saved, values and values["name"])):
-        if owner is not None and owner != name:
-            found.wrong.append(f"{file} belongs to the run {owner}")
+    belongs(path, run.header["name"] if run else None, found)
+    belongs(saved, values["name"] if values else None, found)
     if run is not None and values is not None and not found.wrong:
         look_at_both(run, values, found)
     return found
+
+
+def describe(run: Run, found: Found) -> None:
+    """How many epochs a record has, and how far the weights are off their spaces at its end."""
+    found.epochs = f"{len(run.epochs)} of {run.epochs_asked}"
+    drifts = [x for line in run.epochs[-1:] for x in line.get("drift") or () if x is not None]
+    found.off = f"{max(drifts):.1e}" if drifts else "-"
+
+
+def belongs(file: Path, owner: str | None, found: Found) -> None:
+    """Whether a file has the name of its run."""
+    if owner is not None and owner != file.stem:
+        found.wrong.append(f"{file} belongs to the run {owner}")
 
 
 def look_at_both(run: Run, values: dict[str, Any], found: Found) -> None:

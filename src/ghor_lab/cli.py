@@ -6,8 +6,8 @@ import os
 import sys
 import warnings
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +20,8 @@ from rich.table import Column, Table
 from ghor import __version__
 
 from . import data as datasets
-from . import execute
-from .check import look, runs_in, shown
+from . import execute, plan
+from .check import look_at, runs_in, shown
 from .config import EXPERIMENTS, FURTHER, OPTIMIZERS, READINGS, Config
 from .files import store
 from .options import (
@@ -43,7 +43,8 @@ from .options import (
 from .pack import pack_all
 from .pool import counted, pool
 from .progress import progress
-from .record import Damaged, read
+from .record import Damaged, Run, read
+from .text.methods import METHODS
 from .train import Busy, forget
 
 app = typer.Typer(
@@ -56,7 +57,7 @@ app = typer.Typer(
 
 Experiment = StrEnum("Experiment", {name: name for name in EXPERIMENTS})  # type: ignore[misc]
 DataSet = StrEnum("DataSet", {name: name for name in datasets.DATASETS})  # type: ignore[misc]
-OptimizerName = StrEnum("OptimizerName", {name: name for name in (*OPTIMIZERS, *FURTHER)})  # type: ignore[misc]
+OptimizerName = StrEnum("OptimizerName", {name: name for name in (*OPTIMIZERS, *FURTHER, *METHODS)})  # type: ignore[misc]
 Reading = StrEnum("Reading", {name.replace(" ", "-"): name.replace(" ", "-") for name in READINGS})  # type: ignore[misc]
 
 
@@ -108,16 +109,16 @@ def root(
 @app.command(cls=Plain)
 def run(
     experiment: Annotated[
-        Experiment, typer.Argument(metavar="EXPERIMENT", help="One of pendulum, mnist, fashion-mnist.")
+        Experiment, typer.Argument(metavar="EXPERIMENT", help="One of pendulum, mnist, fashion-mnist, text.")
     ],
     optimizer: Annotated[
         list[OptimizerName] | None,
         option(
             f"One of {', '.join(OPTIMIZERS)} (not for the pendulum), and beyond the paper "
-            f"{', '.join(FURTHER)}. May be repeated.",
+            f"{', '.join(FURTHER)}; for text one of {', '.join(METHODS)}. May be repeated.",
             "NAME",
             WHAT,
-            "all of the paper's",
+            "all of the paper's, or of text",
             names=("--optimizer", "-o"),
         ),
     ] = None,
@@ -133,6 +134,19 @@ def run(
             "pendulum 1000, others 25",
         ),
     ] = None,
+    steps: Annotated[
+        int | None, option("Steps of the language model.", "N", WHAT, f"text {plan.STEPS}")
+    ] = None,
+    sweep: Annotated[
+        bool,
+        option(
+            "For text: search the best rate and weight decay of every method, then other seeds, no warm-up "
+            "and equal time. What is most useful comes first.",
+            FLAG,
+            WHAT,
+            names=("--sweep",),
+        ),
+    ] = False,
     reading: Annotated[
         list[Reading] | None,
         option(
@@ -144,16 +158,29 @@ def run(
             "as-run",
         ),
     ] = None,
-    lr: Annotated[float | None, option(RATE, "X", WHAT, "see --reading, others 1e-3")] = None,
+    lr: Annotated[
+        float | None,
+        option(
+            f"{RATE} For text that of the matrices.", "X", WHAT, "see --reading, others 1e-3, text by method"
+        ),
+    ] = None,
     manifold_lr: Annotated[
         float | None, option("Learning rate of the weights on manifolds.", "X", WHAT, "as the others")
     ] = None,
+    rest_lr: Annotated[
+        float | None, option("For text: learning rate of what is not a matrix.", "X", WHAT, "3e-3")
+    ] = None,
     weight_decay: Annotated[
         float | None,
-        option("Weight decay of adamw-anchor, towards where a weight started.", "X", WHAT, "0.1"),
+        option(
+            "Weight decay of adamw-anchor, towards where a weight started, and of matrices of text.",
+            "X",
+            WHAT,
+            "0.1",
+        ),
     ] = None,
     batch_size: Annotated[
-        int | None, option("Samples a step.", "N", WHAT, "pendulum 256, others 2048")
+        int | None, option("Samples a step.", "N", WHAT, "pendulum 256, text 8, others 2048")
     ] = None,
     label: Annotated[
         str | None, option("What is special about these runs, for their names and tables.", "TEXT", WHAT)
@@ -192,8 +219,14 @@ def run(
         ),
     ] = None,
     warmup: Annotated[
-        int, option("Steps in which the learning rate grows to its value, linearly.", "N", HOW)
-    ] = 0,
+        int | None,
+        option(
+            "Steps in which the learning rate grows to its value, linearly.",
+            "N",
+            HOW,
+            "text a tenth of its steps, others 0",
+        ),
+    ] = None,
     retraction: Annotated[
         str, option("How a weight takes its step: cayley or geodesic.", "NAME", HOW)
     ] = "cayley",
@@ -256,91 +289,49 @@ def run(
     ghor run mnist --seeds 0-1 --epochs 100      the same runs, made longer
     ghor run mnist -o geometric-adam --set blocks=4 --label small
     ghor run mnist --seeds 0-9 --epochs 500 --protocol authors   as the paper's authors ran it
+    ghor run text --sweep -j 2           a language model: 14 methods, rates, seeds
 
     Under torchrun the processes share every batch of the transformer:
 
     \b
     torchrun --nproc-per-node 2 --no-python ghor run mnist
     """
+    options: dict[str, Any] = dict(locals())
+    for name in ("experiment", "threads", "setting", "data", "out", "restart", "jobs", "executor", "address"):
+        del options[name]
     console = Console(stderr=True)
-    pendulum = experiment == "pendulum"
     with told(console, "Finished epochs are safe: once this is fixed, the same command resumes there."):
         if jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {jobs}")
-        if reading and (not pendulum or lr is not None):
-            raise ValueError(
-                "--reading names learning rates of the pendulum: not with --lr or another experiment"
-            )
         if executor == "local" and address is not None:
             raise ValueError("--address is for --executor ray")
         if address is not None and jobs > 1:
             raise ValueError(
                 "a Ray cluster runs as many as it has cores for: not --jobs with --address, but --threads"
             )
-        authors = protocol == "authors"
-        if authors and pendulum:
-            raise ValueError("--protocol authors is for mnist and fashion-mnist")
-        begin: dict[str, Any] = {
-            "start": start or ("authors" if authors else "uniform"),
-            "frame": frame or ("random" if authors else "closed-form"),
-        }
-        cores = (os.cpu_count() or 1) // (jobs * int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        common: dict[str, Any] = {
-            "experiment": str(experiment),
-            "epochs": epochs if epochs is not None else 1000 if pendulum else 25,
-            "batch_size": batch_size if batch_size is not None else 256 if pendulum else 2048,
-            "manifold_lr": manifold_lr,
-            "loss": loss or ("after" if authors else "before"),
-            "warmup": warmup,
-            "retraction": retraction,
-            "section": section,
-            "dtype": dtype,
-            "device": device,
-            "compile": compiled,
-            "threads": threads if threads is not None else 1 if pendulum else max(1, cores),
-            "network": dict(assigned(text) for text in setting or ()),
-        }
-        numbers = parse_seeds(seeds if seeds is not None else "0-9" if pendulum else "0")
-        names = list(dict.fromkeys(map(str, optimizer or (OPTIMIZERS[:4] if pendulum else OPTIMIZERS))))
-        if weight_decay is not None:
-            if names != ["adamw-anchor"]:
-                raise ValueError(
-                    "--weight-decay is for -o adamw-anchor: weights on manifolds decay to an anchor only"
-                )
-            common["weight_decay"] = weight_decay
-        if norm is not None and "scalar-moment-adam" not in names:
-            raise ValueError(
-                f"--norm is for -o scalar-moment-adam: it changes nothing for {', '.join(names)}"
-            )
-        own = {"scalar-moment-adam": {"norm": norm}} if norm is not None else {}
-        configs: list[Config] = []
-        if pendulum and lr is None:
-            for name in [str(r).replace("-", " ", 1) for r in reading] if reading else ["as run"]:
-                for o in names:
-                    if o in READINGS[name]:
-                        rate = READINGS[name][o]
-                        more = {**begin, **common, **own.get(o, {})}
-                        configs.append(
-                            Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **more)
-                        )
-                    elif optimizer:
-                        raise ValueError(
-                            f"the reading {name!r} has no {o}, it is of {', '.join(READINGS[name])}"
-                        )
+        options["threads"] = plan.threads(experiment, threads, jobs)
+        options["network"] = dict(plan.assigned(text) for text in setting or ())
+        if experiment == "text":
+            configs = plan.text(**options, data=data)
         else:
-            rate = lr if lr is not None else 1e-3
-            for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
-                for o in names:
-                    first = begin if o != "standard-adam" else {}  # it has no manifold weights
-                    more = {**first, **common, **own.get(o, {})}
-                    configs.append(Config(optimizer=o, seeds=some, lr=rate, label=label, **more))
+            configs = plan.paper(str(experiment), **options)
         folder = out if out is not None else Path("runs") / str(experiment)
         if execute.world_size() > 1 and (jobs > 1 or executor == "ray"):
             raise ValueError("torchrun's processes do one run together: not with --jobs or --executor ray")
-        if execute.world_size() > 1 and pendulum:
+        if execute.world_size() > 1 and experiment in ("pendulum", "text"):
             raise ValueError(
-                "the pendulum's networks are too small to be sharded over processes: run it without torchrun"
+                f"{experiment}: its networks are too small to be sharded over processes: run it without "
+                "torchrun"
             )
+
+        def do(configs: list[Config], rank: int = 0, world: int = 1) -> list[str]:
+            with progress(console, configs, rank) as show:
+                if executor == "ray":
+                    return execute.on_ray(configs, folder, data, show, jobs, address)
+                if jobs > 1:
+                    return execute.in_processes(configs, folder, data, show, jobs)
+                return execute.one_by_one(configs, folder, data, show, rank, world)
+
         # only after everything that can be refused: the other processes would wait
         with execute.ranks() as (rank, world):
             if restart and rank == 0:
@@ -348,13 +339,7 @@ def run(
                     forget(config, folder)
             elif rank == 0:
                 tell_of_other_threads(console, configs, folder)
-            with progress(console, configs, rank) as show:
-                if executor == "ray":
-                    left = execute.on_ray(configs, folder, data, show, jobs, address)
-                elif jobs > 1:
-                    left = execute.in_processes(configs, folder, data, show, jobs)
-                else:
-                    left = execute.one_by_one(configs, folder, data, show, rank, world)
+            left = swept(configs, folder, do, console) if sweep else do(configs, rank, world)
     if rank == 0:
         for line in left:
             console.print(f"left: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -362,6 +347,30 @@ def run(
         console.print(last, markup=False, highlight=False, soft_wrap=True)
     if left:
         raise typer.Exit(1)
+
+
+def swept(
+    first: list[Config], folder: Path, do: Callable[[list[Config]], list[str]], console: Console
+) -> list[str]:
+    """Do the runs of a sweep, stage by stage; returns what had to be left."""
+    from .text.sweep import todo
+
+    while True:
+        words, configs = todo(first, runs_of(folder))
+        if not configs:
+            return []
+        console.print(f"{words}: {counted(len(configs), 'run')} to do", highlight=False)
+        if left := do(configs):
+            return left
+
+
+def runs_of(folder: Path) -> list[Run]:
+    """The records of a folder that can be read; a damaged one is reported by its own run."""
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        with suppress(Damaged, OSError):
+            found.append(read(path))
+    return [run for run in found if run is not None]
 
 
 def tell_of_other_threads(console: Console, configs: list[Config], folder: Path) -> None:
@@ -376,36 +385,6 @@ def output() -> Console:
     if not console.is_terminal:
         console.width = max(WIDE, console.width)
     return console
-
-
-def assigned(text: str) -> tuple[str, Any]:
-    """blocks=4 -> ("blocks", 4)."""
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise ValueError(f"--set takes NAME=VALUE, got {text!r}")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            pass
-    return name, value
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """0-9 or 0,3,5, or both."""
-    seeds: list[int] = []
-    try:
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            some = range(int(first), int(last or first) + 1)
-            if not 0 < len(some) <= 10_000:
-                raise ValueError
-            seeds += some
-        if len(set(seeds)) < len(seeds):
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"--seeds takes 0-9 or 0,3,5, each number once, got {text!r}") from None
-    return tuple(seeds)
 
 
 @contextmanager
@@ -490,7 +469,7 @@ def caught(
         configs = configurations(
             [str(e) for e in experiment or ("mnist", "fashion-mnist")],
             optimizer,
-            parse_seeds(seeds),
+            plan.parse_seeds(seeds),
             warmup,
             lr,
             manifold_lr=manifold_lr,
@@ -498,7 +477,7 @@ def caught(
             dtype=dtype,
             compile=compiled,
             threads=threads if threads is not None else max(1, (os.cpu_count() or 1) // jobs),
-            network=dict(assigned(text) for text in setting or ()),
+            network=dict(plan.assigned(text) for text in setting or ()),
         )
         tell_of_other_threads(console, configs, out)
         with progress(console, configs, 0) as show:
@@ -571,7 +550,7 @@ def pack(
         Path | None, option("Where to write them.", "FOLDER", default="beside the records")
     ] = None,
 ) -> None:
-    """Pack records for keeping: about a seventh of the size, nothing is lost. ghor report reads both.
+    """Pack the records of a folder into one file for keeping: a seventh of the size or less, nothing is lost.
 
     \b
     ghor pack runs/pendulum --out results/pendulum
@@ -642,8 +621,8 @@ def check(
         runs = runs_in(paths)
     table = Table(Column("run", overflow="fold"), "epochs", "record", "checkpoint", "off the space")
     wrong: list[list[str]] = []
-    for path in runs:
-        found = look(path)
+    looked = {name: found for path in runs for name, found in look_at(path).items()}
+    for path, found in looked.items():
         table.add_row(shown(path, paths), found.epochs, found.record, found.checkpoint, found.off)
         wrong += [found.wrong] if found.wrong else []
     screen, console = output(), Console(stderr=True)
@@ -654,10 +633,10 @@ def check(
         f"{len(wrong)} with errors"
         if wrong
         else "all as they were written"
-        if len(runs) > 1
+        if len(looked) > 1
         else "as it was written"
     )
-    screen.print(f"{counted(len(runs), 'run')}, {how}", highlight=False)
+    screen.print(f"{counted(len(looked), 'run')}, {how}", highlight=False)
     if wrong:
         raise typer.Exit(1)
 

@@ -16,13 +16,14 @@ from ghor.retraction import RETRACTIONS
 from ghor.spaces.sections import SECTIONS
 
 from .protocol import FRAMES, STARTS
+from .text.methods import METHODS
 
 OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
 FURTHER = (
     "muon",
     "adamw-anchor",
 )  # not in the paper: Muon, and AdamW that pulls weights to where they started
-EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist")
+EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist", "text")
 DTYPES = ("float32", "float64")
 LOSSES = ("before", "after")
 # Defaults of fields added later: a configuration with these values is written and named as before.
@@ -33,6 +34,8 @@ DEFAULTS = {
     "loss": "before",
     "warmup": 0,
     "weight_decay": 0.1,
+    "every": 0,
+    "rest_lr": 3e-3,
 }
 NORMS = tuple(SHARE_OF_A)
 
@@ -46,6 +49,13 @@ AUTOENCODER = {
     "decoder_layers": 20,
     "decoder_output_layers": 10,
     "upscale": 20,
+}
+DECODER = {"layers": 4, "width": 128, "heads": 4, "context": 128}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "pendulum": AUTOENCODER,
+    "mnist": TRANSFORMER,
+    "fashion-mnist": TRANSFORMER,
+    "text": DECODER,
 }
 
 # The paper's table states 1e-4 for every pendulum run. The numbers beside it agree with the defaults of the
@@ -86,17 +96,20 @@ class Config:
     frame: str = "closed-form"  # the complement in their first sections
     loss: str = "before"  # evaluated "before" or "after" each step, on the same batch
     warmup: int = 0  # steps in which the learning rate grows linearly to its value
-    weight_decay: float = 0.1  # of adamw-anchor
+    weight_decay: float = 0.1  # of adamw-anchor, and of the methods of the language model that have one
+    every: int = 0  # of the language model: an epoch is so many steps, and ends with a look at held-out text
+    rest_lr: float = 3e-3  # of the language model: for all weights that the method is not about
 
     def __post_init__(self) -> None:
         # 1 and 1.0 are one configuration, with one name
-        for name in ("lr", "eps", "momentum", "manifold_lr", "weight_decay"):
+        for name in ("lr", "eps", "momentum", "manifold_lr", "weight_decay", "rest_lr"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, float(getattr(self, name)))
         object.__setattr__(self, "seeds", tuple(self.seeds))
         object.__setattr__(self, "betas", tuple(map(float, self.betas)))
         one_of("experiment", self.experiment, EXPERIMENTS)
-        one_of("optimizer", self.optimizer, (*OPTIMIZERS, *FURTHER))
+        text = self.experiment == "text"
+        one_of("optimizer", self.optimizer, tuple(METHODS) if text else (*OPTIMIZERS, *FURTHER))
         one_of("retraction", self.retraction, tuple(RETRACTIONS))
         one_of("section", self.section, SECTIONS)
         one_of("norm", self.norm, NORMS)
@@ -122,10 +135,12 @@ class Config:
             raise ValueError(f"seeds must be different numbers from 0 to 2^40, got {list(self.seeds)}")
         if self.experiment != "pendulum" and len(self.seeds) != 1:
             raise ValueError(f"{self.experiment} trains one seed a run, got {list(self.seeds)}")
-        for name, least in (("epochs", 1), ("batch_size", 1), ("threads", 1), ("warmup", 0)):
+        counts = (("epochs", 1), ("batch_size", 1), ("threads", 1), ("warmup", 0), ("every", int(text)))
+        for name, least in counts:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name, number in (("lr", self.lr), ("eps", self.eps), ("manifold_lr", self.manifold_lr)):
+        for name in ("lr", "eps", "manifold_lr", "rest_lr"):
+            number = getattr(self, name)
             if number is not None and not 0 < number < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {number}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -135,15 +150,21 @@ class Config:
         ]
         if changed and self.optimizer == "standard-adam":
             raise ValueError(f"standard-adam has no weights on manifolds: no {changed[0]}")
-        if self.experiment == "pendulum" and {"start", "frame"} & set(changed):
+        if self.experiment in ("pendulum", "text") and {"start", "frame"} & set(changed):
             raise ValueError(f"{changed[-1]} can be chosen for mnist and fashion-mnist only")
+        if not text and (self.every, self.rest_lr) != (DEFAULTS["every"], DEFAULTS["rest_lr"]):
+            raise ValueError("every and rest_lr are for text only")
+        if text and self.manifold_lr is not None:
+            raise ValueError("manifold_lr is not for text: lr is the rate of the matrices, rest_lr of others")
+        if text and self.warmup >= self.steps:
+            raise ValueError(f"warmup must be less than the {self.steps} steps, got {self.warmup}")
         if self.frame == "random" and self.section == "implicit":
             raise ValueError("an implicit section has no frame to choose: not frame random")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay must be 0 or more, got {self.weight_decay}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum}")
-        known: dict[str, Any] = AUTOENCODER if self.experiment == "pendulum" else TRANSFORMER
+        known = NETWORKS[self.experiment]
         for name, value in self.network.items():
             one_of("network option", name, tuple(known))
             least = 0 if name.endswith("_layers") else 1
@@ -152,6 +173,22 @@ class Config:
                     f"network option {name} must be a whole number from {least} on, got {value!r}"
                 )
         object.__setattr__(self, "network", {**known, **self.network})
+        if text and (width := self.network["width"]) % (2 * (heads := self.network["heads"])):
+            raise ValueError(f"width must be a multiple of 2 * heads, got width={width}, heads={heads}")
+
+    @property
+    def steps(self) -> int:
+        """How many steps the language model is trained; the other experiments have as many as their data."""
+        return self.epochs * self.every
+
+    def rate(self, step: int) -> float:
+        """The part of the learning rate at a step, from 1 on: a linear warm-up, then lr.
+
+        For the language model the rate then falls to 0, linearly.
+        """
+        if step < self.warmup:
+            return step / self.warmup
+        return (self.steps + 1 - step) / (self.steps + 1 - self.warmup) if self.every else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -168,8 +205,11 @@ class Config:
 
     @property
     def name(self) -> str:
-        """The name of the run's files. It depends on everything but the number of epochs, which may grow."""
-        values = {k: v for k, v in self.to_dict().items() if k != "epochs"}
+        """The name of the run's files. It depends on everything but the number of epochs, which may grow.
+
+        It may not where the learning rates depend on it, as for the language model.
+        """
+        values = {k: v for k, v in self.to_dict().items() if k != "epochs" or self.every}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
         seeds = f"seed{self.seeds[0]}" if len(self.seeds) == 1 else f"{len(self.seeds)}seeds"
         label = [self.label.replace(" ", "-")] if self.label else []

@@ -34,7 +34,7 @@ WIDTH = 5.2  # inches: a phone shows it at 3/4 of this, still legible
 POINTS = 200  # points per line at most: more could not be told apart at this width
 
 STYLES: dict[str, tuple[str, Any]] = {
-    "geometric-adam": ("#0072B2", "-"),
+    "geometric-adam": ("#3f51b5", "-"),  # the colour of ghor, as on the pages
     "scalar-moment-adam": ("#D55E00", (0, (5, 1.2))),
     "momentum": ("#009E73", (0, (6, 1.2, 1.2, 1.2))),
     "gradient": ("#CC79A7", (0, (1.5, 1))),
@@ -191,8 +191,7 @@ def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
     experiment = drawn[0][0].experiment
     theirs = {p.optimizer: mark for p, _ in drawn if (mark := quantity.reported(experiment, p.optimizer))}
     authors = paper.AUTHORS.get(quantity.keys[0]) if experiment == "mnist" else None
-    last = max(p.epochs for p, _ in drawn)
-    end = max(last, paper.EPOCHS[experiment]) if theirs else last
+    end = max(p.epochs for p, _ in drawn)
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
@@ -205,6 +204,8 @@ def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
         for i, (optimizer, mark) in enumerate(theirs.items()):
             _bar(axes, end * (1.12 + 0.1 * i), mark, STYLES.get(optimizer, OTHER)[0])
         _epochs(axes, quantity, end, len(theirs))
+        if theirs:
+            _above_bars(axes, experiment, end)
         ends = {p.optimizer: _end(values, quantity) for p, values in reversed(drawn)}
         _names(axes, {o: theirs[o][0] if o in theirs else ends[o] for o in optimizers})
 
@@ -225,8 +226,7 @@ def panels(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> 
     experiment = drawn[0][0].experiment
     optimizers = list(dict.fromkeys(p.optimizer for p, _ in drawn))
     theirs = {o: mark for o in optimizers if (mark := quantity.reported(experiment, o))}
-    last = max(p.epochs for p, _ in drawn)
-    end = max(last, paper.EPOCHS[experiment]) if theirs else last
+    end = max(p.epochs for p, _ in drawn)
     columns = min(2, len(optimizers))
 
     def draw(canvas: Canvas) -> None:
@@ -323,18 +323,17 @@ def _epochs(axes: Axes, quantity: Quantity, end: int, bars: int, alone: bool = T
     axes.xaxis.set_minor_locator(NullLocator())
     if alone:
         axes.set(xlabel="epoch", ylabel=quantity.words)
-        if bars:
-            axes.annotate(
-                "paper",
-                (end * (1.07 + 0.05 * bars), 1),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                fontsize=10,
-            )
     if quantity is ERROR:  # less than two decades: numbers, not powers of ten
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         axes.yaxis.set_minor_formatter("{x:g}")
+
+
+def _above_bars(axes: Axes, experiment: str, end: int) -> None:
+    """Say whose bars these are, and after how many epochs if the axis ends earlier."""
+    epochs = paper.EPOCHS[experiment]
+    words = "paper" if end >= epochs else f"paper, {epochs} epochs"
+    axes.annotate(words, (1, 1.01), xycoords="axes fraction", ha="right", fontsize=10)
 
 
 def _bar(axes: Axes, x: float, mark: tuple[float, float, float], colour: str) -> None:

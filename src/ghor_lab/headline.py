@@ -26,11 +26,12 @@ from .figures import (
     figure,
     reported,
 )
-from .pool import EXPERIMENTS, OPTIMIZERS, Array, Pool, best, listed, name, off, place
-from .table import short
+from .pool import EXPERIMENTS, OPTIMIZERS, Array, Pool, best, name, off, place, spread
+from .table import Column, Row, Table, short
 
 USUAL = {"retraction": "cayley", "section": "auto", "norm": "canonical", "dtype": "float32"}
 UNUSUAL = ("start", "frame", "loss", "warmup", "manifold_lr")
+WHAT = {"pendulum": "reconstruction error"}
 WITHIN = 2  # so many of the paper's standard deviations count as agreement
 
 
@@ -106,34 +107,110 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
 
 
 def verdict(pools: Sequence[Pool]) -> list[str]:
-    """The results: first everything in one sentence, then a sentence or two for each experiment."""
-    usual = {
-        e: plain([p for p in pools if p.experiment == e]) for e in dict.fromkeys(p.experiment for p in pools)
-    }
+    """The results in words: first one claim, then what else is to be said; the numbers are in `summary`."""
+    usual = _usual(pools)
     if not usual:
         return ["There is no whole epoch yet."]
-    distances = {e: list(_distances(e, same)) for e, same in usual.items()}
-    found = [d for each in distances.values() for _, _, d in each]
-    lines = [" ".join(_about(e, same, distances[e])) for e, same in usual.items()]
+    found = [d for e, same in usual.items() for _, _, d in _distances(e, same)]
     drifts = [float(x.max()) for p in pools if (x := p.series("drift")) is not None and np.isfinite(x).all()]
     theirs = [o.drift[1] for e in usual for o in paper.OUTCOMES.get(e, {}).values() if o.drift]
-    on = f"no weight was ever further than {short(f'{max(drifts):.1e}')} from its manifold" if drifts else ""
+    on = f"No weight was ever further than {short(f'{max(drifts):.1e}')} from its manifold" if drifts else ""
     on += f" (in the paper up to {short(f'{max(theirs):.1e}')})" if drifts and theirs else ""
-    if not found:
-        return [*lines, *([f"{on[0].upper()}{on[1:]}."] if on else [])]
-    near, which = (
-        sum(abs(d) <= WITHIN for d in found),
-        [name(EXPERIMENTS, e) for e, d in distances.items() if d],
+    near = sum(abs(d) <= WITHIN for d in found)
+    count = f"{'All' if near == len(found) else f'{near} of'} {len(found)} results"
+    count, verb = (count, "are") if len(found) > 1 else ("The result", "is" if near else "is not")
+    claim = f"{count} at the paper's number of epochs {verb} within {WITHIN} of its standard deviations."
+    first = claim if found else _smallest(usual)
+    notes = [" ".join(said) for e, same in usual.items() if (said := list(_notes(e, same)))]
+    return [first, *([f"{on}."] if on else []), *notes]
+
+
+def _usual(pools: Sequence[Pool]) -> dict[str, list[Pool]]:
+    experiments = dict.fromkeys(p.experiment for p in pools)
+    return {e: plain([p for p in pools if p.experiment == e]) for e in experiments}
+
+
+def _ends(pools: Sequence[Pool]) -> list[tuple[float, Pool]]:
+    """The last mean loss of each optimizer's longest runs, the smallest first."""
+    longest = {p.optimizer: p for p in sorted(pools, key=lambda p: p.epochs)}.values()
+    found = [(float(x[-1].mean()), p) for p in longest if (x := p.series("loss")) is not None]
+    return sorted(found, key=lambda each: each[0])
+
+
+def _smallest(usual: dict[str, list[Pool]]) -> str:
+    """The claim of runs that are shorter than the paper's."""
+    experiment, pools = next(iter(usual.items()))
+    ends, what = _ends(pools), WHAT.get(experiment, "training loss")
+    if not ends:
+        return f"{name(EXPERIMENTS, experiment)}: no loss is finite yet."
+    (end, first), epochs = ends[0], paper.EPOCHS.get(experiment)
+    if adams := _ratio(experiment, ends):
+        return f"Without a second moment the {what} is {adams:.1f} times as large."
+    return (
+        f"{name(OPTIMIZERS, first.optimizer)} has the smallest {what}, {end:.3f}, after {first.epochs} of "
+        f"the paper's {epochs} epochs."
     )
-    count = (
-        f"{near} of {len(found)} results are" if len(found) > 1 else f"the result is{'' if near else ' not'}"
+
+
+def _ratio(experiment: str, ends: Sequence[tuple[float, Pool]]) -> float | None:
+    """On the pendulum, at one learning rate: momentum and gradient over the two Adams."""
+    adams = [end for end, p in ends if p.optimizer in ("geometric-adam", "scalar-moment-adam")]
+    others = [end for end, p in ends if p.optimizer in ("momentum", "gradient")]
+    same = len({(p.config.get("lr"), p.epochs) for _, p in ends}) == 1
+    if experiment != "pendulum" or not same or len(adams) < 2 or not others:
+        return None
+    return sum(others) / len(others) / (sum(adams) / 2)
+
+
+def _notes(experiment: str, pools: Sequence[Pool]) -> Iterator[str]:
+    ends = _ends(pools)
+    if _ratio(experiment, ends):
+        yield f"All ran at the learning rate {ends[0][1].config.get('lr'):g}."
+    if experiment == "pendulum" and {"geometric-adam", "scalar-moment-adam"} <= {p.optimizer for p in pools}:
+        yield "On St(1, 2) the two Adams are one algorithm: what they differ by, at equal rates, is chance."
+    for optimizer in dict.fromkeys(p.optimizer for p in pools) if experiment != "pendulum" else ():
+        excluded = [why for p in pools if p.optimizer == optimizer for why in p.verdicts]
+        if k := sum(why is not None for why in excluded):
+            runs = f"{k} of {len(excluded)} runs of {name(OPTIMIZERS, optimizer)}"
+            yield f"{name(EXPERIMENTS, experiment)}: {runs} would not pass the authors' gate."
+
+
+def summary(pools: Sequence[Pool]) -> Table | None:
+    """A row for each optimizer of each experiment, its longest runs beside the paper's numbers."""
+    rows = []
+    for experiment, same in _usual(pools).items():
+        distances = {(p.optimizer, key): d for p, key, d in _distances(experiment, same)}
+        for p in sorted((p for _, p in _ends(same)), key=lambda p: place(OPTIMIZERS, p.optimizer)):
+            theirs = paper.OUTCOMES.get(experiment, {}).get(p.optimizer)
+            cells: list[Any] = [name(EXPERIMENTS, experiment), name(OPTIMIZERS, p.optimizer)]
+            cells += [(p.epochs, paper.EPOCHS.get(experiment)), len(p.seeds)]
+            for key, pair in (
+                ("loss", theirs and theirs.final),
+                ("test_accuracy", theirs and theirs.accuracy),
+            ):
+                values = p.series(key)
+                cells += (
+                    [None, None, None]
+                    if values is None
+                    else [spread(values[-1]), pair, distances.get((p.optimizer, key))]
+                )
+            rows.append(Row(tuple(cells)))
+    columns = (
+        *(
+            Column("experiment", "experiment"),
+            Column("optimizer", "optimizer"),
+            Column("epochs", "epochs", "epochs"),
+        ),
+        Column("runs", "runs", "number", "d"),
+        Column("loss", "loss or error", "spread", ".3f"),
+        Column("paper_loss", "paper", "spread", ".3f"),
+        Column("loss_off", "off by", "number", "+.1f"),
+        Column("accuracy", "test accuracy (%)", "spread", ".1f"),
+        Column("paper_accuracy", "paper", "spread", ".1f"),
+        Column("accuracy_off", "off by", "number", "+.1f"),
     )
-    count = f"all {near} results are" if near == len(found) > 1 else count
-    first = (
-        f"At the paper's number of epochs ({listed(which)}) {count} within {WITHIN} of its standard "
-        "deviations"
-    )
-    return [f"{first}; {on}." if on else f"{first}.", *lines]
+    caption = "The longest runs beside the paper; off by: in its standard deviations, at its number of epochs"
+    return Table("headline", caption, columns, rows) if rows else None
 
 
 def _distances(experiment: str, pools: Sequence[Pool]) -> Iterator[tuple[Pool, str, float]]:
@@ -147,67 +224,6 @@ def _distances(experiment: str, pools: Sequence[Pool]) -> Iterator[tuple[Pool, s
             distance = None if values is None else off(float(values[-1].mean()), pair)
             if distance is not None and np.isfinite(distance):
                 yield p, key, distance
-
-
-def _about(experiment: str, pools: Sequence[Pool], found: Sequence[tuple[Pool, str, float]]) -> Iterator[str]:
-    asked, title = paper.EPOCHS.get(experiment), name(EXPERIMENTS, experiment)
-    what = "reconstruction error" if experiment == "pendulum" else "training loss"
-    full = [p for p in pools if p.epochs == asked]
-    if found:
-        cells: dict[str, list[str]] = {}
-        for p, key, d in found:
-            values = p.series(key)
-            assert values is not None
-            mean = f"{values[-1].mean():.3f}" if key == "loss" else f"{values[-1].mean():.1f} %"
-            cells.setdefault(name(OPTIMIZERS, p.optimizer), []).append(f"{mean} ({d:+.1f})")
-        both = what + (" and test accuracy" if any(key != "loss" for _, key, _ in found) else "")
-        yield (
-            f"{title}, {both} after {asked} epochs{_seeds(full)}, in brackets the distance from the paper "
-            "in its standard deviations: "
-            f"{', '.join(f'{title} {listed(parts)}' for title, parts in cells.items())}."
-        )
-    done = {p.optimizer for p in full}
-    longest = {p.optimizer: p for p in reversed(pools) if p.optimizer not in done}.values()
-    ends = [(float(x[-1].mean()), p) for p in longest if (x := p.series("loss")) is not None]
-    for epochs in sorted({p.epochs for _, p in ends}, reverse=True):
-        same = sorted(((end, p) for end, p in ends if p.epochs == epochs), key=lambda each: each[0])
-        rates: set[Any] = {p.config.get("lr") for _, p in same}
-        equal = (
-            f", all at the learning rate {max(rates):g}"
-            if len(rates) == 1 and experiment == "pendulum"
-            else ""
-        )
-        yield (
-            f"{title}, {what} after {epochs} of the paper's {asked} "
-            f"epochs{_seeds([p for _, p in same])}{equal}: "
-            f"{', '.join(f'{name(OPTIMIZERS, p.optimizer)} {end:.3f}' for end, p in same)}."
-        )
-        adams = [end for end, p in same if p.optimizer in ("geometric-adam", "scalar-moment-adam")]
-        others = [end for end, p in same if p.optimizer in ("momentum", "gradient")]
-        if equal and len(adams) == 2 and others:
-            ratio = sum(others) / len(others) / (sum(adams) / 2)
-            yield f"Without a second moment the error is {ratio:.1f} times as large."
-    if experiment == "pendulum" and {"geometric-adam", "scalar-moment-adam"} <= {p.optimizer for p in pools}:
-        yield "On St(1, 2) the two Adams are one algorithm: what they differ by, at equal rates, is chance."
-    for optimizer in dict.fromkeys(p.optimizer for p in pools) if experiment != "pendulum" else ():
-        excluded = [why for p in pools if p.optimizer == optimizer for why in p.verdicts]
-        if k := sum(why is not None for why in excluded):
-            runs = f"{k} of {len(excluded)} runs of {name(OPTIMIZERS, optimizer)}"
-            yield f"{runs} would not pass the authors' gate."
-
-
-def _seeds(pools: Sequence[Pool]) -> str:
-    counts = {len(p.seeds) for p in pools}
-    if len(counts) > 1:
-        return f" (means of {min(counts)} to {max(counts)} runs)"
-    n = counts.pop()
-    return (
-        " (one run each)"
-        if n == 1 and len(pools) > 1
-        else " (one run)"
-        if n == 1
-        else f" (means of {n} seeds)"
-    )
 
 
 # -- figures -------------------------------------------------------------------------------------------------
@@ -267,8 +283,9 @@ def _dots(experiment: str, measure: Measure, pools: Sequence[Pool]) -> Figure | 
                 }
                 axes.plot(values, np.full(len(values), y), "o", color=colour, markersize=7, **style)
             place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(name(OPTIMIZERS, optimizer), (0, y), (0, 10), **place, color=colour, weight="bold")
-            axes.annotate(_lengths(found), (1, y), (0, 10), **place, ha="right", fontsize=10)
+            title = name(OPTIMIZERS, optimizer)
+            axes.annotate(title, (0, y), (0, 10), **place, color=colour, weight="bold", fontsize=11)
+            axes.annotate(_lengths(found), (1, y), (0, 10), **place, ha="right", fontsize=9)
         axes.set(ylim=(len(rows) - 0.6, -0.65), yticks=[], xlabel=measure.words)
         axes.set_xscale("log" if measure.log else "linear")
         axes.spines["left"].set_visible(False)
@@ -287,18 +304,16 @@ def _dots(experiment: str, measure: Measure, pools: Sequence[Pool]) -> Figure | 
 
 
 def _lengths(found: Sequence[tuple[Pool, Array]]) -> str:
-    """1 run of 500, 2 of 25 epochs."""
+    """1 x 500, 2 x 25 epochs: short, because the optimizer's name stands in the same line."""
     if not found:
         return "not on a manifold"
     counts: dict[int, int] = {}
     for p, values in found:
         counts[p.epochs] = counts.get(p.epochs, 0) + len(values)
     if len(counts) > 2:
-        return f"{sum(counts.values())} runs of {min(counts)} to {max(counts)} epochs"
-    runs = "run" if next(iter(counts.values())) == 1 else "runs"
-    *first, last = [f"{n} of {epochs}" for epochs, n in counts.items()]
-    last += " epoch" if list(counts)[-1] == 1 else " epochs"
-    return ", ".join([*first, last]).replace(" of", f" {runs} of", 1)
+        return f"{sum(counts.values())} x {min(counts)} to {max(counts)} epochs"
+    parts = ", ".join(f"{n} x {epochs}" for epochs, n in counts.items())
+    return f"{parts} {'epoch' if list(counts)[-1] == 1 else 'epochs'}"
 
 
 def in_letters(pools: Sequence[Pool], width: int) -> list[str]:

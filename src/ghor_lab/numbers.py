@@ -34,6 +34,9 @@ from .pool import off, pool, spread
 from .record import Run, each_once
 from .table import Column, short
 from .tables import numbers as seed_list
+from .text import report as language
+from .text.trials import Book as Trials
+from .text.trials import books
 
 BLOCK = re.compile(r"(<!-- numbers: ([\w-]+) -->\n)(.*?)(<!-- /numbers -->)", re.DOTALL)
 NAMES = {
@@ -113,7 +116,7 @@ class Book:
         paths = sorted(
             [*(self.results / folder).glob(f"*{SUFFIX}"), *(self.results / folder).glob("*.jsonl")]
         )
-        return each_once(run for path in paths if (run := load(path)) is not None)
+        return each_once(run for path in paths for run in load(path))
 
     def run(
         self, folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0
@@ -159,6 +162,14 @@ class Book:
         made = caught_table("caught", pool(self.runs(folder))[0])
         return made.markdown().strip() if made else ""
 
+    def text(self, folder: str) -> Trials:
+        """The largest group of comparable runs of the language model in a folder."""
+        return books(self.runs(folder))[0]
+
+    def text_table(self, folder: str) -> str:
+        """Its table."""
+        return language.table(self.text(folder)).filled().markdown().strip()
+
     def json(self, path: str) -> Any:
         """A JSON file from the results."""
         return json.loads((self.results / path).read_text(encoding="utf-8"))
@@ -183,7 +194,8 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str
         loader=FileSystemLoader(templates), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.globals |= {
-        key: getattr(book, key) for key in ("run", "all", "paper", "authors", "caught", "json")
+        key: getattr(book, key)
+        for key in ("run", "all", "paper", "authors", "caught", "json", "text", "text_table")
     }
     environment.globals["names"] = NAMES
     environment.filters["f"] = lambda value, spec: short(format(value, spec))

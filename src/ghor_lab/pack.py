@@ -1,8 +1,9 @@
-"""Records packed for keeping: epochs as columns, as JSON, compressed by xz, with a SHA-256 inside.
+"""Records packed for keeping: those of a folder in one file, epochs as columns, as JSON, compressed by xz,
+with a SHA-256 inside.
 
-Long runs shrink to about a seventh of their size, and no digit is lost: `unpacked` returns exactly the same
-lines. Packed records are for `ghor report` and `ghor check`; a run resumes only from the record it wrote
-itself.
+Long runs shrink to about a seventh of their size, short ones to less, and no digit is lost: `unpacked`
+returns exactly the same lines. Packed records are for `ghor report`, `ghor check` and `ghor numbers`; a run
+resumes only from the record it wrote itself.
 """
 
 from __future__ import annotations
@@ -17,49 +18,57 @@ from .files import store
 from .record import Damaged, Run, assemble, encode, lines, ours, read
 
 SUFFIX = ".run.xz"
-FORMAT = 1
+NAME = f"records{SUFFIX}"
+FORMAT = 2  # 1: a single run, without its name
+
+Lines = list[dict[str, Any]]
 
 
 def is_packed(path: Path) -> bool:
-    """Whether the name is that of a packed record."""
+    """Whether the name is that of packed records."""
     return path.name.endswith(SUFFIX)
 
 
-def load(path: Path) -> Run | None:
-    """A record, packed or not; None if it has no complete line yet."""
+def load(path: Path) -> list[Run]:
+    """The runs of a file, packed or not; none if it has no complete line yet."""
     if not is_packed(path):
-        return read(path)
-    return assemble(path, unpacked(path), path.stat().st_size)
+        run = read(path)
+        return [] if run is None else [run]
+    found = [assemble(path / name, each, 0) for name, each in unpacked(path).items()]
+    return [run for run in found if run is not None]
 
 
-def pack(record: Path, packed: Path) -> None:
-    """Write a record packed, completely or not at all; a half-written last line is left out."""
-    found, _ = lines(record)
-    if assemble(record, found, 0) is None:
-        raise ValueError(f"{record} has no whole line yet")
-    epochs = [line for line in found if line["kind"] == "epoch"]
-    places = [i for i, line in enumerate(found) if line["kind"] != "epoch"]
-    content = {
-        "packed": FORMAT,
-        "lines": len(found),
-        "others": [[i, found[i]] for i in places],
-        "epochs": columns(epochs),
-    }
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+def pack(records: dict[str, Lines], packed: Path) -> None:
+    """Write the lines of runs, by the names of their records, completely or not at all."""
+    runs = {}
+    for name, found in sorted(records.items()):
+        runs[name] = {
+            "lines": len(found),
+            "others": [[i, line] for i, line in enumerate(found) if line["kind"] != "epoch"],
+            "epochs": columns([line for line in found if line["kind"] == "epoch"]),
+        }
+    text = json.dumps({"packed": FORMAT, "runs": runs}, allow_nan=False, separators=(",", ":"))
     store(lzma.compress(text.encode(), check=lzma.CHECK_SHA256, preset=9 | lzma.PRESET_EXTREME), packed)
-    if b"".join(map(encode, unpacked(packed))) != b"".join(map(encode, found)):
+    written = unpacked(packed)
+    if {n: list(map(encode, each)) for n, each in written.items()} != {
+        n: list(map(encode, each)) for n, each in records.items()
+    }:
         raise Damaged(f"{packed} is not what was written")
 
 
-def unpacked(path: Path) -> list[dict[str, Any]]:
-    """The values of the record's lines; raises `Damaged` if the file is not what was written."""
+def unpacked(path: Path) -> dict[str, Lines]:
+    """The values of the lines of each record, by its name; `Damaged` if the file is not what was written."""
     try:
         content = json.loads(lzma.decompress(path.read_bytes(), lzma.FORMAT_XZ))
-        if content["packed"] != FORMAT:
+        if content["packed"] not in (1, FORMAT):
             raise ValueError(f"it has the format {content['packed']!r}, not {FORMAT}")
-        epochs, others = iter(rows(content["epochs"])), {int(i): line for i, line in content["others"]}
-        return [others[i] if i in others else next(epochs) for i in range(content["lines"])]
-    except (lzma.LZMAError, ValueError, KeyError, TypeError, StopIteration) as error:
+        alone = {f"{path.name.removesuffix(SUFFIX)}.jsonl": content}
+        found = {}
+        for name, run in (alone if content["packed"] == 1 else content["runs"]).items():
+            epochs, others = iter(rows(run["epochs"])), {int(i): line for i, line in run["others"]}
+            found[name] = [others[i] if i in others else next(epochs) for i in range(run["lines"])]
+        return found
+    except (lzma.LZMAError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise Damaged(
             f"{path} is damaged or cut short ({error or type(error).__name__}); put back a copy of it"
         ) from None
@@ -87,20 +96,39 @@ def rows(packed: dict[str, Any]) -> list[Any]:
 
 
 def pack_all(folders: Iterable[Path], out: Path | None) -> list[Path]:
-    """Pack the records in the folders, beside themselves or into `out`; returns the packed files."""
-    made: list[Path] = []
+    """Pack the records of each folder into one file, beside them or into `out`; returns the packed files.
+
+    What a packed file has already stays in it; a run that went on since takes the place of its shorter self.
+    """
+    made: dict[Path, dict[str, Lines]] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        found = [path for path in sorted(folder.rglob("*.jsonl")) if ours(path)]
-        if not found:
+        found = sorted(path for path in folder.rglob("*.jsonl") if ours(path))
+        packed = sorted(folder.rglob(f"*{SUFFIX}"))
+        if not found and not packed:
             raise ValueError(f"{folder} has no records (*.jsonl); `ghor run` makes them")
-        for path in found:
-            target = (
-                path.parent if out is None else out / path.parent.relative_to(folder)
-            ) / f"{path.stem}{SUFFIX}"
-            if target in made:
-                raise ValueError(f"two records would be packed as {target}; pack their folders one by one")
-            pack(path, target)
-            made.append(target)
-    return made
+        for path in [*packed, *found]:
+            target = (path.parent if out is None else out / path.parent.relative_to(folder)) / NAME
+            if target not in made:
+                made[target] = unpacked(target) if target.exists() else {}
+            for name, each in (unpacked(path) if is_packed(path) else {path.name: whole(path)}).items():
+                _add(made[target], name, each, target)
+    for target, records in made.items():
+        pack(records, target)
+    return list(made)
+
+
+def whole(record: Path) -> Lines:
+    """The complete lines of a record; a half-written last line is left out."""
+    found, _ = lines(record)
+    if assemble(record, found, 0) is None:
+        raise ValueError(f"{record} has no whole line yet")
+    return found
+
+
+def _add(records: dict[str, Lines], name: str, new: Lines, target: Path) -> None:
+    old = records.get(name, new)
+    if encode(old[0]) != encode(new[0]):
+        raise ValueError(f"two records would be packed as {target / name}; pack their folders one by one")
+    records[name] = max(new, old, key=len)

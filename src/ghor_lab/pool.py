@@ -36,7 +36,12 @@ SPECIAL = {
     "warmup": "{} steps of warm-up",
     "loss": "loss {} the step",
 }
-EXPERIMENTS = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "pendulum": "Pendulum"}
+EXPERIMENTS = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "pendulum": "Pendulum",
+    "text": "Language model",
+}
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,12 @@ def clock(seconds: float) -> str:
 
 
 def found(line: dict[str, Any]) -> str:
-    """Loss and accuracy of an epoch; a loss that is not finite is null in a record."""
-    loss = sum(math.nan if x is None else x for x in line["loss"]) / len(line["loss"])
+    """Loss and accuracy, or held-out loss, of an epoch; one that is not finite is null in a record."""
+    losses = {key: line[key] for key in ("loss", "held_out") if key in line}
+    means = {k: sum(math.nan if x is None else x for x in v) / len(v) for k, v in losses.items()}
     accuracy = f", {line['test_accuracy'][0]:.2f} %" if "test_accuracy" in line else ""
-    return f"loss {loss:.4f}{accuracy}"
+    held_out = f", held out {means['held_out']:.4f}" if "held_out" in means else ""
+    return f"loss {means['loss']:.4f}{accuracy}{held_out}"
 
 
 @contextmanager

@@ -20,10 +20,12 @@ from . import headline, tables
 from .figures import Figure
 from .files import store
 from .pack import SUFFIX, load
-from .pool import counted, pool
+from .pool import Pool, counted, pool
 from .record import Run, each_once
 from .sections import Part, Section, sections
 from .table import Table, markdown
+from .text import report as language
+from .text.trials import books
 
 WIDE = 140  # columns of tables that go to a file or a pipe, where nothing is cut off
 TITLE = "ghor: experiments beside the paper"
@@ -39,7 +41,7 @@ def write_tables(folders: Sequence[Path], out: Path | None = None) -> tuple[list
     """The tables of `report` alone: their paths, and in words what was left out. Nothing is drawn."""
     out = _folder(folders, out)
     runs, warnings = read_all(folders)
-    pools, left_out = pool(runs)
+    pools, left_out = pooled(runs)
     parts = [part for section in sections(runs, pools) for part in section.parts]
     return [store_table(part.table, out) for part in parts if part.table], warnings + left_out
 
@@ -69,10 +71,13 @@ def report(
     """
     out = _folder(folders, out)
     runs, warnings = read_all(folders)
-    pools, left_out = pool(runs)
+    pools, left_out = pooled(runs)
     warnings += left_out
     facts, found = about(runs), sections(runs, pools)
-    first = First(headline.verdict(pools), headline.figures(pools), headline.key(pools), facts, warnings)
+    verdict = [language.verdict(book) for book in books(runs)]
+    verdict = [*headline.verdict(pools), *verdict] if pools or not verdict else verdict
+    table = headline.summary(pools)
+    first = First(verdict, table, headline.figures(pools), headline.key(pools), facts, warnings)
     parts = [Part(figures=first.figures), *(part for section in found for part in section.parts)]
     for part in parts:
         if part.table:
@@ -89,6 +94,8 @@ def report(
     try:
         for line in (*first.verdict, "\n".join(headline.in_letters(pools, console.width))):
             console.print(line, "", markup=False, highlight=False)
+        if table:
+            console.print(table.filled().rich(console.width), "")
         for part in parts:
             if part.table and not part.quiet and not brief:
                 console.print(part.table.filled().rich(console.width), "")
@@ -102,12 +109,22 @@ def report(
     return page
 
 
+def pooled(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
+    """The pools of the paper's experiments, and in words what is left out, of the language model too."""
+    model, others = (
+        [run for run in runs if (run.header["config"]["experiment"] == "text") is which]
+        for which in (True, False)
+    )
+    pools, left_out = pool(others)
+    return pools, [*left_out, *language.unfinished(sum(not run.finished for run in model))]
+
+
 # -- reading -------------------------------------------------------------------------------------------------
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs in the folders, each once, and in words the files that could not be read."""
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, list[Run]] = {}
     warnings = []
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -117,20 +134,20 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             if path.resolve() in runs:
                 continue
             try:
-                run = load(path)
+                read = load(path)
             except OSError as error:
                 warnings.append(f"{path} cannot be read and is left out: {error.strerror}")
                 continue
-            if run is None:
+            if not read:
                 warnings.append(f"{path} has no whole line yet and is left out")
             else:
-                runs[path.resolve()] = run
+                runs[path.resolve()] = read
         if not any(path.resolve() in runs for path in found):
             raise ValueError(
                 f"{folder} has no records (*.jsonl, *{SUFFIX}){''.join(f'; {line}' for line in warnings)}; "
-                "`ghor run pendulum`, `ghor run mnist` and `ghor run fashion-mnist` make some"
+                "`ghor run pendulum`, mnist, fashion-mnist or text makes some"
             )
-    return each_once(runs.values()), warnings
+    return each_once(run for read in runs.values() for run in read), warnings
 
 
 def about(runs: Sequence[Run]) -> str:
@@ -160,6 +177,7 @@ class First:
     """The first screen: the verdict, its figures, and where the numbers come from."""
 
     verdict: Sequence[str]
+    table: Table | None
     figures: Sequence[Figure]
     key: str
     facts: str
@@ -184,7 +202,10 @@ def as_html(first: First, sections: Sequence[Section]) -> str:
 
 def as_markdown(first: First, sections: Sequence[Section]) -> str:
     """The same words and tables, with links to the figures' files."""
-    blocks = [f"# {markdown(TITLE)}", *map(markdown, first.verdict), *map(_picture, first.figures), first.key]
+    blocks = [f"# {markdown(TITLE)}", *map(markdown, first.verdict)]
+    if first.table:
+        blocks += [f"**{markdown(first.table.caption)}**", first.table.filled().markdown().strip()]
+    blocks += [*map(_picture, first.figures), first.key]
     blocks += [*map(markdown, INTRO), markdown(first.facts)]
     if first.warnings:
         blocks.append("\n".join(f"- {markdown(line)}" for line in first.warnings))

@@ -13,6 +13,8 @@ from .figures import Figure
 from .pool import EXPERIMENTS, FEW, Pool, name, place
 from .record import Run
 from .table import Table
+from .text import report as language
+from .text.trials import books
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ def sections(runs: Sequence[Run], pools: Sequence[Pool]) -> list[Section]:
         same = [p for p in pools if p.experiment == experiment]
         parts = pendulum(same) if experiment == "pendulum" else transformer(experiment, same, first=not found)
         found.append(Section(name(EXPERIMENTS, experiment), parts))
+    for i, book in enumerate(books(runs)):
+        file = f"text-{i + 1}" if i else "text"
+        drawn = [language.curves(book, file), language.rates(book, file)]
+        parts = [Part(() if i else language.WORDS, language.table(book, file), drawn)]
+        found.append(Section(f"{language.TITLE}, {book.steps} steps" if i else language.TITLE, parts))
     compared = Section("Methods", [Part(methods.WORDS, methods.table())])
     return [*found, *costs(pools), compared, drawing(), provenance(runs, pools)]
 

@@ -26,7 +26,7 @@ CONFIGURATION = Column("configuration", "configuration")
 SOURCE = Column("source", "source")
 EPOCHS = Column("epochs", "epochs", "epochs")
 SEEDS = Column("seeds", "seeds", "number", "d")
-NO_LABEL = "no label"
+NO_LABEL = "own rates"  # of runs that are no reading of the paper
 AT_ONCE = Column("seeds_at_once", "seeds at once")
 
 
@@ -361,8 +361,8 @@ def provenance(runs: Sequence[Run]) -> Table:
 
 
 def _verdict(run: Run) -> str | None:
-    """The verdict of the authors' gate on the run's seeds, in words."""
-    if not run.epochs:
+    """The verdict of the authors' gate on the run's seeds, in words; the language model is not theirs."""
+    if not run.epochs or run.header["config"]["experiment"] == "text":
         return None
     seeds = run.header["config"]["seeds"]
     found = [(seed, why) for seed, why in zip(seeds, verdicts(run), strict=True) if why is not None]

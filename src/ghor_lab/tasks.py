@@ -1,7 +1,7 @@
-"""The two experiments: networks, batches, losses and measurements after an epoch, decided by seeds alone.
+"""The experiments: networks, batches, losses and measurements after an epoch, decided by seeds alone.
 
-A task has `model`, `steps` (per epoch), `batches(epoch)`, `loss(batch)` with one number for every seed, and
-`evaluate()` with fields for the record.
+A task has `model`, `steps` (per epoch), `batches(epoch)`, `loss(batch)` with one number for every seed,
+`evaluate()` with fields for the record, and `facts` about data that may differ between machines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -18,13 +18,16 @@ from torch import Generator, Tensor, nn
 from ghor.constraints.declare import declared_spaces
 from ghor.nn.phase_space import symplecticity
 from ghor.spaces import Euclidean, Stiefel
-from ghor_lab.networks import SymplecticAutoencoder, VisionTransformer
+from ghor_lab.networks import Decoder, SymplecticAutoencoder, VisionTransformer
 
 from . import compiled, data, pendulum
 from .config import Config
 from .protocol import authors_start
+from .text import data as text
+from .text import methods
 
 CLASSES = 10
+LOOKS = 128  # windows of held-out text that are looked at
 
 
 def generator(seed: int, epoch: int = 0) -> Generator:
@@ -63,6 +66,8 @@ class Classification:
     The loss is ||prediction - onehot||_F / ||onehot||_F over the batch. With several processes, each has its
     share of every batch, and the loss is that of the whole batch.
     """
+
+    facts: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
         self.config, self.rank, self.world = config, rank, world
@@ -139,6 +144,8 @@ class Classification:
 
 class Autoencoder:
     """The symplectic autoencoder of the pendulum, one copy per seed; relative reconstruction error."""
+
+    facts: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
         assert world == 1, "refused by the command line"
@@ -221,8 +228,66 @@ class Autoencoder:
         }
 
 
-TASKS: dict[str, type[Classification] | type[Autoencoder]] = {
+class LanguageModel:
+    """The decoder on the bytes of Python's standard library; the loss is the mean cross entropy, in nats.
+
+    An epoch is `config.every` steps, each on windows that are drawn anew.
+    """
+
+    def __init__(self, config: Config, folder: Path | None = None, rank: int = 0, world: int = 1) -> None:
+        assert world == 1, "refused by the command line"
+        self.config, self.steps, self.device = config, config.every, torch.device(config.device)
+        self.text = text.load(folder)
+        self.facts = self.text.facts
+        self.size = config.network["context"] + 1
+        if (least := min(self.facts["bytes"])) < self.size:
+            raise ValueError(f"context {self.size - 1} is more than the {least} bytes of text")
+        self.held_out = text.evenly(self.text.held_out, LOOKS, self.size).to(self.device)
+        self.method = methods.METHODS[config.optimizer]
+        self.model = self.network(config)
+        self.start = {
+            name: float(m.weight.detach().double().norm()) for name, m in self.model.matrices().items()
+        }
+        self.predict: nn.Module = self.model
+
+    @staticmethod
+    def network(config: Config) -> Decoder:
+        """The network before the first step."""
+        dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+        model = Decoder(**config.network, generator=generator(config.seeds[0]), dtype=dtype, device=device)
+        return methods.declare(model, methods.METHODS[config.optimizer])
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """(batch, context + 1), anywhere in the text."""
+        source, shape = generator(self.config.seeds[0], epoch), (self.steps, self.config.batch_size)
+        for starts in torch.randint(len(self.text.train) - self.size, shape, generator=source):
+            yield text.windows(self.text.train, starts, self.size).to(self.device)
+
+    def _cross_entropy(self, batch: Tensor) -> Tensor:
+        logits = self.model(batch[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+    def loss(self, batch: Tensor) -> tuple[Tensor, list[float]]:
+        """What to differentiate, and its value."""
+        value = self._cross_entropy(batch)
+        return value, [float(value.detach())]
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, Any]:
+        """The loss on held-out text, and how far the weights are from what the method keeps."""
+        losses = [float(self._cross_entropy(part)) for part in self.held_out.split(32)]
+        kept = list(methods.off(self.model, self.method, self.start))
+        off = brief([max(kept)]) if kept else drift(self.model, 1)
+        return {"held_out": [sum(losses) / len(losses)], "drift": off}
+
+    def sample(self) -> dict[str, Any] | None:
+        """Nothing to draw."""
+        return None
+
+
+TASKS: dict[str, type[Classification] | type[Autoencoder] | type[LanguageModel]] = {
     "pendulum": Autoencoder,
     "mnist": Classification,
     "fashion-mnist": Classification,
+    "text": LanguageModel,
 }

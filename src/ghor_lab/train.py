@@ -8,6 +8,7 @@ the last bit.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import platform
 import resource
@@ -28,6 +29,7 @@ from torch.optim import Optimizer
 from ghor import __version__, baselines, optim
 from ghor.constraints.declare import declared_spaces, param_groups
 from ghor.spaces import Euclidean
+from ghor_lab.networks.decoder import Decoder
 
 from . import checkpoint
 from .config import Config
@@ -35,6 +37,7 @@ from .files import clean
 from .protocol import gate, random_frames
 from .record import FORMAT, Damaged, Run, append, read
 from .tasks import TASKS, generator
+from .text import methods
 
 Report = Callable[[int, dict[str, Any]], None]
 PATIENCE = 1.0  # seconds to wait for a run that another process has: it may be about to end
@@ -46,6 +49,8 @@ class Busy(RuntimeError):
 
 def optimizer_of(config: Config, model: nn.Module) -> Optimizer:
     """The optimizer that a configuration names, before its first step."""
+    if isinstance(model, Decoder):
+        return methods.optimizer_of(config, model)
     opt = _optimizer_of(config, model)
     if config.frame == "random":
         random_frames(opt, model, generator(config.seeds[0]))
@@ -306,8 +311,8 @@ def _train(
             size = append(path, {"kind": "sample", "epoch": config.epochs, **sample}, size)
         run = read(path)
         assert run is not None
-        verdicts = gate(config.optimizer, run.epochs, model)
-        append(path, {"kind": "end", "epochs": config.epochs, "gate": verdicts, "time": now()}, size)
+        gated = {} if config.every else {"gate": gate(config.optimizer, run.epochs, model)}
+        append(path, {"kind": "end", "epochs": config.epochs, **gated, "time": now()}, size)
 
 
 def resume(
@@ -341,8 +346,14 @@ def resume(
             "steps_per_epoch": task.steps,
             "parameters": count(model),
             "state": count_state(config, model),
+            **({"data": task.facts} if task.facts else {}),
         }
         return 0, append(path, header, 0) if write else 0
+    if (before := run.header.get("data", task.facts)) != task.facts:
+        raise Damaged(
+            f"{path} was trained on other data ({before}) than there is now ({task.facts}): go on with the "
+            "interpreter that began it, or choose another --out"
+        )
     done = 0 if state is None else int(state["epoch"])
     if len(run.epochs) not in (done, done - 1):
         there = "is missing" if state is None else f"is of epoch {done}"
@@ -367,23 +378,23 @@ def resume(
 def one_epoch(task: Any, opt: Optimizer, epoch: int, watch: Stopwatch, rates: list[float]) -> dict[str, Any]:
     """Train for one epoch; returns its line. `rates` are the learning rates of the groups after a warm-up."""
     began = time.perf_counter()
-    ad = step = 0.0
-    warmup = task.config.warmup
+    ad, step, cpu = 0.0, 0.0, math.inf
+    config = task.config
     watch.retraction = 0.0
     losses: list[list[float]] = []
     for i, batch in enumerate(task.batches(epoch), (epoch - 1) * task.steps + 1):
-        if warmup:
+        if config.warmup or config.every:
             for group, rate in zip(opt.param_groups, rates, strict=True):
-                group["lr"] = rate * min(1, i / warmup)
-        t0 = time.perf_counter()
+                group["lr"] = rate * config.rate(i)
+        t0, c0 = time.perf_counter(), time.process_time()
         opt.zero_grad()
         objective, values = task.loss(batch)
         objective.backward()
         t1 = time.perf_counter()
         opt.step()
         t2 = time.perf_counter()
-        ad, step = ad + t1 - t0, step + t2 - t1
-        if task.config.loss == "after":
+        ad, step, cpu = ad + t1 - t0, step + t2 - t1, min(cpu, time.process_time() - c0)
+        if config.loss == "after":
             with torch.no_grad():
                 _, values = task.loss(batch)
         losses.append(values)
@@ -402,6 +413,7 @@ def one_epoch(task: Any, opt: Optimizer, epoch: int, watch: Stopwatch, rates: li
             "retraction": round(watch.retraction * per_step, 4),
             "other": round((trained - ad - step) * per_step, 3),
         },
+        "step_cpu_ms": round(1000 * cpu, 3),  # all threads, the least: what else runs disturbs the others
         "peak_mib": round(peak_mib(), 1),
         "time": now(),
     }

@@ -40,7 +40,7 @@ MNIST = (
     *("run", "mnist", "-o", "geometric-adam", "--batch-size", "16", "--no-compile", "--threads", "1"),
     *("--set", "blocks=1", "--dtype", "float64"),
 )
-TIMES = {"seconds", "ms", "peak_mib", "time", "started", "crc"}
+TIMES = {"seconds", "ms", "step_cpu_ms", "peak_mib", "time", "started", "crc"}
 
 
 # -- what the records say ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ ST, SO = ghor.Stiefel(), ghor.SpecialOrthogonal()
 ALL = [
     baselines.CayleySGD,
     baselines.CayleyAdam,
+    li2020.SGDG,
     baselines.AdamSO,
     baselines.AdamStiefel,
     baselines.CheapOrthogonal,
@@ -28,6 +29,12 @@ ALL = [
 ]
 of_class = lambda cls: cls.__name__  # noqa: E731
 every = pytest.mark.parametrize("cls", ALL, ids=of_class)
+
+
+@pytest.fixture(autouse=True)
+def no_draw(monkeypatch):
+    """SGDG orthonormalises at random; two of them that are compared must not draw differently."""
+    monkeypatch.setattr(li2020.random, "randint", lambda low, high: high)
 
 
 def parameter(Y):
@@ -82,6 +89,20 @@ def test_a_batch_is_its_matrices_one_by_one(cls, gen):
     # products of a batch and of one matrix are summed in another order; exactly skew 0/0 entries cannot
     # differ
     torch.testing.assert_close(Y.detach().reshape(4, 4, 4), torch.stack(alone).detach(), rtol=0, atol=1e-12)
+
+
+def test_sgdg_orthonormalises_where_it_draws_a_one(gen, monkeypatch):
+    """X is orthonormal again before a step of length 0, and only scaled to unit columns otherwise."""
+    Y = start(li2020.SGDG, gen, 6, 3).detach() + 1e-3 * randn((6, 3), gen)
+    left = []
+    for draw in (1, 2):
+        monkeypatch.setattr(li2020.random, "randint", lambda low, high, draw=draw: draw)
+        P = parameter(Y)
+        P.grad = randn((6, 3), gen)
+        li2020.SGDG([P], lr=0.0).step()
+        left.append(float(ST.residual(P.detach())))
+    assert left[0] < 1e-14
+    assert left[1] > 1e-4
 
 
 @pytest.mark.parametrize("cls", [c for c in ALL if c.space == ST], ids=of_class)

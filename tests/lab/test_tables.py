@@ -52,7 +52,7 @@ def test_one_epoch_is_one_epoch(tmp_path):
     pools, _ = pool(runs)
     assert {p.title() for p in pools} == {f"Riemannian momentum, {text}" for text in ("1 epoch", "3 epochs")}
     assert {p.title(epochs=False) for p in pools} == {"Riemannian momentum"}
-    assert {headline._lengths([(p, [0.5])]) for p in pools} == {"1 run of 1 epoch", "1 run of 3 epochs"}
+    assert {headline._lengths([(p, [0.5])]) for p in pools} == {"1 x 1 epoch", "1 x 3 epochs"}
 
 
 def test_the_authors_numbers_are_not_of_a_variant(tmp_path):

@@ -17,12 +17,15 @@ They leave the manifold by O(alpha^(s+2)) in each step, which adds up (the autho
 random, every hundredth step or so; the algorithms do not), and they form N x N matrices. The first moment is
 projected again at every step, and Adam's second moment is one number for each matrix.
 
+SpinQuant (Liu et al. 2024) learns its rotations with a copy of that code, `SGDG`.
+
 `ghor.baselines.ScalarMomentAdam`, which the paper compares with, takes the scalar second moment from here and
 nothing else.
 """
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -78,6 +81,39 @@ class CayleySGD(_Cayley):
         W = rotation(Y, M)
         state["momentum_buffer"] = W @ Y
         Y.copy_(cayley_iterations(Y, W, step_size(W, group), group["s"]))
+
+
+class SGDG(_Cayley):
+    """Algorithm 1 as SpinQuant runs it: X = Y^T for square Y, its columns scaled to length one, then
+
+        M = -G^T,    Y_0 = X + alpha M,    Y_i as above, i = 1, ..., 5
+
+    and about once in 101 steps, at random, X is orthonormalised first; so replicas of a weight stay equal
+    only if their processes draw the same random numbers. The published code has momentum, but writes the new
+    M to a temporary tensor: its buffer stays 0, whatever `momentum` is, and there is none here. lr = 1.5 is
+    that of the authors' commands.
+    """
+
+    def __init__(
+        self, params: Any, lr: float = 1.5, *, q: float = 0.5, s: int = 5, eps: float = 1e-8
+    ) -> None:
+        check_options(lr, q=q, s=s, eps=eps)
+        super().__init__(params, {"lr": lr, "q": q, "s": s, "eps": eps})
+
+    def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """One step of every matrix of a batch, with a step size for each."""
+        square = Y.shape[-1] == Y.shape[-2]
+        X, M = (Y.mT, -G.mT) if square else (Y, -G)
+        X = X / torch.linalg.vector_norm(X, dim=-2, keepdim=True)
+        if random.randint(1, 101) == 1:
+            Q, R = torch.linalg.qr(X)
+            X = Q * R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        W = rotation(X, M)
+        alpha = step_size(W, group)
+        Z = X + alpha * M
+        for _ in range(group["s"]):
+            Z = X + alpha / 2 * (W @ (X + Z))
+        Y.copy_(Z.mT if square else Z)
 
 
 class CayleyAdam(_Cayley):

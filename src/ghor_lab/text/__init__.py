@@ -1,0 +1,1 @@
+"""The language model: its data, methods, sweep and report."""
