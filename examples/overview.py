@@ -1,40 +1,28 @@
-"""The README's picture: the cost of a step, and the distance from the manifold during training.
+"""The README's second picture: the distance from the manifold during training.
 
-python examples/overview.py --out overview.png    # times: results/step/step.json, from benchmarks/step.py
+The first, the time of a step, is drawn from records by docs/build/records.py.
 """
 
-import json
-from pathlib import Path
-
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 
 import ghor
 from ghor.baselines import SoftConstraintAdam
 
-TIMES = Path(__file__).parents[1] / "results" / "step" / "step.json"
-BARS = {
-    "ghor Adam, Cayley": "ghor",
-    "torch Adam, fused": "torch Adam, unconstrained",
-    "geoopt RiemannianAdam, Euclidean": "geoopt, Euclidean metric",
-    "geoopt RiemannianAdam, canonical": "geoopt, canonical metric",
-    "geotorch orthogonal, cayley": "geotorch",
-    "torch orthogonal, cayley": "torch orthogonal",
-}
-COLORS = {"ghor": "#3f51b5", "Adam": "#999999", "Adam with a penalty": "#e08214"}
+COLORS = {"ghor": "#3f51b5", "Adam": "#8a8a8a", "Adam, penalty": "#e08214"}
 
 
-def off(Y):
+def off(Y: torch.Tensor) -> float:
     """The largest ||Y^T Y - I|| of a batch, in float64."""
     Y = Y.detach().double()
     return float(torch.linalg.matrix_norm(Y.mT @ Y - torch.eye(Y.shape[-1])).max())
 
 
-def distances(steps):
+def distances(steps: int) -> dict[str, list[float]]:
     """Sixteen weights on St(7, 49) follow noisy targets, float32: {optimizer: distance after each step}."""
     rules = {
         "ghor": lambda Y: ghor.optim.Adam([Y], space=ghor.Stiefel(), lr=1e-3),
-        "Adam with a penalty": lambda Y: SoftConstraintAdam([Y], lr=1e-3),
+        "Adam, penalty": lambda Y: SoftConstraintAdam([Y], lr=1e-3),
         "Adam": lambda Y: torch.optim.Adam([Y], lr=1e-3),
     }
     curves = {}
@@ -50,33 +38,23 @@ def distances(steps):
     return curves
 
 
-def run(steps=2000):
+def run(steps: int = 2000) -> Figure:
     """Draw the figure."""
-    rows = json.loads(TIMES.read_text())["contenders"]
-    ms = {row["name"]: row["ms"][1] for row in rows if row["layout"] == "336 tensors"}
-    bars = {label: ms[name] for name, label in BARS.items() if name in ms}
-    names, times = list(bars)[::-1], list(bars.values())[::-1]
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
-    drawn = left.barh(names, times, color=["#3f51b5" if name == "ghor" else "#bbbbbb" for name in names])
-    left.bar_label(drawn, [f" {t:.1f} ms" for t in times])
-    left.set(
-        xscale="log",
-        xlim=(1, 400),
-        title="One Adam step, 336 weights on St(7, 49)",
-        xlabel="milliseconds, 2 threads",
-    )
-    print(", ".join(f"{name} {t:.1f} ms" for name, t in bars.items()))
+    figure = Figure(figsize=(3.5, 2.7), layout="constrained")
+    axes = figure.subplots()
     for name, curve in distances(steps).items():
-        right.plot(curve, label=name, color=COLORS[name])
-    right.set(
-        yscale="log", title="Distance from the manifold, float32", xlabel="step", ylabel=r"$\|Y^T Y - I\|$"
-    )
-    right.legend(loc="center right")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
+        print(f"{name}: {curve[-1]:.1e} off after {steps} steps")
+        axes.plot(curve[:: max(1, steps // 200)], color=COLORS[name], linewidth=1.5)
+        end = {"textcoords": "offset points", "ha": "right", "color": COLORS[name], "fontsize": 9}
+        axes.annotate(
+            name, (steps / max(1, steps // 200), curve[-1]), (0, -11 if "penalty" in name else 5), **end
+        )
+    figure.suptitle("Distance from the manifold, float32", fontsize=9)
+    axes.set(yscale="log", ylim=(3e-8, 5), xlabel="step", ylabel="||YᵀY - I||")
+    axes.set_xticks([0, 100, 200], ["0", str(steps // 2), str(steps)])
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 if __name__ == "__main__":
-    run().savefig("overview.png")
+    run().savefig("overview-drift.svg")

@@ -8,6 +8,8 @@ import importlib
 import time
 from pathlib import Path
 
+import matplotlib
+
 NAMES = (
     "hyperbolic_tree",
     "needle_field",
@@ -19,6 +21,10 @@ NAMES = (
     "wave_reduction",
 )
 
+FILES = {name: f"{name}.svg" for name in ("spd_regression", "unitary_rnn")} | {
+    "overview": "overview-drift.svg"
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -29,8 +35,9 @@ def main() -> None:
     for name in args.names or NAMES:
         begun = time.perf_counter()
         figure = importlib.import_module(name).run()
-        path = args.out / f"{name}.png"
-        figure.savefig(path, dpi=110 if name == "overview" else 80)
+        path = args.out / FILES.get(name, f"{name}.png")
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ghor"}):
+            figure.savefig(path, dpi=80, metadata={"Date": None} if path.suffix == ".svg" else None)
         print(f"{path}, {path.stat().st_size / 1000:.0f} kB, {time.perf_counter() - begun:.0f} s")
 
 

@@ -43,23 +43,26 @@ def run(steps: int = 300) -> Figure:
     print(f"geodesic: {float(SPD.dist(fit, true).mean()):.3f} off the truth in the mean")
     there = SPD.dist(line[definite], true[definite]).mean()
     print(f"line: {float(there):.3f} where it is positive definite, {int(definite.sum())} of 25")
-    figure = Figure(figsize=(8, 2.4), layout="constrained")
-    axes = figure.add_subplot(
-        aspect="equal", xlabel="t", yticks=[], xticks=[-6, 0, 6], xticklabels=["-1", "0", "1"]
+    figure = Figure(figsize=(3.6, 2.9), layout="constrained")
+    rows = figure.subplots(3, 1, sharex=True, sharey=True)
+    ways = (
+        ("observed", seen, "#8a8a8a"),
+        ("geodesic of SPD", fit, "#3f51b5"),
+        ("straight line", line, "#e08214"),
     )
-    for k in range(0, 25, 3):
-        for P, colour, width in ((seen, "0.75", 3), (fit, "C0", 1.2), (line, "C1", 1)):
+    for axes, (name, P, colour) in zip(rows, ways, strict=True):
+        for k in range(0, 25, 3):
             if P is not line or definite[k]:
-                axes.plot(
-                    *(ellipse(P[k]) * 0.6 + torch.tensor([6 * float(t[k]), 0])).T,
-                    color=colour,
-                    linewidth=width,
-                )
-    for name, colour in (("observed", "0.75"), ("geodesic of SPD", "C0"), ("straight line", "C1")):
-        axes.plot([], [], color=colour, label=name)
-    figure.legend(ncols=3, loc="outside upper center", fontsize="small")
+                axes.plot(*(ellipse(P[k]) * 0.5 + torch.tensor([6 * float(t[k]), 0])).T, color=colour)
+            else:
+                axes.plot(6 * float(t[k]), 0, "x", color=colour)
+        axes.set_title(name, loc="left", color=colour, fontsize=9)
+        axes.set(aspect="equal", yticks=[], xticks=[-6, 0, 6], xticklabels=["-1", "0", "1"])
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    rows[-1].set_title("straight line (x: not a covariance)", loc="left", color="#e08214", fontsize=9)
+    rows[-1].set_xlabel("t")
     return figure
 
 
 if __name__ == "__main__":
-    run().savefig("spd_regression.png")
+    run().savefig("spd_regression.svg")

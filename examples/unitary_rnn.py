@@ -1,6 +1,8 @@
-"""The copying problem: a recurrent layer, unitary or unconstrained, repeats ten symbols after a delay."""
+"""The copying problem: a recurrent layer, unitary or unconstrained, repeats ten symbols after a delay.
 
-import math
+What the constraint is for shows in the powers of the trained matrix: W^k says what is left of a state
+k steps later.
+"""
 
 import torch
 from matplotlib.figure import Figure
@@ -41,13 +43,21 @@ def batch(size: int, gen: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([word, blank[:, :DELAY], mark], 1), torch.cat([blank, word], 1)
 
 
+def stretch(W: torch.Tensor, steps: int) -> torch.Tensor:
+    """The singular values of W^k, k = 0, ..., steps: (steps + 1, n), in float64."""
+    powers = [torch.eye(len(W), dtype=torch.complex128)]
+    for _ in range(steps):
+        powers.append(powers[-1] @ W.to(torch.complex128))
+    return torch.linalg.svdvals(torch.stack(powers))
+
+
 def run(steps: int = 300, n: int = 64) -> Figure:
     """Adam with the same learning rate for both."""
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="cross-entropy", yscale="log")
-    for name, unitary in (("unitary", True), ("free", False)):
+    figure = Figure(figsize=(3.5, 2.7), layout="constrained")
+    axes = figure.add_subplot(xlabel="steps later, k", yscale="log")
+    for name, unitary, colour in (("free", False, "#e08214"), ("unitary", True, "#3f51b5")):
         torch.manual_seed(0)
-        model, gen, losses = Recurrent(n, unitary), torch.Generator().manual_seed(1), []
+        model, gen = Recurrent(n, unitary), torch.Generator().manual_seed(1)
         opt = ghor.optim.Adam(ghor.param_groups(model), lr=3e-3)
         for _ in range(steps):
             x, y = batch(32, gen)
@@ -55,15 +65,17 @@ def run(steps: int = 300, n: int = 64) -> Figure:
             opt.zero_grad()
             loss.backward()
             opt.step()
-            losses.append(loss.item())
-        print(f"{name}: loss {losses[-1]:.4f} after {steps} steps")
-        axes.plot(losses, label=name)
-    axes.axhline(
-        LENGTH * math.log(SYMBOLS) / (DELAY + 2 * LENGTH), color="0.6", linestyle="--", label="without memory"
-    )
-    axes.legend()
+        values = stretch(model.W.detach(), DELAY)
+        low, high = values.amin(1), values.amax(1)
+        print(f"{name}: loss {loss.item():.4f}, singular values of W^{DELAY} {low[-1]:.2g} to {high[-1]:.2g}")
+        axes.fill_between(range(DELAY + 1), low, high, color=colour, alpha=0.3, linewidth=0)
+        axes.plot(values.median(1).values, color=colour, linewidth=2, label=f"{name}, loss {loss.item():.3f}")
+    figure.suptitle("What is left of a state: singular values of $W^k$", fontsize=9)
+    axes.set_ylim(1e-17, 1e7)
+    axes.legend(frameon=False, loc="upper left", ncols=2, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 if __name__ == "__main__":
-    run().savefig("unitary_rnn.png")
+    run().savefig("unitary_rnn.svg")

@@ -5,8 +5,11 @@ A block that cannot run here (it needs a GPU, a download or minutes) says so in 
     <!-- not run: reason -->
 """
 
+import importlib
+import inspect
 import linecache
 import re
+import tomllib
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -14,14 +17,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import ghor
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(r"(?:<!-- not run: ([^\n]+) -->\n)?^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 INCLUDED = re.compile(r'^ *--8<-- "([^":]+)(?::(\d+):)?"$', re.MULTILINE)
 COLUMNS = 88  # what a page shows at 1280 pixels
 QUICKSTART = (ROOT / "examples" / "quickstart.py").read_text().split('"""', 2)[2].strip()
-OPTIONAL = {"geoopt", "geotorch", "pymanopt", "lion_pytorch", "transformers", "peft"}
+OPTIONAL = {"geoopt", "geotorch", "pymanopt", "lion_pytorch", "transformers", "peft", "safetensors"}
+OPTIONAL |= {"timm", "torchvision"}
 
 
 def source(found):
@@ -109,3 +115,29 @@ def test_the_modules_that_pages_name_exist():
             assert (ROOT / path).exists(), f"{page.name}: {path}"
         for path in re.findall(rf"`({rooms})`", text):
             assert (ROOT / "src" / "ghor" / path).is_file(), f"{page.name}: {path}"
+
+
+def test_parameter_lists_of_the_api_name_what_there_is():
+    """docs/build/parameters.toml has each parameter of a function, in the order of its signature."""
+    described = tomllib.loads((DOCS / "build" / "parameters.toml").read_text())
+    for path, parameters in described.items():
+        module, _, name = path.rpartition(".")
+        function = getattr(importlib.import_module(module), name)
+        assert list(parameters) == list(inspect.signature(function).parameters), path
+    public = {name for name in ghor.__all__ if inspect.isfunction(getattr(ghor, name))} - {"levi_civita"}
+    assert public <= {path.rpartition(".")[2] for path in described}
+
+
+def test_powers_in_the_text_become_formulas_and_code_stays():
+    scope = {"__name__": "mathml"}
+    pytest.importorskip("latex2mathml")
+    exec((DOCS / "build" / "mathml.py").read_text(), scope)
+    page = scope["on_page_content"]
+    assert page("<p>In g^hor, Y^T Y, Lambda^-1, x_0.</p>").count("<math") == 4
+    for kept in (
+        "<p><code>Y^T</code></p>",
+        "<pre>g^hor</pre>",
+        "<p>max_angle, __all__</p>",
+        '<a href="x_0">y</a>',
+    ):
+        assert page(kept) == kept

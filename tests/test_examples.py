@@ -2,16 +2,30 @@
 pictures."""
 
 import importlib
+import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import ghor
+
 pytest.importorskip("matplotlib")
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
-NAMES = importlib.import_module("pictures").NAMES
+pictures = importlib.import_module("pictures")
+NAMES = pictures.NAMES
+
+
+def script(name):
+    """A script of docs/build, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "build" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -26,5 +40,29 @@ def test_it_draws(name, capsys):
 def test_pictures_are_there_and_small():
     pages = "".join((ROOT / "docs" / page).read_text() for page in ("index.md", "spaces.md"))
     for name in NAMES:
-        assert f"(pictures/{name}.png)" in pages
-        assert (ROOT / "docs" / "pictures" / f"{name}.png").stat().st_size < 70_000
+        file = pictures.FILES.get(name, f"{name}.png")
+        assert f"(pictures/{file})" in pages
+        assert (ROOT / "docs" / "pictures" / file).stat().st_size < 70_000
+
+
+@pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="not in a clone")
+def test_what_is_recorded_is_drawn():
+    """Every picture of docs/build/records.py, from records; none has bars on a logarithmic axis."""
+    records = script("records")
+    for name, draw in records.PICTURES.items():
+        for axes in draw().axes:
+            assert not axes.containers or axes.get_xscale() == axes.get_yscale() == "linear", name
+        assert (ROOT / "docs" / "pictures" / f"{name}.svg").stat().st_size < 70_000
+
+
+def test_every_space_has_a_page_and_a_picture():
+    spaces = script("spaces")
+    for cls in set(ghor.spaces.__all__) - {"Space", "Euclidean"}:
+        name = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls).lower()
+        text = (ROOT / "docs" / "spaces" / f"{name}.md").read_text()
+        assert f"ghor.{cls}(" in text
+        assert f"(../pictures/spaces/{name}.svg)" in text
+        axes = Figure().add_subplot()
+        spaces.DRAWN[name](axes)
+        assert axes.lines
+        assert (ROOT / "docs" / "pictures" / "spaces" / f"{name}.svg").stat().st_size < 40_000

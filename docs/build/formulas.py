@@ -1,15 +1,18 @@
 """A griffe extension: docstrings hold formulas, so `Y* Y`, `<G, V>` and `||X||_F` must not be read as markup.
 
-Doctests become blocks of code.
+Doctests become blocks of code. Lists of parameters are added from parameters.toml.
 """
 
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import griffe
 
 KEPT = re.compile(r"(`[^`]*`|(?<!\w)\*\w[^*]*\w\*(?!\w))")  # `code` and *emphasis*
 MARKUP = re.compile(r"([*_\[\]])")
+PARAMETERS = tomllib.loads((Path(__file__).parent / "parameters.toml").read_text())
 
 
 def escape(text: str) -> str:
@@ -35,4 +38,8 @@ class Formulas(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None and not obj.is_alias:
-            obj.docstring.value = escape(obj.docstring.value)
+            told = PARAMETERS.get(obj.path, {})
+            listed = [f"    {name}: {escape(text)}" for name, text in told.items()]
+            obj.docstring.value = "\n".join(
+                [escape(obj.docstring.value), *(["", "Args:", *listed] if told else [])]
+            )

@@ -58,13 +58,22 @@ def main() -> None:
         ax.set(title=title, aspect="equal", xticks=[], yticks=[])
     save(figure, "procrustes")
 
-    figure, (ax,) = picture(1, 6)
-    for k, (R, label) in enumerate(
-        ((e.chained, "relative to the first alone"), (e.found.x, "all measurements"))
+    figure, (ax,) = picture(1, 3.5)
+    for R, label, color in (
+        (e.chained, "relative to the first alone", "#8a8a8a"),
+        (e.found.x, "all measurements", "#3f51b5"),
     ):
-        ax.bar(torch.arange(2, 13) + 0.4 * k - 0.2, degrees(R, e.truth)[1:], 0.4, label=label)
+        ax.plot(torch.arange(2, 13), degrees(R, e.truth)[1:], "o", color=color, label=label)
+    ax.vlines(
+        torch.arange(2, 13),
+        degrees(e.found.x, e.truth)[1:],
+        degrees(e.chained, e.truth)[1:],
+        color="#c4c4c4",
+        zorder=0,
+    )
     ax.set(xlabel="orientation", ylabel="error (degrees)", ylim=(0, 19))
-    ax.legend()
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, loc="upper right")
     save(figure, "rotations")
 
     figure, (ax,) = picture(1, 4)

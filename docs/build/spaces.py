@@ -1,0 +1,373 @@
+"""Draw the small pictures of the pages on spaces, and the two of the idea: `make pictures`.
+
+Points, frames and geodesics are computed by ghor.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Polygon
+from torch import Tensor
+
+import ghor
+
+OUT = Path(__file__).parents[1] / "pictures"
+GHOR, WARM, GREY, PALE = "#3f51b5", "#e08214", "#9e9e9e", "#d7dbee"
+STYLE = {
+    "svg.fonttype": "none",  # the reader's own font
+    "svg.hashsalt": "ghor",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+TURN = torch.linspace(0, 2 * torch.pi, 73)
+DRAWN: dict[str, Callable[[Axes], None]] = {}
+
+# an orthographic view: the rows are right, up and towards the reader
+VIEW = torch.tensor([[-0.57, 0.82, 0.0], [-0.27, -0.19, 0.94], [0.77, 0.54, 0.33]])
+
+
+def seen(X: Tensor) -> Tensor:
+    """Points (..., 3) as (3, ...): right, up, depth."""
+    return (X.float() @ VIEW.mT).movedim(-1, 0)
+
+
+def line(ax: Axes, X: Tensor, color: str = GHOR, hide: bool = False, **style: object) -> None:
+    """A curve in space, (T, 3); `hide`: what is behind the sphere is faint."""
+    x, y, z = seen(X)
+    if not hide:
+        ax.plot(x, y, color=color, **style)
+        return
+    style.pop("alpha", None)
+    for front, alpha in ((True, 1.0), (False, 0.25)):
+        there = (z >= -0.02) == front
+        ax.plot(x.where(there, torch.nan), y.where(there, torch.nan), color=color, alpha=alpha, **style)
+
+
+def arrow(
+    ax: Axes, start: Tensor, end: Tensor, color: str = GHOR, width: float = 1.8, scale: float = 9
+) -> None:
+    """An arrow between points of space, or of the plane."""
+    a, b = (seen(P)[:2] if P.shape[-1] == 3 else P for P in (start, end))
+    style = {
+        "arrowstyle": "-|>",
+        "color": color,
+        "lw": width,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "mutation_scale": scale,
+    }
+    ax.annotate("", tuple(b.tolist()), tuple(a.tolist()), arrowprops=style)
+
+
+def dot(ax: Axes, P: Tensor, color: str = GHOR, size: float = 5) -> None:
+    x, y = seen(P)[:2] if P.shape[-1] == 3 else P
+    ax.plot(x, y, "o", color=color, markersize=size)
+
+
+def word(ax: Axes, text: str, P: Tensor, color: str = "black", shift: tuple[float, float] = (5, 3)) -> None:
+    x, y = seen(P)[:2] if P.shape[-1] == 3 else P
+    ax.annotate(text, (float(x), float(y)), shift, textcoords="offset points", color=color)
+
+
+def ball(ax: Axes) -> None:
+    """The unit sphere with a few of its circles."""
+    ax.fill(TURN.cos(), TURN.sin(), color="#f3f4fa", zorder=0)
+    ax.plot(TURN.cos(), TURN.sin(), color=GREY, linewidth=0.8)
+    for height in (-0.5, 0.0, 0.5):
+        r = (1 - height**2) ** 0.5
+        circle = torch.stack([r * TURN.cos(), r * TURN.sin(), torch.full_like(TURN, height)], -1)
+        line(ax, circle, GREY, hide=True, linewidth=0.5)
+    for angle in (0.3, 1.35, 2.4):
+        a = torch.tensor([torch.tensor(angle).cos(), torch.tensor(angle).sin(), 0.0])
+        line(
+            ax,
+            TURN.cos()[:, None] * a + TURN.sin()[:, None] * torch.eye(3)[2],
+            GREY,
+            hide=True,
+            linewidth=0.5,
+        )
+    ax.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
+
+
+def disc(ax: Axes, Y: Tensor, color: str, alpha: float) -> None:
+    """The unit disc of span(Y), Y 3 x 2."""
+    x, y = seen(torch.stack([TURN.cos(), TURN.sin()], -1) @ Y.float().mT)[:2]
+    ax.add_patch(Polygon(torch.stack([x, y], -1).numpy(), color=color, alpha=alpha, linewidth=0))
+    ax.plot(x, y, color=color, linewidth=1)
+
+
+def unit(*x: float) -> Tensor:
+    return torch.nn.functional.normalize(torch.tensor(x), dim=0)
+
+
+ORIGIN = torch.zeros(3)
+# a plane that the reader sees half from the side: right, up and depth, back to space
+FRAME = ghor.Stiefel().project((torch.tensor([[0.9, -0.25, -0.4], [0.15, 0.75, -0.6]]) @ VIEW).mT)
+AXES3 = ghor.SpecialOrthogonal().project(
+    torch.tensor([[0.85, -0.4, 0.1], [0.45, 0.85, -0.1], [0.0, 0.2, 0.95]])
+)
+
+
+def drawn(draw: Callable[[Axes], None]) -> Callable[[Axes], None]:
+    DRAWN[draw.__name__] = draw
+    return draw
+
+
+@drawn
+def stiefel(ax: Axes) -> None:
+    ball(ax)
+    disc(ax, FRAME, PALE, 0.5)
+    for k in range(2):
+        arrow(ax, ORIGIN, FRAME[:, k])
+        word(ax, f"y{'₁₂'[k]}", FRAME[:, k], GHOR)
+
+
+@drawn
+def grassmann(ax: Axes) -> None:
+    ball(ax)
+    V = ghor.Grassmann().tangent(FRAME, torch.tensor([[0.9, 0.0], [-0.5, 0.4], [0.3, -0.6]]))
+    for t, color, alpha in ((0.45, GREY, 0.12), (0.0, GHOR, 0.3)):
+        disc(ax, ghor.Grassmann().exp(FRAME, t * V), color, alpha)
+    word(ax, "span(Y)", FRAME[:, 1], GHOR, (-4, 7))
+
+
+@drawn
+def special_orthogonal(ax: Axes) -> None:
+    ball(ax)
+    path = [
+        ghor.SpecialOrthogonal().exp(
+            AXES3, t * AXES3 @ torch.tensor([[0.0, -1, 0.4], [1, 0, -0.2], [-0.4, 0.2, 0]])
+        )
+        for t in torch.linspace(0, 0.7, 15)
+    ]
+    for k in range(3):
+        line(ax, torch.stack([R[:, k] for R in path]), WARM, linewidth=1)
+        arrow(ax, ORIGIN, path[0][:, k], GREY, 1.2)
+        arrow(ax, ORIGIN, path[-1][:, k])
+
+
+@drawn
+def unitary(ax: Axes) -> None:
+    ax.plot(TURN.cos(), TURN.sin(), color=GREY, linewidth=1)
+    Y = ghor.Unitary().random(6, 6, dtype=torch.complex128, generator=torch.Generator().manual_seed(5))
+    for z in torch.linalg.eigvals(Y).tolist():
+        dot(ax, torch.tensor([z.real, z.imag]))
+        ax.plot([0, z.real], [0, z.imag], color=GHOR, linewidth=0.8, alpha=0.5)
+    ax.axhline(0, color=GREY, linewidth=0.5)
+    ax.axvline(0, color=GREY, linewidth=0.5)
+    word(ax, "eigenvalues of Y", torch.tensor([-0.62, -1.2]))
+    ax.set(xlim=(-1.25, 1.25), ylim=(-1.3, 1.2))
+
+
+@drawn
+def flag(ax: Axes) -> None:
+    ball(ax)
+    disc(ax, FRAME, GHOR, 0.22)
+    ends = torch.stack([-1.15 * FRAME[:, 0], 1.15 * FRAME[:, 0]])
+    line(ax, ends, WARM, linewidth=2)
+    word(ax, "a line", 1.15 * FRAME[:, 0], WARM, (-16, -14))
+    word(ax, "in a plane", FRAME[:, 1], GHOR, (-4, 7))
+
+
+@drawn
+def sphere(ax: Axes) -> None:
+    ball(ax)
+    Y, space = unit(0.7, -0.35, 0.6), ghor.Sphere()
+    V = 1.25 * space.tangent(Y, torch.tensor([0.0, 1.0, 0.45]))
+    t = torch.linspace(0, 1, 30)
+    line(ax, space.exp(Y.expand(30, 3), t[:, None] * V), linewidth=2)
+    arrow(ax, Y, Y + 0.6 * V, WARM)
+    dot(ax, Y)
+    word(ax, "y", Y, GHOR, (-10, 3))
+
+
+def grid(ax: Axes, M: Tensor, color: str, alpha: float, shift: float) -> None:
+    """The image of the unit square's grid under a 2 x 2 matrix."""
+    for k in torch.linspace(-0.5, 0.5, 6):
+        for ends in (
+            torch.stack([k.repeat(2), torch.tensor([-0.5, 0.5])]),
+            torch.stack([torch.tensor([-0.5, 0.5]), k.repeat(2)]),
+        ):
+            x, y = M @ ends
+            ax.plot(x + shift, y, color=color, linewidth=0.8)
+    corners = M @ torch.tensor([[-0.5, 0.5, 0.5, -0.5], [-0.5, -0.5, 0.5, 0.5]])
+    ax.add_patch(
+        Polygon((corners.T + torch.tensor([shift, 0.0])).numpy(), color=color, alpha=alpha, linewidth=0)
+    )
+
+
+@drawn
+def symplectic_stiefel(ax: Axes) -> None:
+    M = torch.tensor([[1.35, 0.55], [0.3, (1 + 0.3 * 0.55) / 1.35]])  # of determinant one
+    grid(ax, torch.eye(2), GREY, 0.15, -0.75)
+    grid(ax, M, GHOR, 0.2, 0.75)
+    arrow(ax, torch.tensor([-0.2, 0.75]), torch.tensor([0.4, 0.75]), WARM)
+    word(ax, "U", torch.tensor([0.02, 0.8]), WARM)
+    word(ax, "the same area", torch.tensor([-0.55, -1.05]))
+    ax.set(xlim=(-1.4, 1.8), ylim=(-1.25, 1.15))
+
+
+@drawn
+def symplectic_grassmann(ax: Axes) -> None:
+    Y = 0.95 * FRAME
+    corners = torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]]) @ Y.mT
+    x, y = seen(corners)[:2]
+    ax.add_patch(Polygon(torch.stack([x, y], -1).numpy(), color=GHOR, alpha=0.2, linewidth=0))
+    for k in torch.linspace(-1, 1, 7):
+        for ends in ([[k, -1], [k, 1]], [[-1, k], [1, k]]):
+            line(ax, torch.tensor(ends) @ Y.mT, GHOR, linewidth=0.6, alpha=0.6)
+    loop = 0.6 * torch.stack([TURN.cos(), TURN.sin()], -1)[:62] @ Y.mT
+    line(ax, loop, WARM, linewidth=1.6)
+    arrow(ax, loop[-2], loop[-1], WARM)
+    word(ax, "span(U)", corners[3], GHOR, (-4, 6))
+    word(ax, "area ≠ 0", ORIGIN, WARM, (-19, -3))
+    ax.set(xlim=(-1.35, 1.35), ylim=(-1.3, 1.3))
+
+
+@drawn
+def hyperbolic(ax: Axes) -> None:
+    space = ghor.Hyperbolic()
+    ax.plot(TURN.cos(), TURN.sin(), color=GREY, linewidth=1)
+    ax.fill(TURN.cos(), TURN.sin(), color="#f3f4fa", zorder=0)
+    t = torch.linspace(0, 1, 25)[:, None].double()
+    for k in range(7):
+        for a, b, color in ((0.0, 1.1, GHOR), (1.1, 2.3, GHOR)):
+            for turn in (0,) if a == 0 else (-0.25, 0.25):
+                angle = torch.tensor(2 * torch.pi * k / 7).double()
+                end = [
+                    torch.tanh(torch.tensor(r / 2)) * torch.stack([(angle + s).cos(), (angle + s).sin()])
+                    for r, s in ((a, 0.0), (b, turn))
+                ]
+                x, y = space.from_ball(torch.stack(end))
+                path = space.to_ball(space.exp(x.expand(25, 3), t * space.log(x, y)))
+                ax.plot(*path.T, color=color, linewidth=1.2)
+                dot(ax, path[-1], size=3)
+    ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+
+
+@drawn
+def spd(ax: Axes) -> None:
+    space = ghor.SPD()
+    P, Q = torch.tensor([[[1.0, 0.6], [0.6, 0.5]], [[0.25, -0.15], [-0.15, 0.9]]])
+    for k, t in enumerate(torch.linspace(0, 1, 5)):
+        M = space.exp(P, t * space.log(P, Q))
+        x, y = torch.linalg.cholesky(M) @ torch.stack([TURN.cos(), TURN.sin()]) * 0.55
+        ax.plot(x + 0.6 * k, y - 0.35 * k, color=GHOR if k in (0, 4) else "#9aa5d8", linewidth=1.6)
+    word(ax, "P", torch.tensor([-0.1, 0.6]), GHOR)
+    word(ax, "Q", torch.tensor([2.6, -1.15]), GHOR)
+    ax.set(xlim=(-0.7, 3.1), ylim=(-2.3, 1.3))
+
+
+@drawn
+def special_euclidean(ax: Axes) -> None:
+    space = ghor.SpecialEuclidean()
+    pose = torch.cat([torch.eye(3), torch.tensor([[0.9], [-0.6], [-0.95]])], 1)
+    step = torch.tensor([[0.0, -0.75, 0, 0.15], [0.75, 0, 0, 0.55], [0, 0, 0, 0.24]])
+    t = torch.linspace(0, 7, 80)[:, None, None]
+    W = space.push(space.section(pose), step)
+    path = space.exp(pose.expand(80, 3, 4), t * W)
+    line(ax, path[..., 3], GREY, linewidth=1)
+    for k in range(0, 80, 13):
+        for i, color in enumerate((GHOR, WARM, "#5c8a5c")):
+            arrow(ax, path[k, :, 3], path[k, :, 3] + 0.38 * path[k, :, i], color, 1.3, 6)
+    ax.set(xlim=(-1.6, 1.1), ylim=(-1.35, 1.5))
+
+
+@drawn
+def positions_orientations(ax: Axes) -> None:
+    gen = torch.Generator().manual_seed(2)
+    points = ghor.PositionsOrientations().random(26, 2, 3, generator=gen)
+    for t, n in points:
+        t = torch.tanh(t) * 1.1
+        x, y = seen(torch.stack([t - 0.22 * n, t + 0.22 * n]))[:2]
+        ax.plot(x, y, color=GHOR, linewidth=2.2, solid_capstyle="round")
+        dot(ax, t + 0.22 * n, WARM, 3)
+    ax.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5))
+
+
+# -- the idea ------------------------------------------------------------------------------------------------
+
+
+SHADES = ("#3f51b5", "#e08214", "#2e7d5b")
+SHOWN = (0, 5, 10)
+
+
+def way(steps: int = 16) -> list[dict[str, Tensor]]:
+    """Adam on the sphere, by the lines of Algorithm 3: the point, its frame, and W at every step."""
+    space = ghor.Stiefel()
+    first, then, start = (
+        (unit(*x) @ VIEW)[:, None] for x in ((-0.2, 0.9, 0.5), (0.8, -0.5, 0.3), (-0.65, -0.45, 0.6))
+    )
+    Y, m, v, found = start, torch.zeros(3, 1), torch.zeros(3, 1), []
+    Lambda = space.section(Y)
+    for t in range(1, steps + 1):
+        B = space.global_grad(Lambda, -first if t < 6 else -then)  # a loss that changes, as batches do
+        m, v = 0.7 * m + 0.3 * B, 0.9 * v + 0.1 * B**2
+        W = -0.12 * (m / (1 - 0.7**t)) / ((v / (1 - 0.9**t)).sqrt() + 1e-8)
+        found.append({"Y": Y.clone()[:, 0], "Lambda": Lambda.clone(), "W": W[1:, 0]})
+        Lambda = space.update_section(Lambda, W).clone()
+        Y = space.apply_section(Lambda, space.E((3, 1)))
+    return found
+
+
+def idea_sphere(ax: Axes) -> None:
+    found = way()
+    ball(ax)
+    line(ax, torch.stack([f["Y"] for f in found]), GREY, linewidth=1)
+    for f in found:
+        dot(ax, f["Y"], GREY, size=2.5)
+    for k, shade in zip(SHOWN, SHADES, strict=True):
+        f = found[k]
+        for i in range(2):
+            arrow(ax, f["Y"], f["Y"] + 0.27 * f["Lambda"][:, 1 + i], "#606060", 1.1, 6)
+        arrow(ax, f["Y"], f["Y"] + f["Lambda"][:, 1:] @ f["W"] * 2.6, shade, 2.2)
+        dot(ax, f["Y"], shade, size=5)
+        word(ax, f"Y{'₀₁₂₃₄₅₆₇₈₉'[k % 10] if k < 10 else '₁₀'}", f["Y"], shade, (-14, -11))
+    ax.set_title("The weight Y moves, and its frame Λ moves with it.", fontsize=9)
+
+
+def idea_plane(ax: Axes) -> None:
+    found = way()
+    square = 0.5 * torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
+    ax.add_patch(Polygon(square.numpy(), color="#f3f4fa", zorder=0))
+    ax.plot([-0.5, 0.5], [0, 0], color=GREY, linewidth=0.6)
+    ax.plot([0, 0], [-0.5, 0.5], color=GREY, linewidth=0.6)
+    origin = torch.zeros(2)
+    for i in range(2):
+        arrow(ax, origin, 0.17 * torch.eye(2)[i], "#606060", 1.1, 6)
+    for k, shade in zip(SHOWN, SHADES, strict=True):
+        W = 2.2 * found[k]["W"]
+        arrow(ax, origin, W, shade, 2.2)
+        ends = {"ha": "center", "va": "center", "color": shade}
+        ax.text(*(1.22 * W).tolist(), f"W{'₀₁₂₃₄₅₆₇₈₉'[k % 10] if k < 10 else '₁₀'}", **ends)
+    ax.set_title("In the frame every step is a vector of one plane, g$^{hor}$.", fontsize=9)
+    ax.set(xlim=(-0.55, 0.55), ylim=(-0.55, 0.55))
+
+
+def save(name: str, draw: Callable[[Axes], None], width: float) -> None:
+    figure = Figure(figsize=(width, width), layout="constrained")
+    ax = figure.add_subplot(aspect="equal")
+    ax.axis("off")
+    draw(ax)
+    path = OUT / name
+    figure.savefig(path, metadata={"Date": None})
+    print(f"{path}, {path.stat().st_size / 1000:.0f} kB")
+
+
+def main() -> None:
+    """Draw all of them."""
+    OUT.joinpath("spaces").mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        for name, draw in DRAWN.items():
+            save(f"spaces/{name}.svg", draw, 2.4)
+        save("idea-sphere.svg", idea_sphere, 3.5)
+        save("idea-plane.svg", idea_plane, 3.5)
+
+
+if __name__ == "__main__":
+    main()
