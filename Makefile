@@ -43,10 +43,10 @@ test-all: .venv/.installed-dev .venv/.installed-ray  ## run the tests, the slow 
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "" $(ARGS)
 
 # in an environment of its own, of which torch is the only thing that changes; ghor is taken from src/
-test-torch: .venv/.created  ## run the tests of the core against another torch: make test-torch TORCH=2.9.1
+test-torch: .venv/.created  ## run the tests of the core against another torch: make test-torch TORCH=2.9.1 (or TORCH=newest)
 	@test -n "$(TORCH)" || { echo "which torch? make test-torch TORCH=2.9.1" >&2; exit 1; }
 	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
-	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt "torch==$(TORCH)" numpy scipy matplotlib rich typer jinja2 filelock pytest \
+	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt $(if $(filter newest,$(TORCH)),--upgrade torch,"torch==$(TORCH)") numpy scipy matplotlib rich typer jinja2 filelock pytest \
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
 	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/nn tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
@@ -67,9 +67,11 @@ docs: .venv/.installed-docs  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "documentation: site/index.html"
 
-pictures: .venv/.installed-lab  ## draw the pictures of examples and experiments again (a benchmark draws its own)
+pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, and what is recorded in results/
 	@$(PY) examples/pictures.py $(ARGS)
 	@$(PY) docs/build/solving.py
+	@$(PY) docs/build/spaces.py
+	@$(PY) docs/build/records.py
 	@$(PY) -m ghor_lab report results/mnist results/caught results/fashion-mnist results/pendulum --out runs/report --brief
 	@for name in mnist-loss mnist-drift fashion-mnist-loss pendulum-error-as-run; do cp runs/report/figures/$$name.svg docs/pictures/; done
 

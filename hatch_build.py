@@ -1,5 +1,8 @@
-"""The README as the package index shows it: relative links made absolute, into the repository of
-[project.urls]."""
+"""What depends on where the package is built: the text for the package index, and whether the lab is there.
+
+In a clone, `pip install ".[lab]"` installs the lab and its command `ghor` beside the library. The sdist does
+not contain the lab, so what is built from it, and published (`python -m build`), is the library alone.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ def absolute(text: str, repository: str, ref: str) -> str:
     return re.sub(r"(?<!!)(\[[^\]]*\]\()(?!https?:|#)", rf"\g<1>{pages}", text)
 
 
-class ReadmeHook(MetadataHookInterface):
-    """Fills in `readme`."""
+class BuildHook(MetadataHookInterface):
+    """Fills in `readme` and, in a clone, the command."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         """As hatchling calls it."""
@@ -28,3 +31,8 @@ class ReadmeHook(MetadataHookInterface):
         if repository:
             text = absolute(text, repository, "main")
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
+        if (Path(self.root) / "src" / "ghor_lab").is_dir():
+            metadata["scripts"] = {"ghor": "ghor_lab:main"}
+        else:
+            metadata["scripts"] = {}
+            del metadata["optional-dependencies"]

@@ -14,57 +14,92 @@ import pytest
 import ghor
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [p for p in (ROOT / "src").rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+SOURCES = [
+    p for p in (ROOT / "src").rglob("*") if p.is_file() and not {"__pycache__", "ghor.egg-info"} & {*p.parts}
+]
+
+
+def build(kind, source, folder):
+    """A wheel or an sdist, by the build backend itself: no environment is made and nothing is fetched."""
+    script = f"from hatchling.build import *; print(build_{kind}({str(folder)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Wheel and sdist, by the build backend itself: no environment is made and nothing is fetched."""
+    """What is published: the sdist, and the wheel that is built from it, as `python -m build` does."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
-    script = (
-        f"from hatchling.build import *; print(build_wheel({str(folder)!r}), build_sdist({str(folder)!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return [folder / name for name in done.stdout.split()]
+    sdist = build("sdist", ROOT, folder)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return [build("wheel", folder / sdist.name.removesuffix(".tar.gz"), folder), sdist]
 
 
-def test_the_wheel_has_the_packages_and_nothing_else(built):
-    names = set(zipfile.ZipFile(built[0]).namelist())
+def contents(*packages, extra=()):
+    """The names that a wheel of these packages has."""
     info = f"ghor-{ghor.__version__}.dist-info"
-    sources = {p.relative_to(ROOT / "src").as_posix() for p in SOURCES if "egg-info" not in str(p)}
-    assert names == sources | {f"{info}/{n}" for n in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")} | {
-        f"{info}/licenses/LICENSE"
-    }
-    assert {"ghor/py.typed", "ghor/adapters.py", "ghor_lab/report.html"} <= names
+    names = {p.relative_to(ROOT / "src").as_posix() for p in SOURCES}
+    of = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE", *extra)}
+    return of | {name for name in names if name.split("/")[0] in packages}
 
 
-def test_the_sdist_has_what_builds_and_tests_it(built):
+def metadata(wheel):
+    """The wheel's description of itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        return email.message_from_bytes(archive.read(f"ghor-{ghor.__version__}.dist-info/METADATA"))
+
+
+def test_the_wheel_is_the_library_alone(built):
+    names = set(zipfile.ZipFile(built[0]).namelist())
+    assert names == contents("ghor")
+    assert {"ghor/py.typed", "ghor/adapters.py"} <= names
+    assert metadata(built[0]).get_all("Provides-Extra") is None
+
+
+def test_a_clone_installs_the_lab_too(tmp_path):
+    """`pip install ".[lab]"`: the command `ghor`, and what it needs."""
+    pytest.importorskip("hatchling")
+    wheel = build("wheel", ROOT, tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        assert set(archive.namelist()) == contents("ghor", "ghor_lab", extra=["entry_points.txt"])
+        entry = archive.read(f"ghor-{ghor.__version__}.dist-info/entry_points.txt").decode()
+    assert "ghor = ghor_lab:main" in entry
+    assert "lab" in metadata(wheel).get_all("Provides-Extra")
+
+
+def test_the_sdist_has_what_the_wheel_is_built_from(built):
     with tarfile.open(built[1]) as archive:
         names = {n.partition("/")[2] for n in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "hatch_build.py", "Makefile"} <= names
-    assert {"tests/test_release.py", "docs/index.md", "examples/quickstart.py", "src/ghor/py.typed"} <= names
-    unwanted = ("runs/", "results/", ".venv", "site/", ".git/", ".ci/")
-    assert not [n for n in names if n.startswith(unwanted) or "__pycache__" in n]
+    sources = {p.relative_to(ROOT).as_posix() for p in SOURCES if "ghor_lab" not in p.parts}
+    others = {"pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "hatch_build.py"}
+    assert names == sources | others | {".gitignore", "PKG-INFO"}
 
 
 def test_the_metadata(built):
-    with zipfile.ZipFile(built[0]) as wheel:
-        (name,) = [n for n in wheel.namelist() if n.endswith("METADATA")]
-        metadata = email.message_from_string(wheel.read(name).decode())
-        (entry,) = [n for n in wheel.namelist() if n.endswith("entry_points.txt")]
-        assert "ghor = ghor_lab:main" in wheel.read(entry).decode()
-    assert (metadata["Name"], metadata["Version"]) == ("ghor", ghor.__version__)
-    assert metadata["License-Expression"] == "MIT"
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_payload().startswith("# ghor")
-    assert any(url.startswith("Paper, https://arxiv.org") for url in metadata.get_all("Project-URL"))
-    required = [r for r in metadata.get_all("Requires-Dist") if "extra" not in r]
-    assert len(required) == 1
-    assert required[0].startswith("torch")
+    found = metadata(built[0])
+    assert (found["Name"], found["Version"]) == ("ghor", ghor.__version__)
+    assert found["License-Expression"] == "MIT"
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert found.get_payload().startswith("# ghor")
+    assert any(url.startswith("Paper, https://arxiv.org") for url in found.get_all("Project-URL"))
+    (required,) = found.get_all("Requires-Dist")
+    assert required.startswith("torch")
+    for version in ("3.11", "3.12", "3.13", "3.14"):
+        assert f"Programming Language :: Python :: {version}" in found.get_all("Classifier")
+
+
+def test_the_description_names_every_space(built):
+    """By its usual name: each word of it, or the group's symbol."""
+    symbols = {"SpecialOrthogonal": "SO(N)", "Unitary": "U(N)", "SpecialEuclidean": "SE(d)"}
+    summary = metadata(built[0])["Summary"].lower()
+    for name in set(ghor.spaces.__all__) - {"Space", "Euclidean"}:
+        words = [symbols[name]] if name in symbols else re.findall("[A-Z]+[a-z]*", name)
+        assert all(word.lower() in summary for word in words), name
 
 
 def test_twine_has_no_objection(built):
