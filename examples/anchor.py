@@ -1,6 +1,6 @@
 """Fine-tune an orthogonal layer on a shifted task, with weight decay towards its start, and draw the result.
 
-    python examples/anchor.py --out anchor.png
+    python examples/anchor.py --out anchor.png --record anchor.json
 
 A layer on St(12, 20) and a linear head learn to classify points of R^20. Then the inputs are turned, and the
 layer alone is tuned on 60 samples of the new task by AdamW with anchor="start", for several weight decays.
@@ -9,6 +9,7 @@ task.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -60,6 +61,7 @@ def experiment(seed: int, tuning: int = 200) -> list[tuple[float, float, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the picture goes")
+    parser.add_argument("--record", type=Path, help="write the numbers to this file")
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
     results = torch.tensor([experiment(seed) for seed in range(args.seeds)])  # (seeds, decays, 3)
@@ -67,6 +69,14 @@ def main() -> None:
     print(f"{'weight decay':>12}{'distance':>18}{'new task':>18}{'old task':>18}")
     for decay, m, s in zip(DECAYS, mean.tolist(), sd.tolist(), strict=True):
         print(f"{decay:>12g}" + "".join(f"{a:>10.3f} +-{b:>5.3f}" for a, b in zip(m, s, strict=True)))
+    if args.record:
+        names = ("distance", "new_task", "old_task")
+        rows = [
+            {"weight_decay": decay, **dict(zip(names, zip(m, s, strict=True), strict=True))}
+            for decay, m, s in zip(DECAYS, mean.tolist(), sd.tolist(), strict=True)
+        ]
+        about = {"ghor": ghor.__version__, "torch": torch.__version__, "seeds": args.seeds}
+        args.record.write_text(json.dumps({"example": "anchor", **about, "rows": rows}, indent=1) + "\n")
     if args.out:
         import matplotlib.pyplot as plt
 
