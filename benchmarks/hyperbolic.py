@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import ghor
+from ghor.baselines import ScalarMomentAdam
 
 RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
 HYPERBOLIC = ghor.Hyperbolic()
@@ -90,6 +91,11 @@ def contestants(
         Y = nn.Parameter(x.clone())
         return ghor.optim.Adam([Y], space=HYPERBOLIC, lr=lr), Y, HYPERBOLIC.dist
 
+    def one_a_point(x: Tensor, lr: float) -> tuple[Any, nn.Parameter, Callable[..., Tensor]]:
+        """One second moment for each point, which is geoopt's choice."""
+        Y = nn.Parameter(x.clone())
+        return ScalarMomentAdam([Y], space=HYPERBOLIC, lr=lr), Y, HYPERBOLIC.dist
+
     def lorentz(x: Tensor, lr: float) -> tuple[Any, nn.Parameter, Callable[..., Tensor]]:
         space = geoopt.Lorentz()
         Y = geoopt.ManifoldParameter(x.clone(), manifold=space)
@@ -100,7 +106,8 @@ def contestants(
         Y = geoopt.ManifoldParameter(HYPERBOLIC.to_ball(x), manifold=space)
         return geoopt.optim.RiemannianAdam([Y], lr=lr), Y, space.dist
 
-    return {"ghor Adam": ours} | ({"geoopt Lorentz": lorentz, "geoopt ball": ball} if geoopt else {})
+    own = {"ghor Adam": ours, "ghor, scalar": one_a_point}
+    return own | ({"geoopt Lorentz": lorentz, "geoopt ball": ball} if geoopt else {})
 
 
 def trees(args: argparse.Namespace, geoopt: Any) -> None:
