@@ -1,7 +1,8 @@
-"""Does it matter to Adam which section it runs with? Implicit against transported, paired, on three problems.
+"""Does it matter to Adam which section it runs with? Implicit against transported, paired, on five problems.
 
     python benchmarks/gauge.py --out gauge                     # everything; half an hour
     python benchmarks/gauge.py --only a,b --out gauge          # minutes
+    python benchmarks/gauge.py --only s,t --out spheres        # minutes
     python benchmarks/gauge.py --only c --epochs 5 --seeds 2 --data FOLDER
     python benchmarks/gauge.py --frames --out gauge            # spread over frames and starts (frames.py)
 
@@ -14,6 +15,7 @@ the start, the data and the order of the data; only the section differs.
     1/i in a random basis, 64 samples per step. Loss: tr((Y - Y*)^T C (Y - Y*)) / tr C, exact.
     Both in float64, from uniform starts, constant learning rates, noisy to the end, all seeds in one batch.
 (c) The paper's vision transformer on MNIST, batch 2048, float32, learning rate 1e-3.
+(s) The first eigenvector: (a) on the sphere S^63. (t) A direction: (b) on the sphere S^7.
 
 Outcomes of a run are "final", the mean loss over the last 5 % of its curve; "area", the mean over all of it;
 and "early", the mean over its first 10 %, where most of the descent happens and a stationary end does not
@@ -56,10 +58,18 @@ LEVEL = 0.05
 TAIL, HEAD = 0.05, 0.1
 OUTCOMES = ("final", "area", "early")
 BATCH = 2048
-LR = {"a": 1e-2, "b": 1e-2, "c": 1e-3}
-EPOCHS = {"a": 30, "b": 30, "c": 5}
-SEEDS = {"a": 20, "b": 20, "c": 2}
-TITLES = {"a": "top-10 eigenspace, N = 200", "b": "Procrustes on St(20, 100)", "c": "MNIST transformer"}
+SIZES = {"a": (200, 10), "b": (100, 20), "s": (64, 1), "t": (8, 1)}
+EIGENSPACES = ("a", "s")
+LR = {"a": 1e-2, "b": 1e-2, "c": 1e-3, "s": 1e-2, "t": 1e-2}
+EPOCHS = {"a": 30, "b": 30, "c": 5, "s": 30, "t": 30}
+SEEDS = {"a": 20, "b": 20, "c": 2, "s": 100, "t": 100}
+TITLES = {
+    "a": "top-10 eigenspace, N = 200",
+    "b": "Procrustes on St(20, 100)",
+    "c": "MNIST transformer",
+    "s": "first eigenvector, S^63",
+    "t": "direction, S^7",
+}
 
 
 def generator(*seed: int) -> Generator:
@@ -71,13 +81,14 @@ def generator(*seed: int) -> Generator:
 
 
 class Matrices:
-    """Problems (a) and (b): all seeds as a batch; an epoch is 100 steps, 10 points of the curve."""
+    """All problems but (c): all seeds as a batch; an epoch is 100 steps, 10 points of the curve."""
 
     STEPS, EVERY, SAMPLES, NOISE = 100, 10, 64, 0.3
 
     def __init__(self, problem: str, section: str, seeds: list[int]) -> None:
         self.problem = problem
-        N, n = (200, 10) if problem == "a" else (100, 20)
+        N, n = SIZES[problem]
+        self.space = ghor.Stiefel() if n > 1 else ghor.Sphere(flatten=2)
         setup = [generator(1, s) for s in seeds]
         draw = [ghor.Stiefel().random(N, n, generator=g, dtype=torch.float64) for g in setup]
         self.Y = torch.stack(draw).requires_grad_()
@@ -96,13 +107,13 @@ class Matrices:
             )
             self.Y = (turn @ self.Y.detach()).requires_grad_()
             self.factor, self.target, section = self.factor @ turn.mT, turn @ self.target, "transported"
-        groups = [{"params": [self.Y], "space": ghor.Stiefel()}]
+        groups = [{"params": [self.Y], "space": self.space}]
         self.opt = ghor.optim.Adam(groups, lr=LR[problem], section=section)
 
     @torch.no_grad()
     def loss(self) -> list[float]:
         """The exact loss of every seed."""
-        if self.problem == "a":
+        if self.problem in EIGENSPACES:
             captured = (self.factor @ self.Y).square().sum((-2, -1))
             return (1 - captured / self.root[: self.Y.shape[-1]].square().sum()).tolist()
         return (
@@ -116,7 +127,7 @@ class Matrices:
         size = (self.SAMPLES, N + n)
         drawn = torch.stack([torch.randn(size, generator=g, dtype=torch.float64) for g in self.samples])
         X = drawn[..., :N] @ self.factor
-        if self.problem == "a":
+        if self.problem in EIGENSPACES:
             return -2 / self.SAMPLES * (X.mT @ (X @ self.Y))
         return 2 / self.SAMPLES * (X.mT @ (X @ (self.Y - self.target) - self.NOISE * drawn[..., N:]))
 
@@ -128,7 +139,7 @@ class Matrices:
             self.opt.step()
             if (step + 1) % self.EVERY == 0:
                 curve.append(self.loss())
-        off = float(ghor.Stiefel().residual(self.Y.detach()).max())
+        off = float(self.space.residual(self.Y.detach()).max())
         return {"loss": [list(row) for row in zip(*curve, strict=True)], "drift": off}
 
     def state_dict(self) -> dict[str, Any]:
