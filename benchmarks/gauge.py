@@ -40,6 +40,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import frames
@@ -352,6 +353,11 @@ def compare(transported: list[float], implicit: list[float]) -> dict[str, Any]:
     return out
 
 
+def middle(curves: dict[int, list[float]]) -> list[float]:
+    """The median curve over seeds, in four digits."""
+    return [float(f"{median(losses):.4g}") for losses in zip(*curves.values(), strict=True)]
+
+
 def holm(tests: dict[str, float]) -> dict[str, float]:
     """Holm's adjusted p-values."""
     adjusted, largest = {}, 0.0
@@ -410,6 +416,8 @@ def summarise(out: Path, plan: dict[str, tuple[list[int], int]]) -> dict[str, An
             entry["missing"] = f"{len(both)} of {len(seeds)} pairs are complete"
             continue
         entry["distance_of_pairs"] = pair_distance(out, problem, seeds)
+        if problem != "c":
+            entry["median"] = {section: middle(pairs[section]) for section in SECTIONS}
         for outcome in OUTCOMES:
             values = [[outcomes(pairs[section][s])[outcome] for s in both] for section in SECTIONS]
             entry[outcome] = compare(*values)
