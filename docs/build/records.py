@@ -218,6 +218,20 @@ def muon(over: str) -> Figure:
     return figure
 
 
+def spheres(problem: str) -> Figure:
+    """Median loss of paired runs of Adam with the two sections."""
+    entry = record("gauge/spheres.json")["problems"][problem]
+    figure, axes = panel()
+    styles = {"transported": (OTHERS[0], "-"), "implicit": (GHOR, "--")}
+    for section, curve in entry["median"].items():
+        color, style = styles[section]
+        steps = [10 * (k + 1) for k in range(len(curve))]
+        axes.plot(steps, curve, style, color=color, linewidth=1.3, label=section)
+    axes.set(xscale="log", yscale="log", xlabel="step", ylabel="median loss", title=entry["title"])
+    axes.legend()
+    return figure
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "overview-step": overview,
     "step": step,
@@ -229,6 +243,8 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "sweep": sweep,
     "muon-steps": lambda: muon("steps"),
     "muon-seconds": lambda: muon("seconds"),
+    "spheres-s": lambda: spheres("s"),
+    "spheres-t": lambda: spheres("t"),
 }
 
 
