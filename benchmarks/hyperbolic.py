@@ -176,9 +176,14 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--repeats", type=int, default=20, help="steps that are timed, in turn; 0: none")
     parser.add_argument("--batch", type=int, default=20_000)
+    parser.add_argument(
+        "--max-velocity", type=float, help="length of the longest step of ghor's (default: 1)"
+    )
     parser.add_argument("--points", type=int, default=100_000)
     parser.add_argument("--dtype", type=lambda s: getattr(torch, s), default=torch.float64)
     args = parser.parse_args()
+    if args.max_velocity:
+        ghor.Hyperbolic.max_velocity = args.max_velocity
     warnings.simplefilter("ignore")
     try:
         import geoopt
