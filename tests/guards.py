@@ -1292,8 +1292,8 @@ MUTANTS = [
     Mutant(
         "directions are in g^hor to the last bit",
         "curves",
-        "W = batch.space.hor(W) if batch.curved and not batch.vector else W",
-        "pass",
+        "self.A = space.skew(V[..., :n, :]) * math.sqrt(0.5)",
+        "self.A = V[..., :n, :] / math.sqrt(0.5)",
         "solve/test_minimize.py::test_every_method_finds_a_critical_point_on_every_compact_space",
     ),
     Mutant(
@@ -1334,7 +1334,7 @@ MUTANTS = [
     Mutant(
         "tolerances have the unit of length",
         "descent",
-        "tolerance=eps * place.points.extent(),",
+        "tolerance=eps * place.extent,",
         "tolerance=eps,",
         "solve/test_scale.py::test_the_unit_of_length",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from ghor.linalg import dot, inverse, product
 from ghor.retraction import Retraction, by_name
 from ghor.solve.points import PointBatch, Points, copied
 from ghor.spaces.matrix import MatrixSpace
-from ghor.spaces.orthogonal import Orthogonal
 from ghor.spaces.sections import POLISH_POINT, Implicit, Transported
 
 GEODESIC = by_name("geodesic")
@@ -29,12 +29,16 @@ class Curve:
 
     def at(self, t: float, vectors: Sequence[Tensor], age: int) -> PointBatch:
         """The batch at t; flat vectors turn to the new frames, in place."""
-        batch, W = self.batch, self.W * t
-        new, old = copied(batch), batch.section
+        batch, new, old = self.batch, copied(self.batch), self.batch.section
+        if not batch.curved and isinstance(old, Transported):
+            new.section = copied(old)
+            new.Y = new.section.Lambda = torch.add(batch.Y, self.W, alpha=t)
+            return new
+        W = self.W * t
         new.section = section = type(old)(batch.space, batch.E, *(X.clone() for X in old.tensors().values()))
         Y, turning, moved = batch.Y, list[Tensor](), W
         if isinstance(section, Implicit) and isinstance(old, Implicit):
-            Y, turning, moved = Y.clone(), [batch.scaled(v) for v in vectors], moves(W, batch)
+            Y, turning, moved = Y.clone(), [batch.scaled(v) for v in vectors], moves(W, batch.E.dim())
             section.P = old.P
         new.Y = section.update(Y, W, self.retraction, turning, moved)
         batch.take_back(vectors, turning)
@@ -59,82 +63,87 @@ class Curve:
         S = torch.add(A / -2, C, alpha=0.25)
         S.diagonal(dim1=-2, dim2=-1).add_(1)
         P = inverse(S)
-        return velocity_slope(at, g, d, P, space.star(P), C / t)
+        p = (P + space.star(P)) / 2
+        G, V = space.matrix(at.scaled(g)), space.matrix(at.scaled(d)) @ p
+        # Coordinates are scaled: A and the gradient there by sqrt(1/2).
+        V[..., :n, :].sub_(C @ (P - p), alpha=math.sqrt(0.5) / 2 / t)
+        return dot(V, G).sum()
 
 
 class CayleyCurve:
     """The curve by Cayley on a space of SO(N) or U(N), above a transported section, in the fewest operations.
 
-    What does not depend on t is computed once: U = Lambda W E, C = B^H B and Y C. Then
+    With U = Lambda W E and C = B^H B, which do not depend on t, and P = (I - t A/2 + t^2 C/4)^-1
 
-        P = (I - t A/2 + t^2 C/4)^-1,   D = t (U - t Y C/2) P,   Y_t = Y + D,   Q_t = Q - t (Y + D/2) B^H
+        D = (U - t Y C/2) P,   M = Y + t D/2,   Y_t = Y + t D,   Q_t = Q - t M B^H,   Y_t' = (D - t M C/2) P
+
+    Frames are stored by columns, so all of these are transposed here. For a single vector A = 0, and C, which
+    is turn^2, and P are numbers. Square matrices have no B.
     """
 
-    def __init__(self, batch: PointBatch, W: Tensor, turn: float) -> None:
-        self.batch, self.W, self.turn = batch, W, turn
-        assert isinstance(batch.space, Orthogonal)
-        assert isinstance(batch.section, Transported)
-        W, self.Lambda = batch.space.matrix(W), batch.section.Lambda
-        self.n = n = W.shape[-1]
-        self.A, B, self.Y = W[..., :n, :], W[..., n:, :], self.Lambda[..., :n]
-        self.B, self.C = B.mH, product(B.mH, B)
-        self.U, self.YC = self.Lambda @ W, self.Y * self.C if batch.vector else self.Y @ self.C
+    def __init__(self, batch: PointBatch, d: Tensor) -> None:
+        self.batch, space, section = batch, batch.space, cast(Transported, batch.section)
+        V = space.matrix(batch.scaled(d))
+        self.Lambda, self.n, self.square = section.Lambda.mT, (n := V.shape[-1]), V.shape[-2] == n
+        self.plus = torch.addmm if V.dim() == 2 else torch.baddbmm
+        if not batch.free:
+            # Sums of flat vectors leave g^hor by rounding, which would take frames off their group.
+            self.A = space.skew(V[..., :n, :]) * math.sqrt(0.5)
+            V = self.A if self.square else torch.cat([self.A, V[..., n:, :]], -2)
+        turns = torch.linalg.vector_norm(V, dim=(-2, -1))
+        self.turn = float(turns.max() if turns.dim() else turns)
+        self.Y, self.U = self.Lambda[..., :n, :], V.mT @ self.Lambda
+        if not self.square:
+            self.B = V.conj()  # [0; B]
+            if not batch.free:
+                V[..., :n, :] = 0
+            if not batch.single:
+                self.C = product(V.mT, self.B)
 
     def at(self, t: float, vectors: Sequence[Tensor], age: int) -> PointBatch:
         """The batch at t; transported frames leave vectors alone."""
         new, n = copied(self.batch), self.n
-        D = torch.add(self.U, self.YC, alpha=-t / 2)
-        if new.vector:  # A = 0, and P is a number
-            P = torch.add(1, self.C, alpha=t * t / 4).reciprocal_()
-            D = D.mul_(P * t)
+        P: Any
+        if new.single:
+            P = 1 / (1 + (t * self.turn) ** 2 / 4)
+            D = torch.add(self.U, self.Y, alpha=-t * self.turn * self.turn / 2).mul_(P)
         else:
-            S = torch.add(self.A * (-t / 2), self.C, alpha=t * t / 4)
-            S.diagonal(dim1=-2, dim2=-1).add_(1)
-            P = inverse(S)
-            D = (D @ P).mul_(t)
-        Lambda = self.Lambda.clone()
-        if self.B.shape[-1]:
-            Lambda[..., n:].sub_(torch.add(self.Y, D, alpha=0.5) @ self.B, alpha=t)
-        Lambda[..., :n].add_(D)
-        new.section = section = copied(new.section)
-        assert isinstance(section, Transported)
-        section.Lambda, new.P = Lambda, P
-        new.Y = section.point(None)
-        polish(new, self.W, t * self.turn, age)
+            S = new.eye if new.free else torch.add(new.eye, self.A.mT, alpha=-t / 2)
+            S = S if self.square else torch.add(S, self.C, alpha=t * t / 4)
+            P = S.reciprocal() if new.vector else inverse(S)
+            D = P @ (self.U if self.square else self.plus(self.U, self.C, self.Y, alpha=-t / 2))
+        if self.square:
+            M, Lambda = self.Y, torch.add(self.Lambda, D, alpha=t)
+        else:
+            M = torch.add(self.Y, D, alpha=t / 2)
+            Lambda = self.plus(self.Lambda, self.B, M, alpha=-t)
+            Lambda[..., :n, :].add_(D, alpha=t)
+        section: Any = copied(new.section)
+        new.step, new.section, section.Lambda = (D, M, P), section, Lambda.mT
+        new.Y = new.space.unmatrix(section.Lambda[..., :n], new.E.shape)
+        polish(new, self.U, t * self.turn, age)
         return new
 
-    def slope(self, at: PointBatch, g: Tensor, d: Tensor, t: float) -> Tensor:
-        """See `Curve.slope`; d is the direction from the start, in any frame."""
-        return velocity_slope(at, g, d, at.P, at.P.mH, self.C * t)
+    def slope(self, at: PointBatch, g: Tensor, d: Tensor, t: float) -> Tensor | float:
+        """<G, Y_t'>, G the Euclidean gradient; for a single vector <B_t, B P>, B_t the gradient in g^hor."""
+        D, M, P = at.step
+        if at.single:
+            return float(at.own(g).dot(at.own(d))) * P
+        V = P @ (D if self.square else self.plus(D, self.C, M, alpha=-t / 2))
+        return dot(at.space.matrix(at.G).mT, V).sum()
 
 
-def moves(W: Tensor, batch: PointBatch) -> Tensor:
+def moves(W: Tensor, dims: int) -> Tensor:
     """Which points move at all; the others may not change by a bit."""
-    return norm(W, dim=tuple(range(-batch.E.dim(), 0))) > 0
+    return norm(W, dim=tuple(range(-dims, 0))) > 0
 
 
 def polish(new: PointBatch, W: Tensor, turn: float, age: int) -> None:
     """Repair rounding every few steps along W, and at once after one that turned a point by much."""
-    if new.curved and (turn > 0.02 * new.reach or age % POLISH_POINT == 0):
-        new.section.polish(new.Y, age, moves(W, new).to(W.dtype.to_real()), turn > 0.5 * new.reach)
-
-
-def velocity_slope(at: PointBatch, g: Tensor, d: Tensor, P: Tensor, Ps: Tensor, C: Tensor) -> Tensor:
-    """<B, V> with V = [A p - C q/2; B p], p = (P + P*)/2, q = (P - P*)/2, for [A; B] of the flat vector d."""
-    space = at.space
-    assert isinstance(space, MatrixSpace)
-    if at.vector:
-        if at.count == 1:
-            return at.own(g).dot(at.own(d)) * P.view(())
-        G, W = (at.scaled(u).flatten(1) for u in (g, d))
-        return (G * W).sum(-1).dot(P.view(-1))
-    G, W = (space.matrix(at.scaled(u)) for u in (g, d))
-    p = (P + Ps).mul_(0.5)
-    V = W @ p
-    if W.shape[-2] > W.shape[-1]:
-        # Coordinates are scaled: A and the gradient there by sqrt(1/2).
-        V[..., : W.shape[-1], :].sub_(C @ (P - p), alpha=math.sqrt(0.5) / 2)
-    return dot(V, G).sum()
+    far = turn > 0.5 * new.reach
+    if new.curved and (far or age % POLISH_POINT == 0):
+        moved = moves(W, W.dim() - len(new.full_shape) + new.E.dim())
+        new.section.polish(new.Y, age, moved.to(W.dtype.to_real()), far)
 
 
 class Ray:
@@ -144,17 +153,16 @@ class Ray:
         self.points, self.curves = points, list[Curve | CayleyCurve]()
         cayley = points.retraction.name == "cayley"
         for batch in points.batches:
-            # Sums of flat vectors leave g^hor by rounding, which would take frames off their group.
+            if cayley and batch.lean:
+                self.curves.append(CayleyCurve(batch, d))
+                continue
             W = batch.coordinates(d)
-            W = batch.space.hor(W) if batch.curved and not batch.vector else W
+            # See `CayleyCurve`.
+            W = batch.space.hor(W) if batch.curved and not batch.free else W
             # The longest turn of a point at t = 1.
             turns = batch.space.step_length(W) if batch.curved else None
             turn = 0.0 if turns is None else float(turns.max() if turns.dim() else turns)
-            lean = cayley and batch.matrices and isinstance(batch.space, Orthogonal)
-            if lean and isinstance(batch.section, Transported):
-                self.curves.append(CayleyCurve(batch, W, turn))
-            else:
-                self.curves.append(Curve(batch, W, turn, points.retraction))
+            self.curves.append(Curve(batch, W, turn, points.retraction))
 
     def ceiling(self) -> float:
         """The largest t for which no point turns by more than its `limit`."""

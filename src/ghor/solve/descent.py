@@ -75,7 +75,7 @@ def descend(problem: Problem, points: Points, make: Callable[[], Rule], log: Log
             rule.vectors,
             c2=rule.c2,
             size=float(torch.linalg.vector_norm(d)),
-            tolerance=eps * place.points.extent(),
+            tolerance=eps * place.extent,
             slack=10 * eps * abs(place.value),
         )
         if step.t > 0:

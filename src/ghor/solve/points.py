@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -23,8 +23,10 @@ from torch.linalg import vector_norm as norm
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.retraction import Retraction
 from ghor.spaces import Euclidean, PositionsOrientations, Space, SpecialEuclidean
+from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.matrix import MatrixSpace
-from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, Section, from_state
+from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, Section, Transported, from_state
 
 T = TypeVar("T")
 
@@ -48,8 +50,10 @@ class PointBatch:
     """
 
     section: Section
+    lean: bool
     Y: Tensor
-    P: Tensor  # of the step by Cayley that led here, see `ghor.solve.curves`
+    G: Tensor  # the Euclidean gradient here, when it is known
+    step: tuple[Tensor, Tensor, Any]  # D, M and P of the step by Cayley that led here, see `CayleyCurve`
 
     def __init__(self, space: Space, index: list[int], like: Tensor, begin: int) -> None:
         self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
@@ -63,14 +67,18 @@ class PointBatch:
         # A single point has no batch dimension: products of matrices cost less than those of batches.
         self.count = len(index) * like.numel() // max(1, self.E.numel())
         self.full_shape = self.E.shape if self.curved and self.count == 1 else (self.count, *self.E.shape)
-        self.root = _root(self.space, self.E, like, self.dtype) if self.curved else None
         # ||W|| of a turn by one radian, and that of the longest step: all columns turned by four radians.
         self.reach = space.reach(self.shape) if self.curved else 0.0
         self.limit = min(4 * self.reach, space.max_velocity) if self.curved else math.inf
         # Whether frames are [Y, Q] in a group of matrices, with formulas; not so on spheres of radius r.
         self.matrices = isinstance(space, MatrixSpace) and getattr(space, "radius", 1.0) == 1
-        # Vectors, for which g^hor has no block A.
-        self.vector = self.matrices and not self.complex and space.one.size(self.E.shape)[1] == 1
+        # Vectors, and whether g^hor has no block A, so that all coordinates are free and have weight one.
+        n = space.one.size(self.E.shape)[1] if isinstance(space, MatrixSpace) else 0
+        self.vector = self.matrices and not self.complex and n == 1
+        self.single = self.vector and self.count == 1
+        self.free = not self.curved or self.vector or (self.matrices and isinstance(space, Subspaces))
+        self.eye = torch.eye(n, dtype=self.dtype, device=like.device)
+        self.root = None if self.free else _root(self.space, self.E, like, self.dtype)
         self.ways: Any = next((at for kind, at in WAYS.items() if isinstance(space, kind)), None)
 
     def way(self, X: Tensor) -> Tensor | None:
@@ -79,10 +87,33 @@ class PointBatch:
 
     def stacked(self, grads: Sequence[Tensor | None]) -> Tensor:
         """The Euclidean gradients of these weights, (M, *point)."""
-        own = [self.Y.new_zeros(self.shape) if (G := grads[i]) is None else G.detach() for i in self.index]
-        own = [(G.to_dense() if G.is_sparse else G) for G in own]
-        own = [G if G.dtype == self.dtype else G.to(self.dtype) for G in own]
+        own = []
+        for i in self.index:
+            G = self.Y.new_zeros(self.shape) if (G := grads[i]) is None else G.detach()
+            G = G.to_dense() if G.is_sparse else G
+            own.append(G if G.dtype == self.dtype else G.to(self.dtype))
         return self.points(torch.stack(own) if len(own) > 1 else own[0])
+
+    def gradient(self, grads: Sequence[Tensor | None]) -> Tensor:
+        """B of the Euclidean gradients, flat."""
+        self.G = G = self.stacked(grads)
+        if not self.curved:
+            return self.flat(G)
+        B = torch.empty_like(G, memory_format=torch.contiguous_format)
+        if not self.lean:
+            self.section.global_grad(self.Y, G, B)
+            return self.flat(B)
+        # `MatrixSpace.global_grad` in fewer operations, with A scaled on the way.
+        space, section = cast(Orthogonal, self.space), cast(Transported, self.section)
+        M, H = space.matrix(B), (space.matrix(G).mH @ section.Lambda).mH
+        A, n = M[..., : M.shape[-1], :], M.shape[-1]
+        if M.shape[-2] > n:
+            M.copy_(H)
+        if self.free:
+            A.zero_()
+        else:
+            torch.mul(space.skew(H[..., :n, :]), math.sqrt(0.5), out=A)
+        return (torch.view_as_real(B) if self.complex else B).view(-1)
 
     def points(self, X: Tensor) -> Tensor:
         """(..., *shape) as points (M, *point)."""
@@ -213,6 +244,8 @@ class Points:
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)
             batch.take_back(vectors, turning)
             batch.Y = batch.section.point(Y)
+            # Frames [Y, Q] that are stored have formulas with fewer operations.
+            batch.lean = batch.matrices and isinstance(batch.space, Orthogonal) and kind == "transported"
             if batch.Y.data_ptr() == tensors[index[0]].data_ptr():
                 batch.Y = batch.Y.clone()
         # The length of a step that turns everything by one radian.
@@ -266,13 +299,7 @@ class Points:
 
     def gradient(self, grads: Sequence[Tensor | None]) -> Tensor:
         """B of the Euclidean gradients, flat."""
-        flat = []
-        for b in self.batches:
-            G = b.stacked(grads)
-            B = torch.empty_like(G, memory_format=torch.contiguous_format)
-            b.section.global_grad(b.Y, G, B)
-            flat.append(b.flat(B))
-        return _flat(flat)
+        return _flat([b.gradient(grads) for b in self.batches])
 
     def widest(self) -> float:
         """The length of a step that turns everything by about one radian; infinite if there are positions."""
@@ -333,8 +360,12 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 def _root(space: Space, E: Tensor, like: Tensor, dtype: torch.dtype) -> Tensor:
     """Square roots of the weights of the inner product, which make coordinates orthonormal."""
+    ones = torch.ones(E.shape, dtype=dtype.to_real(), device=like.device)
+    if isinstance(space, MatrixSpace):  # <A, A'>/2 + <B, B'>
+        M = space.matrix(ones)
+        M[..., : M.shape[-1], :] = math.sqrt(0.5)
+        return ones
     with torch.enable_grad():
-        ones = torch.ones(E.shape, dtype=dtype, device=like.device).real
         V = torch.zeros_like(ones, requires_grad=True)
         (weights,) = torch.autograd.grad(space.ghor_inner(ones, V).sum(), V)
     return weights.sqrt()

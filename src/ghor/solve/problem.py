@@ -74,6 +74,11 @@ class Place:
         """The gradient norm."""
         return float(torch.linalg.vector_norm(self.gradient))
 
+    @cached_property
+    def extent(self) -> float:
+        """The size of the points."""
+        return self.points.extent()
+
 
 class Problem:
     """f on points x: a tensor, a dict or a list of tensors, each on its space."""
@@ -266,7 +271,7 @@ class Log:
         Rounding is the reason if Newton's step is below the rounding of x, or if values could not show a
         decrease, |g| extent <= sqrt(eps) |f|. A wrong gradient of f is far above both.
         """
-        norm, eps, extent = place.norm, place.points.eps, place.points.extent()
+        norm, eps, extent = place.norm, place.points.eps, place.extent
         size = max(abs(place.value), abs(self.first[0]))
         if not extent < math.inf:  # it ran away
             return
@@ -293,7 +298,7 @@ class Log:
         self.history.append(record)
         if self.progress:
             self.show(record)
-        extent = place.points.extent() if self.by_default else 0.0
+        extent = place.extent if self.by_default else 0.0
         if extent > 0:
             target = max(target, place.points.eps * abs(place.value) / extent)
         if self.told_to_stop(record, place):

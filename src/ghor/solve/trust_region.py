@@ -44,7 +44,7 @@ def trust_region(problem: Problem, points: Points, log: Log) -> Place:
             radius = min(2 * radius, widest)
         if ratio > 0.1:
             place, product = new, None
-        elif radius <= eps * max(place.points.extent(), length):
+        elif radius <= eps * max(place.extent, length):
             newton = steihaug(g, product, math.inf, log)[0]  # not finite if the curvature is negative
             log.get_stuck(place, float(newton.norm()))
             break
