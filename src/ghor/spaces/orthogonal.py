@@ -219,7 +219,7 @@ class Orthogonal(MatrixSpace):
         images = [(B.mH @ m, P.mH @ (Y2.mH @ m)) for m in lower]  # c, R y
         turns: list[tuple[Tensor, Tensor, Tensor | None]]  # h, f, T2 c
         if retraction.factors is not None:
-            M, F2 = retraction.factors(A, C)
+            M, F2 = retraction.factors(A, C, False)
             A.copy_(U)
             D = times(add_product(W, Y, plus_product(M, R.mH, U)), F2)
             turns = [(c, plus_product(c, R.mH, Ry, beta=0.5), None) for c, Ry in images]
