@@ -144,7 +144,8 @@ def defect(S: Tensor, X: Tensor) -> Tensor:
 def inverse(X: Tensor) -> Tensor:
     """X^-1, not finite where X is singular."""
     if X.shape[-1] <= SMALL:  # called in every step, so without the detour through `_each`
-        return torch.linalg.inv_ex(X)[0]
+        # torch inverts matrices stored by rows without a copy.
+        return torch.linalg.inv_ex(X.mT)[0].mT if _by_columns(X) else torch.linalg.inv_ex(X)[0]
     return _each(lambda x: torch.linalg.inv_ex(x)[0], X)
 
 
