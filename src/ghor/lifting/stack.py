@@ -307,7 +307,7 @@ class Stack:
         then = self.seen.expected
         if then is None:  # on an accelerator, between two looks: a write so far is noticed by the next one
             part.seen = replace(part.seen, expected=None)
-        elif part.keeps_copy:
+        elif self.half or not part.section.holds_point:
             if self.half:
                 chosen = then[index]
             else:
