@@ -8,7 +8,7 @@ import torch
 from table import randn
 
 import ghor
-from ghor.linalg import frobenius, inverse, inverse_beside_identity, product, solve
+from ghor.linalg import LARGE, add_product, frobenius, inverse, inverse_beside_identity, product, solve
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (5,)])
@@ -21,9 +21,11 @@ def test_inverse_and_solve_of_a_batch_on_two_threads(batch, n, gen):
         A = torch.eye(n) + 0.1 * randn((*batch, n, n), gen, torch.float32) / n**0.5
         B = randn((*batch, n, 4), gen, torch.float32)
         P, X = inverse(A), solve(A, B)
+        by_columns = inverse(A.mT.contiguous().mT)
     finally:
         torch.set_num_threads(threads)
-    assert (A.double() @ P.double() - torch.eye(n)).abs().max() < 1e-5
+    for inverted in (P, by_columns):
+        assert (A.double() @ inverted.double() - torch.eye(n)).abs().max() < 1e-5
     assert (A.double() @ X.double() - B).abs().max() < 1e-5
 
 
@@ -32,6 +34,21 @@ def test_solve_without_right_hand_sides(gen):
     Y = ghor.Stiefel().random(3, 160, 160, generator=gen)
     assert torch.equal(ghor.Stiefel().section(Y), Y)
     assert solve(Y, Y[..., :0]).shape == (3, 160, 0)
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("rows", [20, LARGE // 4])
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
+def test_products_are_added_in_place_to_slices(batch, rows, by_columns, gen):
+    """One batch dimension or several, rows below others, matrices small and large, stored by rows or columns:
+    the rows on top stay as they are."""
+    whole = randn((*batch, 4, rows) if by_columns else (*batch, rows, 4), gen)
+    whole = whole.mT if by_columns else whole
+    before, A, B = whole.clone(), randn((*batch, rows - 5, 2), gen), randn((*batch, 2, 4), gen)
+    X = whole[..., 5:, :]
+    assert add_product(X, A, B, -2) is X
+    assert torch.equal(whole[..., :5, :], before[..., :5, :])
+    assert (X - (before[..., 5:, :] - 2 * A @ B)).abs().max() < 1e-14
 
 
 def test_long_sums_keep_their_digits(gen):

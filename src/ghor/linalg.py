@@ -15,6 +15,7 @@ from torch import Tensor
 from ghor._torch.values import may_read
 
 LONG, PART = 4096, 512  # the most terms that float32 sums well, and the terms in each part of a longer sum
+LARGE = 1 << 14  # the numbers in a matrix above which a call of a kernel for each takes little of the time
 SMALL = 96  # the side up to which LAPACK's LU of a batch is right with any number of threads
 
 # -- numbers -------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def spectral_bound(X: Tensor, multiplicity: int = 1) -> Tensor:
 
 def largest(X: Tensor) -> float:
     """The largest entry, NaN if there is a NaN, and 0 for an empty batch."""
-    return float(X.amax()) if X.numel() > 0 else 0.0
+    return float(X.amax() if X.numel() > 1 else X) if X.numel() else 0.0
 
 
 def eye_like(X: Tensor) -> Tensor:
@@ -94,15 +95,19 @@ def plus_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1, beta: float 
 
 
 def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
-    """X <- X + alpha A B in place, in one kernel if X is one batch of whole matrices.
+    """X <- X + alpha A B in place, in one kernel if X is one batch of whole or of large matrices.
 
-    Where X is a slice, torch would take the matrices of a batch one by one.
+    Where X is a slice, torch takes the matrices of a batch one by one, which is slow for small ones.
     """
-    if X.dim() != 3:
+    turned = _by_columns(X)
+    rows = X.mT if turned else X
+    if X.dim() != 3 or not (len(X) == 1 or rows.is_contiguous() or X.stride(0) >= LARGE):
         return X.add_(A @ B, alpha=alpha)
-    if _by_columns(X):
-        return X.mT.baddbmm_(B.mT, A.mT, alpha=alpha).mT
-    return X.baddbmm_(A, B, alpha=alpha)
+    if turned:
+        rows.baddbmm_(B.mT, A.mT, alpha=alpha)
+    else:
+        rows.baddbmm_(A, B, alpha=alpha)
+    return X
 
 
 def _by_columns(X: Tensor) -> bool:
@@ -139,31 +144,32 @@ def defect(S: Tensor, X: Tensor) -> Tensor:
 def inverse(X: Tensor) -> Tensor:
     """X^-1, not finite where X is singular."""
     if X.shape[-1] <= SMALL:  # called in every step, so without the detour through `_each`
-        return torch.linalg.inv_ex(X)[0]
+        # torch inverts matrices stored by rows without a copy.
+        return torch.linalg.inv_ex(X.mT)[0].mT if _by_columns(X) else torch.linalg.inv_ex(X)[0]
     return _each(lambda x: torch.linalg.inv_ex(x)[0], X)
 
 
 def inverse_beside_identity(M: Tensor) -> Tensor:
     """(I - M/2)^-1, not finite where that is singular.
 
-    With E = M/2 it is (I + E)(I + E^2)(I + E^4)..., by products alone, if few factors are exact to rounding:
-    LAPACK takes as long for an inverse as for 15 products if n <= 128, and as for 4 beyond. The remainder
-    E^(2^k) is at most a power of ||E^2||_F. For long steps, small matrices, and where values may not be read,
-    by LU.
+    With E = M/2 it is I + X, X = E + E^2 + E^2 X, by products alone, if few rounds are exact to rounding:
+    LAPACK takes as long for an inverse as for 15 products if n <= 128, and as for 4 beyond. After k rounds
+    from X = E + E^2 the error is E^(2k+2) X. For long steps, small matrices, and where values may not be
+    read, by LU.
     """
     n, eps = M.shape[-1], torch.finfo(M.dtype).eps / 8
     if n > 16 and M.numel() and may_read(M) and not torch.compiler.is_compiling():
-        E = M / 2
-        power = E @ E
-        rest, squarings = float(torch.linalg.vector_norm(power.detach())) ** 2, 0
-        while rest > eps and squarings < (3 if n <= 128 else 1):
-            rest, squarings = rest**2, squarings + 1
+        square = M @ M
+        size = float(torch.linalg.vector_norm(square.detach())) / 4
+        rest, rounds = size * size, 1
+        while rest > eps and rounds < (7 if n <= 128 else 3):
+            rest, rounds = rest * size, rounds + 1
         if rest <= eps:
-            X = plus_product(E + power, E, power)
+            start = X = torch.add(M, square, alpha=0.5)  # twice E + E^2, and so are the X below
+            for k in range(rounds):
+                last = 0.5 if k == rounds - 1 else 1
+                X = plus_product(start, square, X, alpha=last / 4, beta=last)
             X.diagonal(dim1=-2, dim2=-1).add_(1)
-            for _ in range(squarings):
-                power = power @ power
-                X = plus_product(X, X, power)
             return X
     S = M / -2
     S.diagonal(dim1=-2, dim2=-1).add_(1)

@@ -34,7 +34,8 @@ class Retraction:
     """A retraction: its name, the dense increment R(W) - I and the thin form (A, C) -> F1, F2, T1, T2.
 
     `right(X, W)` is X (R(W) - I). `factors`, for a retraction with F1 = M F2 and T = E + F/2, gives M and F2
-    alone: F = [M; B] F2. The dense form is used if N < 2n and N <= `dense_up_to`, and if N = n.
+    alone: F = [M; B] F2; its last argument says whether M is to overwrite A. The dense form is used if
+    N < 2n and N <= `dense_up_to`, and if N = n.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Retraction:
     right: Callable[[Tensor, Tensor], Tensor]
     thin: Callable[[Tensor, Tensor], Thin]
     dense_up_to: float = math.inf
-    factors: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    factors: Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]] | None = None
 
     def __repr__(self) -> str:
         return self.name
@@ -58,12 +59,12 @@ def _cayley_right(X: Tensor, W: Tensor) -> Tensor:
     return solve(eye_like(W) - W / 2, X @ W, left=False)
 
 
-def _cayley_factors(A: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
-    """M = A - C/2 and S^-1, S = I - M/2.
+def _cayley_factors(A: Tensor, C: Tensor, overwrite: bool = False) -> tuple[Tensor, Tensor]:
+    """M = A - C/2, in the place of A if asked, and S^-1, S = I - M/2.
 
     On orthogonal spaces the symmetric part of S is >= I, so that ||S^-1|| <= 1.
     """
-    M = torch.sub(A, C, alpha=0.5)
+    M = A.sub_(C, alpha=0.5) if overwrite else torch.sub(A, C, alpha=0.5)
     return M, inverse_beside_identity(M)
 
 

@@ -74,6 +74,30 @@ def test_a_weight_moved_within_its_space(how, section, gen):
         assert (p.detach() - q.detach()).abs().max() <= 1e-13
 
 
+@pytest.mark.parametrize("when", ["stepping", "loaded", "split"])
+def test_large_stacks_are_compared_with_a_copy_of_what_they_should_be(when, gen):
+    """A write through .data is noticed once, and nothing else is: not the optimizer's own steps, and not in a
+    state that was loaded, or in a stack that splits in the very step."""
+    Y, Z = (nn.Parameter(STIEFEL.random(50, 49, 7, generator=gen)) for _ in range(2))
+    opt = ghor.optim.SGD([Y, Z] if when == "split" else [Y], lr=1e-2, space=STIEFEL, section="transported")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        take_steps(opt, gen, 12)  # the point is polished in one of them
+    if when == "loaded":
+        held = opt.state_dict()
+        opt = ghor.optim.SGD([Y], lr=1e-2, space=STIEFEL, section="transported")
+        opt.load_state_dict(held)
+    target = STIEFEL.random(49, 7, generator=gen)
+    Y.data[31] = target
+    Y.grad, Z.grad = torch.zeros_like(Y), None
+    with pytest.warns(UserWarning, match="changed outside the optimizer"):
+        opt.step()
+    assert torch.equal(Y[31], target)  # no jump back
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+
+
 @each_shape_and_section
 @pytest.mark.parametrize("touch", [1e-9, 1e-4])
 def test_a_weight_moved_a_little_keeps_its_momentum(space, shape, section, touch, gen):

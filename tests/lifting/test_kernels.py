@@ -16,15 +16,16 @@ from kernels import Count, count, moved, ours
 
 S = ghor.Stiefel()
 MOST = [  # kernels of one step between two polishings
-    (ours("Adam", S, 49, 7, section="transported"), 31),
-    (ours("Adam", S, 200, 20, section="implicit"), 55),
-    (ours("Adam", S, 49, 7, count=336), 35),
-    (ours("Adam", ghor.SpecialOrthogonal(), 16, 16), 29),
-    (ours("Adam", ghor.SPD(), 10, 4, 4), 43),
-    (ours("Adam", ghor.SpecialEuclidean(), 10, 3, 4), 35),
-    (ours("Adam", ghor.SymplecticStiefel(), 8, 4), 55),
-    (ours("Muon", S, 49, 7, section="transported"), 66),
-    (ours("Muon", ghor.SpecialOrthogonal(), 16, 16), 57),
+    (ours("Adam", S, 49, 7, section="transported"), 22),
+    (ours("Adam", S, 200, 20, section="implicit"), 45),
+    (ours("Adam", S, 49, 7, count=336), 25),
+    (ours("Adam", ghor.SpecialOrthogonal(), 16, 16), 17),
+    (ours("Adam", ghor.SPD(), 10, 4, 4), 35),
+    (ours("Adam", ghor.SpecialEuclidean(), 10, 3, 4), 27),
+    (ours("Adam", ghor.SymplecticStiefel(), 8, 4), 46),
+    (ours("Muon", S, 49, 7, section="transported"), 60),
+    (ours("Muon", S, 200, 20, section="implicit"), 83),
+    (ours("Muon", ghor.SpecialOrthogonal(), 16, 16), 47),
 ]
 
 

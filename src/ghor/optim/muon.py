@@ -47,38 +47,38 @@ RESTART = 3  # iterations on a Gram matrix before it is computed anew
 
 
 def msign(
-    blocks: Sequence[Tensor], sizes: Tensor, G: Tensor, coefficients: Sequence[float], steps: int
+    blocks: Sequence[Tensor], squares: Tensor, G: Tensor, coefficients: Sequence[float], steps: int
 ) -> list[Tensor]:
     """Approximate msign of matrices X (M, a, n): X <- X (a I + b X^H X + c (X^H X)^2), from X/||X||_F.
 
     Singular values end up in 0.7 ... 1.2, and 0 stays 0. `G` are the X^H X, (K, n, n) for all blocks, and
-    `sizes` (K) their 1/||X||_F, or 0 for a block that counts as 0. All but the first and the last product are
-    n x n, and one kernel for all blocks: G alone is iterated, as T = G + h I with h = b/(2 c), in which the
-    polynomial is S = c T^2 + (a - b h/2) I and the next G is S G S; Q collects the factors S. Rounding of G
-    grows by a^2 in each iteration, hence the restarts. It runs in the dtype of X. torch uses bfloat16, with
-    whose 3 digits the choice of frame would show.
+    `squares` (K) their ||X||_F^2, infinite for a block that counts as 0. All but the first and the last
+    product are n x n, and one kernel for all blocks: G alone is iterated, as T = I + G/h with h = b/(2 c), in
+    which the polynomial is S = c h^2 T^2 + (a - b h/2) I and the next G is S G S; Q collects the factors S.
+    Rounding of G grows by a^2 in each iteration, hence the restarts. It runs in the dtype of X. torch uses
+    bfloat16, with whose 3 digits the choice of frame would show.
     """
     a, b, c = coefficients
-    count = [len(X) for X in blocks]
-    if G.shape[-1] == 1:  # one column, of singular value 1
+    count, r = [len(X) for X in blocks], squares.rsqrt().view(-1, 1, 1)
+    if G.shape[-1] == 1 or steps == 0:  # one column has the one singular value 1
         x = 1.0
         for _ in range(steps):
             x = a * x + b * x**3 + c * x**5
-        return [X * r for X, r in zip(blocks, (sizes * x).view(-1, 1, 1).split(count), strict=True)]
-    h, I = b / (2 * c) if abs(b) <= 8 * abs(c) else 0.0, eye_like(G)  # a large h would cost digits
-    r = sizes.view(-1, 1, 1)
-    T = torch.add(G * r.square(), I, alpha=h)
+        return [X * q for X, q in zip(blocks, (r * x).split(count), strict=True)]
+    h, I = b / (2 * c) if abs(c) / 4 <= abs(b) <= 8 * abs(c) else 0.0, eye_like(G)  # others cost digits
+    sizes = squares.view(-1, 1, 1)
+    T = torch.addcdiv(I, G, sizes, value=1 / h) if h else G / sizes  # T = G if h = 0
     Q: Tensor | None = None
     for k in range(1, steps + 1):
-        S = torch.baddbmm(I if h else I * a + T * b, T, T, beta=a - b * h / 2 if h else 1, alpha=c)
+        start, beta, alpha = (I, a - b * h / 2, c * h * h) if h else (I * a + T * b, 1, c)
+        S = torch.baddbmm(start, T, T, beta=beta, alpha=alpha)
         Q = S * r if k == 1 else S if Q is None else Q @ S
         if k == steps or k % RESTART == 0:
             blocks, Q = [X @ q for X, q in zip(blocks, Q.split(count), strict=True)], None
-            if k < steps:
-                T = torch.add(gram(blocks), I, alpha=h)
+            T = gram(blocks, I, h) if k < steps else T
         else:
-            T = torch.baddbmm(I, torch.baddbmm(S, S, T, beta=-h), S, beta=h)
-    return list(blocks) if steps else [X * q for X, q in zip(blocks, r.split(count), strict=True)]
+            T = torch.baddbmm(I, torch.baddbmm(S, S, T, beta=-1), S) if h else S @ T @ S
+    return list(blocks)
 
 
 def orthogonalised(
@@ -93,32 +93,35 @@ def orthogonalised(
     if len({X.shape[-1] for X in blocks}) == 1:
         G = gram(blocks)
         squares = G.diagonal(dim1=-2, dim2=-1).real.sum(-1)
-        out = msign(blocks, inverse_sizes(squares, len(blocks), floor), G, coefficients, steps)
+        out = msign(blocks, without_small(squares, len(blocks), floor), G, coefficients, steps)
     else:  # blocks with different numbers of columns, as poses have them
         grams = [gram([X]) for X in blocks]
         squares = torch.cat([G.diagonal(dim1=-2, dim2=-1).real.sum(-1) for G in grams])
-        sizes = inverse_sizes(squares, len(blocks), floor).chunk(len(blocks))
+        sizes = without_small(squares, len(blocks), floor).chunk(len(blocks))
         each = zip(blocks, sizes, grams, strict=True)
-        out = [msign([X], r, G, coefficients, steps)[0] for X, r, G in each]
+        out = [msign([X], size, G, coefficients, steps)[0] for X, size, G in each]
     return space.from_ghor_blocks([X.mH for X in out] if wide else out, V)
 
 
-def gram(blocks: Sequence[Tensor]) -> Tensor:
-    """X^H X of all matrices of all blocks."""
+def gram(blocks: Sequence[Tensor], I: Tensor | None = None, h: float = 0.0) -> Tensor:
+    """X^H X of all matrices of all blocks; I + X^H X/h if there is an h."""
     X, n = blocks[0], blocks[0].shape[-1]
     G = X.new_empty(len(blocks), len(X), n, n)
     for X, out in zip(blocks, G, strict=True):
-        torch.bmm(X.mH, X, out=out)
+        if I is not None and h:
+            torch.baddbmm(I, X.mH, X, alpha=1 / h, out=out)
+        else:
+            torch.bmm(X.mH, X, out=out)
     return G.view(-1, n, n)
 
 
-def inverse_sizes(squares: Tensor, count: int, floor: float) -> Tensor:
-    """1/||X||_F from the squares of all sizes, block by block; 0 for those at or below the floor."""
+def without_small(squares: Tensor, count: int, floor: float) -> Tensor:
+    """||X||_F^2 of all matrices, block by block; infinite for those at or below the floor."""
     if count == 1:
-        return squares.clamp_min(torch.finfo(squares.dtype).tiny).rsqrt()  # of 0 it multiplies 0
+        return squares.clamp_min(torch.finfo(squares.dtype).tiny)  # 0 divided by it is 0
     each = squares.view(count, -1)
     # `<=`, not the negation of `>`: NaN stays NaN.
-    return squares.rsqrt().masked_fill_((each <= each.sum(0) * floor**2).flatten(), 0)
+    return squares.masked_fill((each <= each.sum(0) * floor**2).flatten(), math.inf)
 
 
 def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:

@@ -202,7 +202,8 @@ class MatrixSpace(Space):
         N, n = self.size(like.shape)
         if len(blocks) != 1 + (N > n):
             return super().from_ghor_blocks(blocks, like)
-        return self.unmatrix(torch.cat([self.skew(blocks[0]) / 2, *blocks[1:]], -2), like.shape)
+        A = self.skew(blocks[0]) / 2
+        return self.unmatrix(torch.cat([A, *blocks[1:]], -2) if N > n else A, like.shape)
 
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
         """<A, A'>/2 + <B, B'>, which is tr(W^H V)/2 of the full matrices."""
@@ -285,7 +286,9 @@ class MatrixSpace(Space):
         Bs = self.star(B)
         C = Bs @ B if N <= LONG else product(Bs, B)
         if R.factors is not None:
-            A[...], F2 = R.factors(A, C)  # W becomes [M; B], so that F = W F2
+            M, F2 = R.factors(A, C, not W.requires_grad)
+            if W.requires_grad:  # W becomes [M; B], so that F = W F2
+                A.copy_(M)
             Vt = W.mT @ Lambda.mT
             Dt = F2.mT @ Vt
             # Into Vt, because new memory costs several times what is computed here.

@@ -177,7 +177,8 @@ class Orthogonal(MatrixSpace):
         Y, G, M = self.matrix(Y), self.matrix(G), self.matrix(out)
         n = R.shape[-1]
         YG = Y.mH @ G
-        add_product(M.copy_(G), Y, P @ plus_product(G[..., :n, :], R, YG), -1)
+        lower = M[..., n:, :].copy_(G[..., n:, :])
+        add_product(lower, Y[..., n:, :], P @ plus_product(G[..., :n, :], R, YG), -1)
         M[..., :n, :] = self.skew(YG)
         return out
 
@@ -196,48 +197,48 @@ class Orthogonal(MatrixSpace):
     ) -> Tensor:
         """Y <- Lambda R(W) E, and `vectors` of g^hor to the frame at the new Y, in place; returns the new P.
 
-        With U = P^H Y2^H B, Z = [-U; B], that is Q B = Z - Y R^H U, and F1, F2, T1, T2 of `ghor.retraction`:
+        With U = -P^H Y2^H B, Z = [U; B], that is Q B = Z + Y R^H U, and F1, F2, T1, T2 of `ghor.retraction`:
 
-            D = Y (F1 - R^H U F2) + Z F2,    Y+ = Y + D
+            D = Y (F1 + R^H U F2) + Z F2,    Y+ = Y + D
 
-        For Cayley, D = (Y (M - R^H U) + Z) F2. A vector with the lower block m is transported to Q m - T c,
+        For Cayley, D = (Y (M + R^H U) + Z) F2. A vector with the lower block m is transported to Q m - T c,
         c = B^H m; with y = R^H P^H Y2^H m its coordinates at the new point are
 
-            m + V2 - Y2+ (h + P+ (V1 + (R+ - R) y - Y1+ h)),    V = D f - Z T2 c,    f = y + h
+            m + D2 f - B T2 c - Y2+ P+ (D1 f - U T2 c + (R+ - R) y + R+ h),    f = y + h
 
-        where h = (T1 - R^H U T2) c. For Cayley, h = c, f = y + c/2, V = D f. Terms are as small as the step,
-        so that nothing of the size of m cancels, and W = 0 changes no bit. The anchor is renewed where P has
-        grown. W is overwritten.
+        where h = (T1 + R^H U T2) c. For Cayley, D2 f - Y2+ P+ (D1 f + (R+ - R) y + R+ c), f = y + c/2, is
+        added. Terms are as small as the step, so that nothing of the size of m cancels, and W = 0 changes no
+        bit. The anchor is renewed where P has grown. W is overwritten.
         """
         Y, W = self.matrix(Y), self.matrix(W)
         n = R.shape[-1]
         Y1, Y2, A, B = Y[..., :n, :], Y[..., n:, :], W[..., :n, :], W[..., n:, :]
-        U, C = P.mH @ (Y2.mH @ B), product(B.mH, B)
+        YB, C = Y2.mH @ B, product(B.mH, B)
+        U = plus_product(YB, P.mH, YB, alpha=-1, beta=0)
         lower = [self.matrix(X)[..., n:, :] for X in vectors]
         images = [(B.mH @ m, P.mH @ (Y2.mH @ m)) for m in lower]  # c, R y
         turns: list[tuple[Tensor, Tensor, Tensor | None]]  # h, f, T2 c
         if retraction.factors is not None:
-            M, F2 = retraction.factors(A, C)
-            A.copy_(-U)
-            D = times(add_product(W, Y, plus_product(M, R.mH, U, -1)), F2)
+            M, F2 = retraction.factors(A, C, False)
+            A.copy_(U)
+            D = times(add_product(W, Y, plus_product(M, R.mH, U)), F2)
             turns = [(c, plus_product(c, R.mH, Ry, beta=0.5), None) for c, Ry in images]
-            room = W
         else:
             F1, F2, T1, T2 = retraction.thin(A, C)
             RU = R.mH @ U
-            A.copy_(-U)
-            D = add_product(times(W, F2), Y, F1 - RU @ F2)
-            turns = [(h := T1 @ c - RU @ (T2 @ c), plus_product(h, R.mH, Ry), T2 @ c) for c, Ry in images]
-            room = torch.empty_like(W)
+            A.copy_(U)
+            D = add_product(times(W, F2), Y, plus_product(F1, RU, F2))
+            turns = [(h := T1 @ c + RU @ (T2 @ c), plus_product(h, R.mH, Ry), T2 @ c) for c, Ry in images]
         Y.add_(D)
         R_new, P_new = self._anchor(Y1, R)
         for m, (h, f, T2c), (_, Ry) in zip(lower, turns, images, strict=True):
-            V = times(D, f, out=room)
+            V = plus_product(R_new @ h, D[..., :n, :], f)
+            V = V if R_new is R else plus_product(V, (R_new - R) @ R.mH, Ry)
+            add_product(m, D[..., n:, :], f)
             if T2c is not None:
-                add_product(V, W, T2c, -1)
-            u = plus_product(V[..., :n, :], Y1, h, -1)
-            u = u if R_new is R else plus_product(u, (R_new - R) @ R.mH, Ry)
-            m.add_(add_product(V, Y, plus_product(h, P_new, u), -1)[..., n:, :])
+                V = plus_product(V, U, T2c, -1)
+                add_product(m, B, T2c, -1)
+            add_product(m, Y2, P_new @ V, -1)
         if R_new is not R:
             R.copy_(R_new)
         return P_new
