@@ -75,7 +75,7 @@ def test_a_weight_moved_within_its_space(how, section, gen):
 
 
 @pytest.mark.parametrize("when", ["stepping", "loaded", "split"])
-def test_large_stacks_are_compared_with_a_copy_of_what_they_should_be(when, gen):
+def test_writes_to_a_large_stack_are_noticed_once(when, gen):
     """A write through .data is noticed once, and nothing else is: not the optimizer's own steps, and not in a
     state that was loaded, or in a stack that splits in the very step."""
     Y, Z = (nn.Parameter(STIEFEL.random(50, 49, 7, generator=gen)) for _ in range(2))

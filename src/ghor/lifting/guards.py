@@ -125,7 +125,7 @@ def after(s: Stack, length: Tensor, warn: Warn) -> None:
         if len(length):
             _repair(s, length, peak, warn)
     s.in_motion = s.loaded = False
-    if s.keeps_copy:
+    if s.half or not s.section.holds_point:
         known = (s.free or s.age % SELDOM == 0) and len(length)
         s.seen = replace(s.seen, expected=s.expected() if known else None)
 

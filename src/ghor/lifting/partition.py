@@ -106,7 +106,6 @@ class Partition:
         for s in self.stacks:
             s.publish(state, only_if_any=True)
         self.groups = copied(optimizer.param_groups)
-        self.entries: tuple[Any, ...] | None = None  # the optimizer's state when all was last in place
 
     def _stack(
         self, optimizer: Lifting, gi: int, space: Space, members: list[tuple[Tensor, str, Any]]
@@ -144,14 +143,7 @@ class Partition:
                 and all(map(operator.is_, seen["params"], group["params"]))
             ):
                 return False
-        state = optimizer.state
-        entries, before = (*state, *state.values()), self.entries
-        # Compared one by one, because a tensor's hash is a call of a Python function.
-        same = before is not None and len(entries) == len(before)
-        same = same and all(map(operator.is_, entries, before or ()))
-        good = all([s.in_place(None if same else state) for s in self.stacks])  # noqa: C419 (a generator costs calls)
-        self.entries = entries if good else None
-        return good
+        return all([s.in_place(optimizer.state) for s in self.stacks])  # noqa: C419 (a generator costs calls)
 
     def ready(self, optimizer: Lifting) -> tuple[Partition, list[Stack]]:
         """The partition that holds now, and its stacks that move in this step."""

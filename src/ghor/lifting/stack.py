@@ -16,7 +16,6 @@ from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.sharding import ShardLayout, is_sharded
 from ghor._torch.values import SELDOM, may_read
 from ghor.constraints.validation import batch_dims
-from ghor.linalg import LARGE
 from ghor.retraction import by_name
 from ghor.spaces import Space
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
@@ -108,11 +107,6 @@ class Stack:
         self.decays = False  # whether the group has a weight decay now; looked up before each step
         self.longest: float | None = None  # the longest velocity of this step, once it was read
         self.shortest = 0.0
-        # Whether what the weights should be is kept as a copy. A section that holds the points does without,
-        # unless these are many and strided: comparing them would take as long as a product.
-        strided = self.free and len(params) == 1 and not self.section.point(self.H).is_contiguous()
-        self.keeps_copy = self.half or not self.section.holds_point
-        self.keeps_copy |= strided and LARGE <= self.H.numel()
         self.loaded = bool(held)  # whether the section is that of a state, and has not moved since
         self.in_motion = False  # True while the section is being written, when it may be off the group
         self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
@@ -321,16 +315,13 @@ class Stack:
     # -- what others may have changed ----------------------------------------------------------------------
 
     def in_place(self, state: Any) -> bool:
-        """Whether the optimizer's state is still what we put there, and the weights still of one kind.
-
-        `state` is None if it is known to hold the same dicts as at the last call.
-        """
+        """Whether the optimizer's state is still what we put there, and the weights still of one kind."""
         seen = self.seen
         values = _values([d for d in seen.dicts if d is not None])
         return (
             self.parameters[0].device == self.where[1]
             and set(map(_dtype, self.parameters)) == {self.where[0]}
-            and (state is None or all(map(operator.is_, map(state.get, self.parameters), seen.dicts)))
+            and all(map(operator.is_, map(state.get, self.parameters), seen.dicts))
             and len(values) == len(seen.values)
             and all(map(operator.is_, values, seen.values))
         )
@@ -362,9 +353,9 @@ class Stack:
 
     def expected(self) -> Tensor:
         """The `reading` of the next step, now that the weights are what they should be."""
-        if not self.keeps_copy:
+        if self.section.holds_point and not self.half:
             return self.section.point(None)
-        return self.reading() if not (self.half or self.section.holds_point) else self.reading().clone()
+        return self.weights().clone() if self.half else self.reading()
 
     def _expected_at_start(self) -> Tensor:
         """`expected` for a new stack, whose section may come from a file.
@@ -372,8 +363,6 @@ class Stack:
         Half precision weights near the section's point count as unchanged. For the others the point itself,
         rounded, is expected, so that the first step finds them changed.
         """
-        if self.section.holds_point and not self.half:
-            return self.section.point(None)
         if not self.half or not self.params[0].numel():
             return self.expected()
         weights, Y = self.weights(), self.section.point(None)
