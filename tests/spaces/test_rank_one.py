@@ -118,6 +118,7 @@ def trained(space, parts, grads, optimizer="Adam"):
     """Weights after steps with given gradients, as tensors of the sizes `parts` with an optimizer each."""
     gen = torch.Generator().manual_seed(1)
     start, found = space.random(*grads[0].shape, generator=gen, dtype=F64), []
+    start[..., 0] *= 1 + 1e-15  # off by rounding, which points that do not move keep
     for rows in torch.arange(len(start)).split(parts):
         Y = torch.nn.Parameter(start[rows].clone())
         opt = getattr(ghor.optim, optimizer)([Y], space=space, lr=2e-3)
