@@ -7,6 +7,7 @@ of Hermitian matrices with their derivatives.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ghor._torch.values import may_read
 
 LONG, PART = 4096, 512  # the most terms that float32 sums well, and the terms in each part of a longer sum
 LARGE = 1 << 14  # the numbers in a matrix above which a call of a kernel for each takes little of the time
+MANY, NARROW = 1000, 32  # rows, and their entries, that BLAS adds up faster than torch does
 SMALL = 96  # the side up to which LAPACK's LU of a batch is right with any number of threads
 
 # -- numbers -------------------------------------------------------------------------------------------------
@@ -47,6 +49,32 @@ def dot(U: Tensor, V: Tensor) -> Tensor:
 def frobenius(X: Tensor) -> Tensor:
     """||X||_F over the last two dimensions: (..., N, n) -> (...)."""
     return torch.linalg.vector_norm(X, dim=(-2, -1))
+
+
+@cache
+def ones(N: int, dtype: torch.dtype, first: float = 1.0) -> Tensor:
+    """The vector (first, 1, ..., 1) on the CPU."""
+    return torch.tensor([first, *[1.0] * (N - 1)], dtype=dtype)
+
+
+def row_sums(X: Tensor, first: float = 1.0) -> Tensor:
+    """The sums of rows, in which the first entry counts `first` times, 0 or 1: (M, N) -> (M, 1)."""
+    M, N = X.shape
+    if M > MANY and N <= NARROW and X.device.type == "cpu" and not torch.compiler.is_compiling():
+        return torch.mv(X, ones(N, X.dtype, first)).unsqueeze(-1)
+    return (X if first else X[:, 1:]).sum(-1, keepdim=True)
+
+
+def norms(X: Tensor) -> Tensor:
+    """The lengths of points: (M, ...) -> (M); of long ones in parts, because a norm loses digits there."""
+    X = X.flatten(1)
+    M, N = X.shape
+    if N > LONG:
+        parts = X[:, : N // PART * PART].unflatten(1, (-1, PART))
+        X = torch.cat([torch.linalg.vector_norm(parts, dim=-1), X[:, N // PART * PART :]], 1)
+    elif M > MANY and N <= NARROW and not X.is_complex():
+        return row_sums(X * X).squeeze(-1).sqrt_()
+    return torch.linalg.vector_norm(X, dim=-1)
 
 
 def spectral_bound(X: Tensor, multiplicity: int = 1) -> Tensor:

@@ -6,7 +6,9 @@ from table import close, randn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghor
+from ghor.linalg import norms
 from ghor.retraction import RETRACTIONS, Retraction
+from ghor.spaces import rank_one
 from ghor.spaces.rank_one import Step, pull
 
 F64 = torch.float64
@@ -110,3 +112,66 @@ def test_kernels_of_a_step(space, most, gen):
     with Kernels() as kernels:
         opt.step()
     assert kernels.count <= most
+
+
+def trained(space, parts, grads, optimizer="Adam"):
+    """Weights after steps with given gradients, as tensors of the sizes `parts` with an optimizer each."""
+    gen = torch.Generator().manual_seed(1)
+    start, found = space.random(*grads[0].shape, generator=gen, dtype=F64), []
+    start[..., 0] *= 1 + 1e-15  # off by rounding, which points that do not move keep
+    for rows in torch.arange(len(start)).split(parts):
+        Y = torch.nn.Parameter(start[rows].clone())
+        opt = getattr(ghor.optim, optimizer)([Y], space=space, lr=2e-3)
+        for G in grads:
+            Y.grad = G[rows].clone()
+            opt.step()
+        found.append([Y.detach(), *(v for v in opt.state[Y].values() if v.shape == Y.shape)])
+    return start, [torch.cat(tensors) for tensors in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("space", [S, H], ids=str)
+def test_many_points_move_as_few_do(space, gen):
+    """Narrow rows are added up in another way from 1000 on, and hyperbolic squares spread in another way."""
+    grads = [randn((1002, 4), gen) for _ in range(3)]
+    for G in grads:
+        G[::2] = 0
+    start, many = trained(space, 1002, grads)
+    _, few = trained(space, 501, grads)
+    for a, b in zip(many, few, strict=True):
+        close(a, b, 1e-15 * float(b.abs().max()) + 1e-15)
+    assert torch.equal(many[0][::2], start[::2])
+
+
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [(S, (30, 40)), (H, (1500, 4)), (ghor.Sphere(flatten=2, radius=2.5), (30, 40))],
+    ids=str,
+)
+def test_pieces_move_as_the_whole_does(space, shape, gen, monkeypatch):
+    """Tensors larger than the cache are cut by rows, one long vector anywhere."""
+    grads = [randn(shape, gen) for _ in range(3)]
+    _, whole = trained(space, len(grads[0]), grads)
+    monkeypatch.setattr(rank_one, "LARGE", 100)
+    monkeypatch.setattr(rank_one, "CACHED", 170)
+    assert len(rank_one.pieces(grads[0], 0)) > 3
+    _, cut = trained(space, len(grads[0]), grads)
+    for a, b in zip(cut, whole, strict=True):
+        close(a, b, 1e-14 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("change", [-1.0, 1.5], ids=["sign", "size"])
+def test_one_number_written_among_many_is_noticed(change, gen):
+    Y = torch.nn.Parameter(ghor.Sphere(radius="start").random(1500, 4, generator=gen))
+    opt = ghor.optim.Adam([Y], space=ghor.Sphere(radius="start"), lr=1e-3)
+    Y.grad = randn((1500, 4), gen, torch.float32)
+    opt.step()
+    Y.data[700, 2] *= change
+    with pytest.warns(UserWarning, match="changed outside"):
+        opt.step()
+
+
+def test_norms_of_long_and_of_many_vectors(gen):
+    for shape in ((2, 3, 500_001), (1, 5000), (1001, 3, 5), (4, 7)):
+        X = randn(shape, gen, torch.float32)
+        exact = X.double().flatten(1).norm(dim=-1)
+        assert float((norms(X) / exact - 1).abs().max()) < 3e-7

@@ -16,6 +16,7 @@ from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.sharding import ShardLayout, is_sharded
 from ghor._torch.values import SELDOM, may_read
 from ghor.constraints.validation import batch_dims
+from ghor.linalg import norms
 from ghor.retraction import by_name
 from ghor.spaces import Space
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
@@ -25,6 +26,8 @@ from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
 # towards; and how often the weight has moved.
 POINT_KEYS = (*SECTION_KEYS, "decay_target")
 STATE_KEYS = (*POINT_KEYS, "moves")
+
+FEW = 1 << 12  # numbers that torch.equal compares in no time
 
 _version = operator.attrgetter("_version")
 _dtype = operator.attrgetter("dtype")
@@ -109,6 +112,7 @@ class Stack:
         self.shortest = 0.0
         self.loaded = bool(held)  # whether the section is that of a state, and has not moved since
         self.in_motion = False  # True while the section is being written, when it may be off the group
+        self.seen = Snapshot()
         self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
 
@@ -341,7 +345,7 @@ class Stack:
             return False
         if seen.expected is None or not (self.free or self.age % SELDOM == 0):
             return True
-        return torch.equal(self.reading(), seen.expected)
+        return _same(self.reading(), seen.expected)
 
     def reading(self) -> Tensor:
         """The weights, in the form in which `seen.expected` is kept."""
@@ -355,7 +359,10 @@ class Stack:
         """The `reading` of the next step, now that the weights are what they should be."""
         if self.section.holds_point and not self.half:
             return self.section.point(None)
-        return self.weights().clone() if self.half else self.reading()
+        reading, then = self.reading(), self.seen.expected
+        if reading.data_ptr() != self.params[0].data_ptr():
+            return reading
+        return reading.clone() if then is None else then.copy_(reading)
 
     def _expected_at_start(self) -> Tensor:
         """`expected` for a new stack, whose section may come from a file.
@@ -403,7 +410,7 @@ class Stack:
         """
         W = self.W if self.max_angle is None else self.limited(self.max_angle)
         if self.plain_length:
-            length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
+            length = norms(W)
             length = length / self.section.radius() if self.keeps_radius else length
         else:
             length = self.space.one.step_length(W)
@@ -494,6 +501,14 @@ class ShardedStack(Stack):
 def is_per_weight(value: Any, like: Tensor) -> bool:
     """Whether a state tensor has as many dimensions as a weight; some may be 1, as those of row norms are."""
     return torch.is_tensor(value) and value.dim() == like.dim() > 0
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """torch.equal, which compares one number after the other, on one thread; faster for many integers."""
+    if a.numel() < FEW or a.is_floating_point() or a.is_complex():
+        return torch.equal(a, b)
+    least, most = torch.aminmax(a ^ b)
+    return not (bool(least) or bool(most))
 
 
 def shared_values(p: Tensor, state: dict[str, Any]) -> tuple[Any, ...]:

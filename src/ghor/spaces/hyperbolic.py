@@ -12,10 +12,13 @@ from torch import Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
+from ghor.linalg import MANY, row_sums
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
-from ghor.spaces.rank_one import FAST, Padded, Step, one, pull, scalar, sinhc
+from ghor.spaces.rank_one import FAST, Padded, Step, inner, one, pieces, pull, scalar, sinhc
+
+SLOW = FAST / 5  # far out the frame turns by up to the length of the step
 
 
 @dataclass(frozen=True, repr=False)
@@ -227,7 +230,8 @@ class Hyperbolic(Padded, Framed):
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """`global_grad` in the boost frame."""
-        pull(-1, Y, G, P, out=out[..., 1:])
+        along = torch.addcmul(G[..., :1], P, row_sums(torch.mul(Y, G, out=out), first=0))
+        torch.addcmul(G, Y, along, out=out)
         out[..., 0] = 0
         return out
 
@@ -254,19 +258,20 @@ class Hyperbolic(Padded, Framed):
         squares are kept large enough beside it that no ratio m^2/s exceeds the largest one before the step.
         """
         moved = moved.unsqueeze(-1)
+        if span is not None and span[1] <= SLOW and len(Y) > MANY:
+            return self._by_rows(Y, P, W, retraction, vectors, moved, squares, span[0] > 0, scratch)
         b = W[..., 1:]
         step = Step(-1, Y, b, retraction, p=P, length=None if span is None else moved)
         pairs = [(m[..., 1:], s[..., 1:]) for m in vectors for s in squares]
-        slow = FAST / 5  # far out the frame turns by up to the length of the step
         if span is not None:
-            pairs = pairs if span[1] > slow else []
-        elif not torch.compiler.is_compiling() and may_read(b) and not bool((step.bb > slow**2).any()):
+            pairs = pairs if span[1] > SLOW else []
+        elif not torch.compiler.is_compiling() and may_read(b) and not bool((step.bb > SLOW**2).any()):
             pairs = []
         largest = [_ratio(m, s).amax(-1, keepdim=True) for m, s in pairs]
         step.turn_(vectors)
         step.spread_(squares)
         for (m, s), most in zip(pairs, largest, strict=True):
-            s.copy_(torch.where(step.bb > slow**2, torch.maximum(s, _ratio(m, most)), s))
+            s.copy_(torch.where(step.bb > SLOW**2, torch.maximum(s, _ratio(m, most)), s))
         if span is None or span[0] == 0:
             xs = step.point()
             x0 = torch.where(moved > 0, (1 + scalar(xs, xs)).sqrt(), Y[..., :1])
@@ -277,6 +282,41 @@ class Hyperbolic(Padded, Framed):
         x0 = torch.linalg.vector_norm(xs, dim=-1, keepdim=True)
         torch.hypot(x0, one(x0.dtype, x0.device), out=Y[..., :1])
         return torch.reciprocal(1 + Y[..., :1])  # of Y, not step.p: a resumed run starts from Y
+
+    def _by_rows(
+        self,
+        Y: Tensor,
+        P: Tensor,
+        W: Tensor,
+        retraction: Retraction,
+        vectors: Sequence[Tensor],
+        length: Tensor,
+        squares: Sequence[Tensor],
+        all_move: bool,
+        scratch: Tensor | None,
+    ) -> Tensor:
+        """`implicit_update` in short steps of many points: more operations on fewer numbers.
+
+        They are on whole rows, as the first coordinates 0 of W, m and s allow, and those of large tensors on
+        pieces that stay in the cache.
+        """
+        new = torch.empty_like(P)
+        for i in pieces(Y, 0):
+            y, w, some, part = Y[i], W[i], [m[i] for m in vectors], None if scratch is None else scratch[i]
+            yb, *products = inner((y, w), *((X, m) for m in some for X in (y, w)), out=part)
+            step = Step(-1, y, w[..., 1:], retraction, p=P[i], length=length[i], yb=yb)
+            for m, ym, bm in zip(some, products[::2], products[1::2], strict=True):
+                along_y, along_b = step.turn(ym, bm)
+                m.addcmul_(y, along_y, value=-1).addcmul_(w, along_b, value=-1)
+                m[..., 0] = 0
+            step.spread_rows_(y, w, [s[i] for s in squares])
+            before = None if all_move else y[..., :1].clone()
+            y.addcmul_(y, step.g).addcmul_(w, step.F2)
+            x0 = row_sums(torch.mul(y, y, out=part), first=0).add_(1).sqrt_()
+            x0 = x0 if before is None else torch.where(length[i] > 0, x0, before)
+            y[..., :1] = x0
+            torch.reciprocal(1 + x0, out=new[i])  # of Y, not step.p: a resumed run starts from Y
+        return new
 
     # -- geometry --------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ghor.linalg import row_sums
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
@@ -96,7 +97,7 @@ class Step:
     T = I + y_2 a^T + b c^T is a rotation, with a and c in the plane of y_2 and b; apart from sums over the
     coordinates everything is one number per point. On hyperbolic space T is the Thomas-Wigner rotation.
     `sign` and `p` are r and p above; `moved` (..., 1) is false where the sign must stay. `unit` says that the
-    radius |r| is 1; `length` (..., 1) is |b|, if it is known.
+    radius |r| is 1; `length` (..., 1) is |b| and `yb` y_2.b, if they are known.
     """
 
     def __init__(
@@ -111,10 +112,11 @@ class Step:
         long: bool = False,
         unit: bool = True,
         length: Tensor | None = None,
+        yb: Tensor | None = None,
     ) -> None:
         y1, self.y2, self.b = y[..., :1], y[..., 1:], b
         p = torch.reciprocal((1 if sign is None else sign) + y1) if p is None else p
-        yb = scalar(self.y2, b)
+        yb = scalar(self.y2, b) if yb is None else yb
         self.bb = scalar(b, b) if length is None else length * length
         if not unit:
             assert sign is not None
@@ -151,22 +153,22 @@ class Step:
         """The coordinates y_2 of y+ = Lambda R(W) E; the first one is `y1`."""
         return torch.addcmul(self.y2, self.g, self.y2, value=-self.k).addcmul_(self.F2, self.b)
 
-    def turn(self, m: Tensor) -> tuple[Tensor, Tensor]:
-        """k <a, m> and k <c, m>: T m = m + y_2 <a, m> + b <c, m>."""
-        ym, bm = scalar(self.y2, m), scalar(self.b, m)
+    def turn(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
+        """k <a, m> and k <c, m> from y_2.m and b.m: T m = m + y_2 <a, m> + b <c, m>."""
         along_y = torch.addcmul(self.ab * bm, self.ay, ym, value=-self.k)
         return along_y, torch.addcmul(self.cy * ym, self.cb, bm)
 
     def turned(self, m: Tensor) -> Tensor:
         """T m; for several vectors (..., n, N) with y and b (..., 1, N)."""
-        along_y, along_b = self.turn(m)
+        along_y, along_b = self.turn(scalar(self.y2, m), scalar(self.b, m))
         return torch.add(m, torch.addcmul(along_y * self.y2, along_b, self.b), alpha=self.k)
 
     def turn_(self, vectors: Sequence[Tensor]) -> None:
         """Vectors (0, m) of g^hor <- (0, T m), in place; where b = 0 they keep every bit."""
         for X in vectors:
-            along_y, along_b = self.turn(X[..., 1:])
-            X[..., 1:].addcmul_(along_y, self.y2, value=self.k).addcmul_(along_b, self.b, value=self.k)
+            m = X[..., 1:]
+            along_y, along_b = self.turn(scalar(self.y2, m), scalar(self.b, m))
+            m.addcmul_(along_y, self.y2, value=self.k).addcmul_(along_b, self.b, value=self.k)
 
     def spread(self, s: Tensor) -> Tensor:
         """sum_j T_ij^2 s_j: the new mean squares of coordinates that are uncorrelated."""
@@ -180,6 +182,27 @@ class Step:
         across.addcmul_(torch.addcmul(ac * self.y2, cc, self.b), self.b)
         return across.addcmul_(s, diagonal, value=2 * self.k).add_(s)
 
+    def spread_rows_(self, y: Tensor, W: Tensor, squares: Sequence[Tensor]) -> None:
+        """`spread_` on whole rows y, W = (0, b) and (0, s), multiplied out: fewer passes, for short steps.
+
+        With k a = ab b - k ay y_2 and k c = cy y_2 + cb b, the sum is
+        s + y_2^2 (aa + 2 k s (-k ay)) + y_2 b (2 ac + 2 k s (ab + cy)) + b^2 (cc + 2 k s cb).
+        """
+        ay, ab, cy, cb, k = -self.k * self.ay, self.ab, self.cy, self.cb, self.k
+        yy, yb, bb = y * y, y * W, W * W
+        twice_diagonal = [x * (2 * k) for x in (ay, ab + cy, cb)]
+        for s in squares:
+            syy, syb, sbb = inner((s, yy), (s, yb), (s, bb))  # the first coordinate of s is 0
+            say, sab = torch.addcmul(ab * syb, ay, syy), torch.addcmul(ab * sbb, ay, syb)
+            scy, scb = torch.addcmul(cb * syb, cy, syy), torch.addcmul(cb * sbb, cy, syb)
+            aa, cc = torch.addcmul(ab * sab, ay, say), torch.addcmul(cb * scb, cy, scy)
+            ac = torch.addcmul(cb * sab, cy, say)
+            new = s.clone()
+            for X, rest, d in zip((yy, yb, bb), (aa, ac.mul_(2), cc), twice_diagonal, strict=True):
+                new.addcmul_(X, torch.addcmul(rest, s, d))
+            torch.clamp_min(new, 0, out=s)
+            s[..., 0] = 0
+
     def spread_(self, squares: Sequence[Tensor], where: Tensor | None = None) -> None:
         """Spread squares stored as (0, s), in place, at all points or at those of `where` (..., 1)."""
         for X in squares:
@@ -192,24 +215,36 @@ class Step:
 
 # -- the sphere in few passes over memory --------------------------------------------------------------------
 
-FEW, LONG = 4, 1 << 15  # coordinates for which sums along rows are slow, and for which norms lose digits
+LARGE, CACHED = 1 << 20, 1 << 17  # numbers in a tensor that is cut, and in each piece, for each thread
 
 
-def inner(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a.b of rows (M, N) -> (M, 1); `out` (M, N) may be overwritten, which saves allocating memory."""
-    N = a.shape[-1]
-    if N > FEW:
-        return torch.mul(a, b, out=out).sum(-1, keepdim=True)
-    total = a[:, :1] * b[:, :1]
-    for j in range(1, N):
-        total.addcmul_(a[:, j : j + 1], b[:, j : j + 1])
-    return total
+def pieces(X: Tensor, dim: int) -> list[slice]:
+    """Slices of X (M, N) along `dim`, so small that operation after operation finds them in the cache.
+
+    Rows are cut only if there is one of them. On devices other than CPUs, and compiled, X is not cut.
+    """
+    if X.numel() < LARGE or X.device.type != "cpu" or torch.compiler.is_compiling() or len(X) > 1 == dim:
+        return [slice(None)]
+    size = max(1, CACHED * torch.get_num_threads() * X.shape[dim] // X.numel())
+    return [slice(i, i + size) for i in range(0, X.shape[dim], size)]
 
 
 @cache
 def one(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The number 1, for operations that take tensors only."""
     return torch.ones((), dtype=dtype, device=device)
+
+
+def inner(*pairs: tuple[Tensor, Tensor], out: Tensor | None = None) -> list[Tensor]:
+    """a.b for pairs of rows (M, N), (M, 1) each; `out` (M, N) may be overwritten, to save allocating memory.
+
+    Sums are torch's, which adds pairwise: products of BLAS lose digits for long rows.
+    """
+    columns = pieces(pairs[0][0], 1)
+    if len(columns) == 1:
+        return [row_sums(torch.mul(a, b, out=out)) for a, b in pairs]
+    sums = [[(a[:, c] * b[:, c]).sum(-1) for a, b in pairs] for c in columns]
+    return [torch.stack(parts, -1).sum(-1, keepdim=True) for parts in zip(*sums, strict=True)]
 
 
 def turn_by_cayley(
@@ -235,34 +270,47 @@ def turn_by_cayley(
     where the first coordinates of W, m and m+ are 0. `length` (M, 1) is the angle of W; `shortest` the least
     of these, None if values may not be read. On a sphere of another radius the products y.W, y.m and W.m are
     divided by r^2. Where rho+ < 1/4, r changes its sign, and then beta = rho alpha/rho+.
+
+    What is larger than the cache goes through it piece by piece: by rows, or by pieces of one long vector.
     """
-    square = None if unit else r.square()
-    v = inner(y, W, scratch)
-    v = v if square is None else v.div_(square)
-    bb = length * length if y.shape[-1] < LONG else inner(W, W, scratch) / r.square()
+    rows = pieces(y, 0)
+    if len(y) > 1 < len(rows):
+        new = torch.empty_like(rho)
+        for i in rows:
+            part, some = None if scratch is None else scratch[i], [m[i] for m in vectors]
+            new[i] = turn_by_cayley(y[i], W[i], r[i], rho[i], length[i], some, unit, shortest, part)
+        return new
+    v, *products = inner((y, W), *((X, m) for m in vectors for X in (y, W)), out=scratch)
+    if not unit:
+        square = r.square()
+        v, *products = (x / square for x in (v, *products))
+    bb = length * length
     F = torch.add(1, bb, alpha=0.25).reciprocal_()
     v.mul_(F).div_(rho)
     g = torch.addcmul(v, bb, F, value=0.5)
-    rest = []
-    for m in vectors:
-        ym, wm = inner(y, m, scratch), inner(W, m, scratch)
-        if square is not None:
-            ym, wm = ym / square, wm / square
+    turns = []
+    for m, ym, wm in zip(vectors, products[::2], products[1::2], strict=True):
         if shortest is None or shortest == 0:
             ym = ym * (bb > 0)  # points that do not move keep every bit
         alpha = torch.addcdiv(wm, ym, rho, value=2)  # 2 alpha
-        rest.append((m, wm, torch.addcmul(wm, rho, alpha, value=-0.5)))
-        m.addcmul_(y, alpha, value=-0.5)
-    y.addcmul_(y, g, value=-1).addcmul_(W, F)
-    y1 = y[..., :1].addcmul_(r, v, value=-1)
-    new = torch.addcdiv(one(y.dtype, y.device), y1, r)
-    if shortest is None or float(new.min()) < 0.25:
-        flip = new < 0.25
-        r.copy_(torch.where(flip, -r, r))
-        new = 1 + y1 / r
-        rest = [(m, wm, torch.where(flip, wm - n, n)) for m, wm, n in rest]
-    for m, _, n in rest:
-        m.addcmul_(y, n / new, value=-1)
+        turns.append((m, alpha, wm, torch.addcmul(wm, rho, alpha, value=-0.5)))
+    for c in pieces(y, 1):
+        yc = y[:, c]
+        for m, alpha, _, _ in turns:
+            m[:, c].addcmul_(yc, alpha, value=-0.5)
+        yc.addcmul_(yc, g, value=-1).addcmul_(W[:, c], F)
+        if not c.start:  # the first coordinate is known now, and with it beta
+            y1 = yc[:, :1].addcmul_(r, v, value=-1)
+            new = torch.addcdiv(one(y.dtype, y.device), y1, r)
+            if shortest is None or float(new.min()) < 0.25:
+                flip = new < 0.25
+                r.copy_(torch.where(flip, -r, r))
+                new = 1 + y1 / r
+                turns = [(m, alpha, wm, torch.where(flip, wm - n, n)) for m, alpha, wm, n in turns]
+            betas = [n / new for _, _, _, n in turns]
+        for m, beta in zip(vectors, betas, strict=True):
+            m[:, c].addcmul_(yc, beta, value=-1)
+    for m in vectors:
         m[..., 0] = 0
     return new
 

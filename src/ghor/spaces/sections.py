@@ -238,7 +238,7 @@ class Implicit:
 
 
 def fingerprint(X: Tensor) -> Tensor:
-    """(M, K) -> (M, K/64 + 64): the entries, summed along rows and columns of 64; small points as they are.
+    """(M, K) -> (M, K/64 + 64): the entries, summed along rows and columns of 64; a view of small points.
 
     A change of one entry shows if it is more than rounding, and so does an exchange of two. What preserves
     the sum of every row and every column does not. Each sum is made by one thread, so the result does not
@@ -247,7 +247,7 @@ def fingerprint(X: Tensor) -> Tensor:
     flat = as_real(X).flatten(1)
     k = flat.shape[1] // 64
     if k <= 2:
-        sums = flat.clone()
+        sums = flat
     else:
         rows, rest = flat[:, : 64 * k].unflatten(1, (k, 64)), flat[:, 64 * k :]
         sums = flat.new_empty(len(flat), k + 64 + rest.shape[1])

@@ -23,7 +23,7 @@ from ghor.linalg import eye_like
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
 from ghor.spaces.orthogonal import Orthogonal
-from ghor.spaces.rank_one import FAST, Padded, Step, inner, scalar, turn_by_cayley
+from ghor.spaces.rank_one import FAST, Padded, Step, inner, pieces, scalar, turn_by_cayley
 from ghor.spaces.stiefel import canonical_log
 
 
@@ -290,9 +290,11 @@ class Sphere(Padded, Orthogonal):
         if Y.is_complex():
             return super().implicit_grad(Y, R, P, G, out)
         y, g, B, r, rho = self.vector(Y), self.vector(G), self.vector(out), R[..., 0], P[..., 0]
-        along = inner(y, g, B).addcmul_(r, g[..., :1]).div_(rho)
-        along = along if self.radius == 1 else along / r.square()
-        torch.addcmul(g, y, along, value=-1, out=B)
+        for i in pieces(y, 0):
+            (along,) = inner((y[i], g[i]), out=B[i])
+            along.addcmul_(r[i], g[i, :1]).div_(rho[i])
+            along = along if self.radius == 1 else along / r[i].square()
+            torch.addcmul(g[i], y[i], along, value=-1, out=B[i])
         B[..., 0] = 0
         return out
 
