@@ -582,6 +582,13 @@ MUTANTS = [
     ),
     # -- constraints
     Mutant(
+        "points beyond all digits",
+        "validation",
+        ".reshape(len(Y), -1).clamp_max(most)",
+        ".reshape(len(Y), -1)",
+        "laws/test_solvers.py::test_a_start_with_nan_is_refused[Hyperbolic-lbfgs]",
+    ),
+    Mutant(
         "lazy weights",
         "validation",
         "if is_lazy(p):\n        raise",
@@ -1366,6 +1373,13 @@ MUTANTS = [
         "size = float(g.norm())",
         "size = 1.0",
         "solve/test_scale.py::test_the_scale_of_the_loss",
+    ),
+    Mutant(
+        "a Euclidean start that is not finite",
+        "problem",
+        "elif not bool(torch.isfinite(p).all()):",
+        "elif False:",
+        "laws/test_solvers.py::test_a_start_with_nan_is_refused[Euclidean-lbfgs]",
     ),
     Mutant(
         "starting points off their space",
