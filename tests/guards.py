@@ -21,6 +21,7 @@ FILES = {
     "state_dict": "lifting/state_dict.py",
     "matrix_rules": "lifting/matrix_rules.py",
     "probe": "lifting/probe/__init__.py",
+    "runs": "lifting/probe/runs.py",
     "declare": "constraints/declare.py",
     "validation": "constraints/validation.py",
     "packed": "constraints/packed.py",
@@ -579,6 +580,14 @@ MUTANTS = [
         "s.W.copy_(s.space.one.hor(s.W))",
         "pass",
         "optim/test_muon.py::test_what_a_rule_rounds_is_made_skew",
+    ),
+    # -- lifting/probe: options
+    Mutant(
+        "rules are tried without capturable",
+        "runs",
+        'if options.get("capturable") else [])',
+        "if False else [])",
+        "pytorch/test_optim_on_spaces.py::test_a_capturable_rule_on_an_accelerator",
     ),
     # -- constraints
     Mutant(
