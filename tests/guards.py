@@ -1313,6 +1313,13 @@ MUTANTS = [
         "solve/test_minimize.py::test_every_method_finds_a_critical_point_on_every_compact_space",
     ),
     Mutant(
+        "scales of entries that rounding would make 0",
+        "directions",
+        "self.b = torch.maximum(b - bs * (bs / bs.dot(s)) + y * (y / found[0]), least)",
+        "self.b = b - bs * (bs / bs.dot(s)) + y * (y / found[0])",
+        "solve/test_directions.py::test_a_scale_of_an_entry_does_not_vanish_in_rounding",
+    ),
+    Mutant(
         "curvature beyond rounding",
         "directions",
         "return (ys, yy) if ys > least else None",

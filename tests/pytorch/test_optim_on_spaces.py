@@ -223,6 +223,8 @@ def test_state_keeps_its_types_and_loads_safely(case, kind):
 @every_kind
 @every_class
 def test_there_is_state_after_a_step_where_torch_has_some(case, kind):
+    if case[0] == "Muon" and KINDS[kind][2].is_complex:
+        pytest.skip("torch's Muon takes no complex weights; beside manifolds they are AdamW's")
     net, plain = make(kind), make(kind)
     opt = build(case, net)
     theirs = getattr(ghor.optim, case[0]).Base([plain.a, plain.b], **options(case))

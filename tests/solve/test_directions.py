@@ -23,3 +23,12 @@ def test_conjugate_gradients_start_afresh_uphill():
     rule, g = Conjugate(), torch.tensor([1.0, 0.0])
     rule.update(g, g, -g)  # a step uphill
     assert rule.vectors() == []
+
+
+def test_a_scale_of_an_entry_does_not_vanish_in_rounding():
+    """The first entry of the Hessian's diagonal is the difference of equal numbers here."""
+    rule, g = Conjugate(by_entry=True), torch.tensor([1.0, 1.0], dtype=torch.float64)
+    rule.update(torch.tensor([1.0, 1e-9], dtype=torch.float64), 0 * g, torch.tensor([0.0, 1.0]).double())
+    d = rule.direction(g)
+    assert torch.isfinite(d).all()
+    assert float(d.dot(g)) < 0

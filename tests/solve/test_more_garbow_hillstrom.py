@@ -11,14 +11,10 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from more_garbow_hillstrom import PROBLEMS
 
 FAST = ("Powell, badly scaled", "Brown, badly scaled", "Beale", "Wood")
-# The Hessian has the condition number 1e16 at the minimum. Conjugate gradients, which know one pair, creep.
-TOO_HARD = {("Meyer", "cg")}
 
 
 def case(problem, method):
     marks = [] if problem.name in FAST else [pytest.mark.slow]
-    if (problem.name, method) in TOO_HARD:
-        marks.append(pytest.mark.xfail(strict=True))
     return pytest.param(problem, method, marks=marks, id=f"{problem.name}-{method}")
 
 

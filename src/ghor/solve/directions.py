@@ -180,6 +180,10 @@ class Conjugate:
 
     After an exact line search, <s, g> = 0, this is c times Hestenes and Stiefel's direction, which is also
     Polak and Ribiere's. After an inexact one it still descends. Without positive curvature it is -c g.
+
+    With `by_entry`, for Euclidean numbers in units of their own, H starts from diag(b)^-1 in place of c I,
+    where b is updated as the diagonal of BFGS's Hessian (Gilbert and Lemarechal, 1989). Coordinates in
+    g^hor depend on the frame, so there all have one scale.
     """
 
     c2: ClassVar[float] = 0.5
@@ -187,8 +191,13 @@ class Conjugate:
     pair: tuple[Tensor, Tensor] | None = None
     scale, ys = 1.0, 1.0
 
+    def __init__(self, by_entry: bool = False) -> None:
+        self.by_entry, self.b = by_entry, torch.empty(0)
+
     def direction(self, g: Tensor) -> Tensor:
         """-H g."""
+        if self.by_entry and self.informed:
+            return self._by_entry(g)
         d = g * -self.scale
         if self.pair is None:
             return d
@@ -197,13 +206,28 @@ class Conjugate:
         d.add_(s, alpha=(self.scale * gy - 2 * gs) / self.ys)
         return d.add_(y, alpha=self.scale * gs / self.ys)
 
+    def _by_entry(self, g: Tensor) -> Tensor:
+        """-q + s <y, q> - s <s, g>, both divided by <s, y>, where q = (g - y <s, g>/<s, y>)/b."""
+        if self.pair is None:
+            return -g / self.b
+        s, y = self.pair
+        gs = float(g.dot(s)) / self.ys
+        q = torch.add(g, y, alpha=-gs).div_(self.b)
+        return torch.sub(s * (float(y.dot(q)) / self.ys - gs), q)
+
     def update(self, s: Tensor, before: Tensor, g: Tensor) -> None:
         """Take this pair."""
         y = g - before
         found = curvature(s, y)
         self.pair = None if found is None else (s, y)
-        if found is not None:
-            self.ys, self.scale, self.informed = found[0], found[0] / found[1], True
+        if found is None:
+            return
+        if self.by_entry:
+            b = self.b if self.informed else torch.full_like(s, found[1] / found[0])
+            bs = b * s
+            least = b * torch.finfo(s.dtype).eps  # rounding must not make it 0
+            self.b = torch.maximum(b - bs * (bs / bs.dot(s)) + y * (y / found[0]), least)
+        self.ys, self.scale, self.informed = found[0], found[0] / found[1], True
 
     def vectors(self) -> list[Tensor]:
         """The pair."""

@@ -48,7 +48,7 @@ def minimize(
 
         lbfgs         the last `memory` curvature pairs, strong Wolfe line search
         bfgs          the whole inverse Hessian, for up to some thousand coordinates
-        cg            conjugate gradients (Shanno), which keep one pair
+        cg            conjugate gradients (Shanno), which keep one pair, and a scale for each Euclidean number
         trust-region  Newton's method with Hessian-vector products (f is differentiated twice)
         auto          lbfgs, then trust-region from the point where its line search finds no better one
 
@@ -70,7 +70,8 @@ def minimize(
     if method == "trust-region":
         place = trust_region(problem, points, log)
     else:
-        rules: dict[str, Callable[[], Rule]] = {"bfgs": Dense, "cg": Conjugate}
+        flat = points.radian == 0
+        rules: dict[str, Callable[[], Rule]] = {"bfgs": Dense, "cg": lambda: Conjugate(by_entry=flat)}
         place = descend(problem, points, rules.get(method, lambda: Limited(memory)), log)
     if method == "auto" and log.stuck:
         log.status, log.success = "", False
