@@ -832,6 +832,13 @@ MUTANTS = [
         "lifting/test_guards.py::test_an_anchor_is_renewed_where_a_weight_was_moved_far",
     ),
     Mutant(
+        "damaged sections that hold the point",
+        "framed",
+        "if not fits or not bool((self.residual(Y) <= self.tolerance(Y) * coarse).all()):",
+        "if False:",
+        "lifting/test_state_dict.py::test_a_damaged_section_is_refused_on_every_space",
+    ),
+    Mutant(
         "frames far away are not moved along geodesics",
         "framed",
         "except ValueError:  # some are so far away that there are several geodesics",

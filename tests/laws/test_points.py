@@ -32,6 +32,7 @@ from table import (
 
 import ghor
 from ghor.linalg import log_positive
+from ghor.spaces.matrix import MatrixSpace
 
 F64 = [torch.float64]
 OPTIONAL = [
@@ -318,6 +319,9 @@ def test_an_empty_batch_gives_empty_results(space, shape, dtype, gen):
         assert what(Y, Y).shape == Y.shape
     for number in (space.dist(Y, Y), space.norm(Y, Y), space.metric(Y, Y, Y)):
         assert number.shape == count
+    assert space.is_tangent(Y, Y)
+    if not isinstance(space, MatrixSpace | ghor.Euclidean):  # matrices say that they have no such points
+        assert space.project(Y).shape == Y.shape
 
 
 @law("norm", "tangent", dtypes=F64)

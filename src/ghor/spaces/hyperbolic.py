@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
+from ghor.linalg import largest
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
@@ -78,7 +79,7 @@ class Hyperbolic(Padded, Framed):
         """The point with X's spatial part: x_0 = sqrt(1 + |x_s|^2). The padding row stays as it is."""
         self.check_project(X)
         Y = _lifted(compute(self.read(X))[..., 1:])
-        far = float(Y.detach()[..., 0].max())
+        far = largest(Y.detach()[..., 0])
         if not far * torch.finfo(X.dtype).eps < 1:
             wider = "" if X.dtype == torch.float64 else ", or use float64"
             raise ValueError(
