@@ -21,6 +21,7 @@ FILES = {
     "state_dict": "lifting/state_dict.py",
     "matrix_rules": "lifting/matrix_rules.py",
     "probe": "lifting/probe/__init__.py",
+    "runs": "lifting/probe/runs.py",
     "declare": "constraints/declare.py",
     "validation": "constraints/validation.py",
     "packed": "constraints/packed.py",
@@ -580,7 +581,22 @@ MUTANTS = [
         "pass",
         "optim/test_muon.py::test_what_a_rule_rounds_is_made_skew",
     ),
+    # -- lifting/probe: options
+    Mutant(
+        "rules are tried without capturable",
+        "runs",
+        'if options.get("capturable") else [])',
+        "if False else [])",
+        "pytorch/test_optim_on_spaces.py::test_a_capturable_rule_on_an_accelerator",
+    ),
     # -- constraints
+    Mutant(
+        "points beyond all digits",
+        "validation",
+        ".reshape(len(Y), -1).clamp_max(most)",
+        ".reshape(len(Y), -1)",
+        "laws/test_solvers.py::test_a_start_with_nan_is_refused[Hyperbolic-lbfgs]",
+    ),
     Mutant(
         "lazy weights",
         "validation",
@@ -814,6 +830,13 @@ MUTANTS = [
         "torch.where(worn.view(-1, *[1] * (R.dim() - 1)), self.implicit_start(Y), R)",
         "R",
         "lifting/test_guards.py::test_an_anchor_is_renewed_where_a_weight_was_moved_far",
+    ),
+    Mutant(
+        "damaged sections that hold the point",
+        "framed",
+        "if not fits or not bool((self.residual(Y) <= self.tolerance(Y) * coarse).all()):",
+        "if False:",
+        "lifting/test_state_dict.py::test_a_damaged_section_is_refused_on_every_space",
     ),
     Mutant(
         "frames far away are not moved along geodesics",
@@ -1401,6 +1424,13 @@ MUTANTS = [
         "size = float(g.norm())",
         "size = 1.0",
         "solve/test_scale.py::test_the_scale_of_the_loss",
+    ),
+    Mutant(
+        "a Euclidean start that is not finite",
+        "problem",
+        "elif not bool(torch.isfinite(p).all()):",
+        "elif False:",
+        "laws/test_solvers.py::test_a_start_with_nan_is_refused[Euclidean-lbfgs]",
     ),
     Mutant(
         "starting points off their space",

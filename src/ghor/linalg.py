@@ -314,16 +314,22 @@ def log_positive(T: Tensor) -> Tensor:
 
 
 def log_gram(M: Tensor) -> Tensor:
-    """log(M M^T) of square M by its singular values, NaN where M is not finite.
+    """log(M M^T) of square M, NaN where M is not finite."""
+    return gram_function(M, lambda t: (t.log(), 1 / t), zero=0.0)
+
+
+def gram_function(M: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:
+    """f(M M^H), f as in `symmetric_function`, by the singular values of M; NaN where M is not finite.
 
     The eigenvalues of the computed product would have lost half of the digits.
     """
     bad = ~torch.isfinite(M.detach()).all(-1).all(-1)[..., None, None]
-    M = torch.where(bad, eye_like(M), M)  # LAPACK would raise, and the rest of the batch would be lost
-    U, s, _ = torch.linalg.svd(M.detach())
+    # LAPACK would raise, and the rest of the batch would be lost.
+    M = torch.where(bad, torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device), M)
+    U, s, _ = torch.linalg.svd(M.detach(), full_matrices=False)
     eigen = s.square().flip(-1), U.flip(-1)  # ascending, as from eigh
-    log = _Function.apply(M @ M.mT, lambda t: (t.log(), 1 / t), 0.0, eigen)  # type: ignore[no-untyped-call]
-    return torch.where(bad, torch.nan, log)
+    out = _Function.apply(M @ M.mH, f, zero, eigen)  # type: ignore[no-untyped-call]
+    return torch.where(bad, torch.nan, out)
 
 
 def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero: float = 1.0) -> Tensor:

@@ -102,3 +102,149 @@ def test_exponentials(dtype, condition, shrink, gen):
     true, P = R * function(whitened(A, exact(Delta)), mp.exp) * R, exact(SPD.exp(Y, Delta))
     assert mp.norm(P - true) <= 16 * N * torch.finfo(dtype).eps * mp.norm(true)
     assert dist(true, P) <= N * torch.finfo(dtype).eps * condition
+
+
+# -- spheres, rotations, subspaces: near points, and where the shortest geodesic ends to be unique -----------
+
+
+def rounded(X, dtype):
+    return torch.tensor([[float(x) for x in row] for row in X.tolist()], dtype=torch.float64).to(dtype)
+
+
+def error(X, true):
+    return float(mp.norm(exact(X) - true))
+
+
+def skew(gen, n, largest):
+    """A skew matrix whose largest angle of rotation is given."""
+    A = torch.randn(n, n, generator=gen, dtype=torch.float64)
+    return (A - A.mT) * (largest / torch.linalg.matrix_norm(A - A.mT, 2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "angle"),
+    [(torch.float32, a) for a in (1e-5, 1e-2, 1.0, math.pi - 1e-2)]
+    + [(torch.float64, a) for a in (1e-12, 1e-7, 1e-3, 1.0, math.pi - 1e-2, math.pi - 1e-7)],
+    ids=name,
+)
+def test_spheres(dtype, angle, gen):
+    """Relatively, for near points, too. Near the antipode the direction is known to eps/(pi - angle)."""
+    space, eps = ghor.Sphere(), torch.finfo(dtype).eps
+    for _ in range(3):
+        Y = space.random(5, generator=gen, dtype=torch.float64)
+        V = space.tangent(Y, torch.randn(5, generator=gen, dtype=torch.float64))
+        V = V * (angle / V.norm())
+        Y, Z, V = Y.to(dtype), space.exp(Y, V).to(dtype), V.to(dtype)
+        raw, v = exact(Y[:, None]), exact(V[:, None])
+        y, z = raw / mp.norm(raw), exact(Z[:, None]) / mp.norm(exact(Z[:, None]))
+        K, c, t = z - (y.T * z)[0] * y, (y.T * z)[0], mp.norm(v)
+        theta = mp.atan2(mp.norm(K), c)
+        assert error(space.log(Y, Z)[:, None], K / mp.norm(K) * theta) <= 16 * eps * angle / min(
+            1, math.pi - angle
+        )
+        # a radial part of eps, which rounding leaves, counts in the square
+        assert abs(float(space.dist(Y, Z)) - theta) <= 8 * eps * angle + eps**2 / angle
+        assert error(space.exp(Y, V)[:, None], mp.cos(t) * raw + v * mp.sin(t) / t) <= 8 * eps
+
+
+TO_PI = [(torch.float32, 1e-1), (torch.float32, 1e-2), (torch.float64, 1e-3), (torch.float64, 2e-6)]
+each_gap = pytest.mark.parametrize(("dtype", "gap"), TO_PI, ids=name)
+
+
+@each_gap
+@pytest.mark.parametrize("n", [3, 4])
+def test_rotations_by_nearly_pi(dtype, gap, n, gen):
+    """The logarithm is known to eps/(pi - angle)."""
+    space, eps = ghor.SpecialOrthogonal(), torch.finfo(dtype).eps
+    Y = space.random(n, n, generator=gen, dtype=torch.float64)
+    for largest in (1e-3, 1.0, math.pi - gap):
+        A = skew(gen, n, largest)
+        Z = exact(Y) * mp.expm(exact(A))
+        V = (Y @ A).to(dtype)
+        assert error(space.log(Y.to(dtype), rounded(Z, dtype)), exact(Y @ A)) <= 16 * eps / (
+            math.pi - largest
+        )
+        assert error(space.exp(Y.to(dtype), V), Z) <= 16 * eps * (1 + largest)
+
+
+@each_gap
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_screw_motions_by_nearly_pi(dtype, gap, unit, gen):
+    """Positions relatively to their unit, as exactly as the turn is known."""
+    space, eps = ghor.SpecialEuclidean(), torch.finfo(dtype).eps
+    Y = space.random(3, 4, generator=gen, dtype=torch.float64)
+    Y[:, 3] *= unit
+    Y = Y.to(dtype)
+    P, X = mp.eye(4), mp.matrix(4, 4)
+    P[:3, :], X[:3, :3] = exact(Y), exact(skew(gen, 3, math.pi - gap))
+    X[:3, 3] = exact(torch.randn(3, 1, generator=gen, dtype=torch.float64) * unit)
+    Z, V = (P * mp.expm(X))[:3, :], (P * X)[:3, :]
+    log, exp = space.log(Y, rounded(Z, dtype)), space.exp(Y, rounded(V, dtype))
+    for part, size in ((slice(0, 3), 1), (slice(3, 4), unit)):
+        assert error(log[:, part], V[:, part]) <= 16 * eps / gap * size
+        assert error(exp[:, part], Z[:, part]) <= 64 * eps * size
+
+
+@each_gap
+def test_subspaces_by_nearly_a_right_angle(dtype, gap, gen):
+    """One principal angle near pi/2, whose tangent is 1/gap, beside small ones: all are known to eps/gap."""
+    space, eps = ghor.Grassmann(), torch.finfo(dtype).eps
+    Q, _ = torch.linalg.qr(torch.randn(6, 6, generator=gen, dtype=torch.float64))
+    U, _ = torch.linalg.qr(torch.randn(3, 3, generator=gen, dtype=torch.float64))
+    angles = torch.tensor([math.pi / 2 - gap, 0.3, 1e-3], dtype=torch.float64)
+    Y = Q[:, :3] @ U.mT
+    V = (Q[:, 3:] * angles) @ U.mT
+    Z = mp.expm(exact(V) * exact(Y).T - exact(Y) * exact(V).T) * exact(Y)
+    Y, Z, true = Y.to(dtype), rounded(Z, dtype), exact(V)
+    assert error(space.log(Y, Z), true) <= 16 * eps / gap
+    assert abs(float(space.dist(Y, Z)) - float(angles.norm())) <= 16 * eps / gap
+    assert error(space.exp(Y, V.to(dtype)), exact(Z)) <= 16 * eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name)
+@pytest.mark.parametrize(
+    ("space", "shape", "lengths"),
+    [
+        (ghor.Stiefel(), (5, 2), (1e-6, 1.0, 5.0, 30.0)),
+        (ghor.SymplecticStiefel(), (4, 2), (1e-6, 1.0, 5.0)),
+    ],
+    ids=name,
+)
+def test_frames_by_the_dense_exponential(space, shape, lengths, dtype, gen):
+    """exp(Omega) Y, as exact as products of its size are; the logarithm on Stiefel where it is unique."""
+    eps = torch.finfo(dtype).eps
+    for length in lengths:
+        Y = space.random(*shape, generator=gen, dtype=torch.float64)
+        V = space.tangent(Y, torch.randn(shape, generator=gen, dtype=torch.float64))
+        Y, V = Y.to(dtype), (V * (length / V.norm())).to(dtype)
+        Z = mp.expm(exact(space.Omega(Y.double(), V.double()))) * exact(Y)
+        assert error(space.exp(Y, V), Z) <= 16 * eps * (1 + length) * max(1, float(mp.norm(Z)))
+        if length <= 1 and space.has("log"):
+            assert error(space.log(Y, rounded(Z, dtype)), exact(V)) <= 500 * eps
+
+
+# -- hyperbolic space, inwards -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=name)
+def test_geodesics_to_the_origin_and_beyond(dtype):
+    """From far out, straight inwards: the end is as exact as the rounded vector knows its direction, eps e^r.
+
+    That is 2 arsinh(eps e^r sinh(t)) at worst: from r = 5 in float32 a few digits, from r = 14 none.
+    """
+    space, eps = ghor.Hyperbolic(), torch.finfo(dtype).eps
+    for r in (2.0, 5.0, 9.0) if dtype == torch.float32 else (2.0, 9.0, 20.0):
+        for t in (r / 2, r, 1.4 * r):
+            for angle in (0.1, 1.9, 4.0):
+                way = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+                Y = space.project(torch.cat([torch.zeros(1), math.sinh(r) * way]).to(dtype))
+                V = space.push(space.frame(Y), torch.cat([torch.zeros(1), -t * way]).to(dtype))
+                y, v = exact(Y[1:, None]), exact(V[1:, None])
+                y0 = mp.sqrt(1 + (y.T * y)[0])
+                v0 = (y.T * v)[0] / y0  # tangent
+                length = mp.sqrt((v.T * v)[0] - v0 * v0)
+                end = mp.cosh(length) * y + mp.sinh(length) / length * v
+                found = exact(space.exp(Y, V)[1:, None])
+                a, b = (mp.sqrt(1 + (x.T * x)[0]) for x in (end, found))
+                off = mp.acosh(max(1, a * b - (end.T * found)[0]))
+                assert off <= 2 * math.asinh(8 * eps * math.exp(r) * math.sinh(t)) + 8 * eps, (r, t)

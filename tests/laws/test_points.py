@@ -32,6 +32,7 @@ from table import (
 
 import ghor
 from ghor.linalg import log_positive
+from ghor.spaces.matrix import MatrixSpace
 
 F64 = [torch.float64]
 OPTIONAL = [
@@ -58,6 +59,11 @@ def tol(Y):
 
 def is_manifold(space):
     return not is_flat(space)
+
+
+def has_distances(space):
+    """Whether `dist` is the length of the shortest way; that of a screw motion is not."""
+    return not isinstance(space, ghor.SpecialEuclidean | ghor.PositionsOrientations)
 
 
 ABSENT = [(space, shape, what) for space, shape in CASES for what in OPTIONAL if not has(space, what)]
@@ -254,6 +260,46 @@ def test_log_inverts_exp_and_dist_is_its_length(space, shape, dtype, gen):
     close(space.log(Y, Y), 0 * V, tol(Y))
 
 
+@law("exp", "log", "dist", dtypes=F64)
+def test_exp_inverts_log_of_any_points(space, shape, dtype, gen):
+    """Of points far apart, or `log` says that it cannot; and no way is shorter than the shortest."""
+    X, Y, Z = (point(space, shape, gen, dtype) for _ in range(3))
+    try:
+        V, sides = space.log(Y, Z), [space.dist(*ends) for ends in ((X, Y), (Y, Z), (X, Z))]
+    except ValueError:
+        return
+    close(space.dist(space.exp(Y, V), Z), 0, 1e-9)  # the same point; on Grassmann perhaps another basis
+    close(space.dist(Y, Z), space.norm(Y, V), 1e-9)
+    if space.has("metric") and has_distances(space):
+        assert (sides[2] <= sides[0] + sides[1] + tol(Y)).all()
+
+
+@law("exp", "log", "transport", "tangent", dtypes=F64)
+def test_transport_there_and_back(space, shape, dtype, gen):
+    """The velocity of a geodesic arrives as that of the way back, reversed; other vectors return as they
+    were."""
+    Y = point(space, shape, gen, dtype)
+    V, U = tangent(space, Y, gen, 0.5), tangent(space, Y, gen)
+    Z, velocity = space.exp(Y, V), space.transport(Y, V, V)
+    close(space.log(Z, Y), -velocity, 20 * tol(Y))
+    close(space.transport(Z, -velocity, space.transport(Y, V, U)), U, 20 * tol(Y))
+
+
+@law("rgrad", "transport", "metric", "tangent", dtypes=F64)
+def test_what_is_linear_is_additive(space, shape, dtype, gen):
+    """In vectors; multiples of them are in test_scale.py."""
+    Y = point(space, shape, gen, dtype)
+    G, H = randn(shape, gen, dtype), randn(shape, gen, dtype)
+    U, V, W = (tangent(space, Y, gen) for _ in range(3))
+    for f, a, b in (
+        (lambda X: space.tangent(Y, X), G, H),
+        (lambda X: space.rgrad(Y, X), G, H),
+        (lambda X: space.transport(Y, W, X), U, V),
+        (lambda X: space.metric(Y, W, X), U, V),
+    ):
+        close(f(a + b), f(a) + f(b), 40 * tol(Y))
+
+
 @law("dist", dtypes=F64)
 def test_dist_has_a_derivative_where_the_points_meet(space, shape, dtype, gen):
     for Y in (space.E(shape, dtype=dtype), point(space, shape, gen, dtype)):
@@ -273,6 +319,9 @@ def test_an_empty_batch_gives_empty_results(space, shape, dtype, gen):
         assert what(Y, Y).shape == Y.shape
     for number in (space.dist(Y, Y), space.norm(Y, Y), space.metric(Y, Y, Y)):
         assert number.shape == count
+    assert space.is_tangent(Y, Y)
+    if not isinstance(space, MatrixSpace | ghor.Euclidean):  # matrices say that they have no such points
+        assert space.project(Y).shape == Y.shape
 
 
 @law("norm", "tangent", dtypes=F64)

@@ -4,12 +4,11 @@ torch runs a batch of matrices in parallel, and LAPACK may use several threads f
 may show. Sides up to 96 and above go different ways (`ghor.linalg._each`).
 """
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 from functions import FUNCTIONS, arguments, called
 from table import SPACES, accepts, eps, has, name, randn
+from threads import threads
 
 # Shapes of single points; each space takes the first that it accepts.
 SMALL = [(3,), (3, 3), (4, 2), (6, 4), (3, 4), (2, 3)]
@@ -27,16 +26,6 @@ CASES = [
     for shape in [x for x in tried if accepts(s, x)][:1]
     for k in ((1, 3) if tried is SMALL else (1, 2))
 ]
-
-
-@contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("space", "shape"), CASES)

@@ -2,6 +2,7 @@
 class."""
 
 import copy
+import math
 import pickle
 import warnings
 
@@ -26,7 +27,7 @@ from steps import (
     values,
     weight,
 )
-from table import name
+from table import MANIFOLDS, is_compact, name, point, randn, shapes
 from torch import nn
 
 import ghor
@@ -381,3 +382,25 @@ def test_weights_that_skipped_in_turns_are_one_batch_after_loading(gen):
             assert all(map(torch.equal, weights, loaded))
     assert torch.equal(weights[0], loaded[0])
     assert float((weights[1] - loaded[1]).detach().abs().max()) < 1e-7
+
+
+@pytest.mark.parametrize("space", [s for s in MANIFOLDS if not is_compact(s)], ids=name)
+def test_a_damaged_section_is_refused_on_every_space(space, gen):
+    """Where it holds the point, it would take the weight off its space."""
+    shape = shapes(space)[0]
+    Y = nn.Parameter(point(space, shape, gen))
+    opt = ghor.optim.SGD([Y], space=space, lr=0.001, section="transported", momentum=0.9)
+    Y.grad = randn(shape, gen)
+    opt.step()
+    before = Y.detach().clone()
+    for factor in (0.0, 1.5, math.nan):
+        saved = copy.deepcopy(opt.state_dict())
+        section = saved["state"][0]["section"]
+        section *= factor
+        if isinstance(space, ghor.SPD):  # multiples of points are points
+            section[..., 0, -1] += 1
+        with pytest.raises(ValueError, match="section"):
+            opt.load_state_dict(saved)
+        opt.step()
+    assert not torch.equal(Y.detach(), before)
+    assert (space.residual(Y.detach()) <= space.tolerance(Y.detach())).all()

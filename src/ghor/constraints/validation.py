@@ -93,7 +93,9 @@ def worst_residual(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
     """Residual and tolerance of the worst point of each of P stacked weights: (P, *shape) -> (P), (P)."""
     exact = Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype))
     residual = space.residual(exact).reshape(len(Y), -1)
-    allowed = space.tolerance(Y).to(residual).reshape(len(Y), -1)
+    # Tolerances that grow with the point overflow far out, where its residual is infinite.
+    most = torch.finfo(residual.dtype).max
+    allowed = space.tolerance(Y).to(residual).reshape(len(Y), -1).clamp_max(most)
     worst = (residual / allowed).argmax(1, keepdim=True)  # for argmax a NaN is the largest
     return residual.gather(1, worst).flatten(), allowed.gather(1, worst).flatten()
 

@@ -124,6 +124,8 @@ class Problem:
             s.check(p.shape, p.dtype)
             if not isinstance(s, Euclidean):
                 check_on_space([p], s, [name])
+            elif not bool(torch.isfinite(p).all()):
+                raise ValueError(f"{name} of shape {tuple(p.shape)} has entries that are not finite")
         self.start = [p.detach().clone() for p in points]
 
     def points(self, retraction: str = "cayley", section: str = "auto") -> Points:

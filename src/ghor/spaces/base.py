@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import re
 import warnings
 from abc import ABC, abstractmethod
@@ -377,7 +378,8 @@ class Space(ABC):
     def _ambient(self, X: Tensor) -> Tensor:
         """||X||_F of each point: (..., *point) -> (...)."""
         X = self.split(X)
-        return torch.linalg.vector_norm(X.reshape(*X.shape[: X.dim() - self.dims], -1), dim=-1)
+        batch = X.shape[: X.dim() - self.dims]
+        return torch.linalg.vector_norm(X.reshape(*batch, math.prod(X.shape[len(batch) :])), dim=-1)
 
 
 def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:

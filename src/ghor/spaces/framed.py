@@ -55,6 +55,18 @@ class Framed(Space):
                 f"first, for example with {self}.random{tuple(X.shape)}"
             )
 
+    def checked_section(self, Lambda: Tensor, E: Tensor) -> Tensor:
+        """Lambda, if the point below it is on the space up to rounding, be it in a much coarser dtype."""
+        Y = self.apply_section(Lambda, E)
+        fits = Y.shape[Y.dim() - E.dim() :] == E.shape
+        coarse = 1e-3 / torch.finfo(Y.dtype).eps  # the tolerance grows with the point, as rounding does
+        if not fits or not bool((self.residual(Y) <= self.tolerance(Y) * coarse).all()):
+            raise ValueError(
+                f"the point below a loaded section of shape {tuple(Lambda.shape)} is not on {self}; load "
+                "another state, or delete the key 'section' from it: it is then built from the weight"
+            )
+        return Lambda
+
     def warn_of_digits(self, held: Tensor, where: str, Y: Tensor) -> None:
         """Warn that points are held where the digits of Y's dtype end, if values may be read."""
         if readable(held) and bool(held.any()):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ghor.linalg import solve, symmetric_function
+from ghor.linalg import gram_function, solve
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.orthogonal import Orthogonal
 
@@ -65,7 +65,8 @@ class Grassmann(Subspaces, Orthogonal):
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t, in O(N n^2).
 
-        The singular values of L are the tangents of the principal angles; f makes them angles.
+        The singular values of L are the tangents of the principal angles; f makes them angles. Near pi/2 it
+        is exact to eps/(pi/2 - angle), as far as the points determine it.
         """
         M, ZM = self.matrix(Y), self.matrix(Z)
         YZ = M.mH @ ZM
@@ -75,5 +76,5 @@ class Grassmann(Subspaces, Orthogonal):
                     f"{self}.log: a principal angle is pi/2, the shortest geodesic is not unique"
                 )
         L = solve(YZ, ZM - M @ YZ, left=False)
-        Delta = L @ symmetric_function(L.mH @ L, _atan_ratio)
+        Delta = L @ gram_function(L.mH, _atan_ratio)
         return self.unmatrix(Delta, Y.shape)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import MANY, row_sums
+from ghor.linalg import MANY, largest, row_sums
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
@@ -31,7 +31,10 @@ class Hyperbolic(Padded, Framed):
 
     At distance r from e_0 neighbouring floating point points are eps e^r/2 apart: in float32 5e-4 at r = 9
     and 0.2 at r = 15, in float64 1e-6 at r = 23. Where the digits run out, at eps x_0 = 1/4 (r = 15.2 in
-    float32, 35.4 in float64, 4.2 in bfloat16), a weight is held, with a warning.
+    float32, 35.4 in float64, 4.2 in bfloat16), a weight is held, with a warning. The rounded coordinates of a
+    tangent vector there say its direction only to eps e^r. So the end of a geodesic of length t is known to
+    2 arsinh(eps e^r sinh(t)), and one that is to come back through the origin from r = 14 in float32 may end
+    anywhere at that distance from it: use shorter vectors, or float64.
 
     The row `padding_idx` of a matrix, if given, is not a point, and optimizers leave it alone: it is the
     padding row of an nn.Embedding.
@@ -78,7 +81,7 @@ class Hyperbolic(Padded, Framed):
         """The point with X's spatial part: x_0 = sqrt(1 + |x_s|^2). The padding row stays as it is."""
         self.check_project(X)
         Y = _lifted(compute(self.read(X))[..., 1:])
-        far = float(Y.detach()[..., 0].max())
+        far = largest(Y.detach()[..., 0])
         if not far * torch.finfo(X.dtype).eps < 1:
             wider = "" if X.dtype == torch.float64 else ", or use float64"
             raise ValueError(

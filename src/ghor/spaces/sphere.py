@@ -429,7 +429,8 @@ class Sphere(Padded, Orthogonal):
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """theta/sin(theta) (Z - cos(theta) Y), with theta from both its sine and its cosine.
 
-        So it is accurate to rounding. Geodesics of complex vectors are not circles: see `canonical_log`.
+        So it is accurate to rounding, relatively for near points, too. Geodesics of complex vectors are not
+        circles: see `canonical_log`.
         """
         if Y.is_complex():
             return canonical_log(self, Y, Z) if Y.numel() else torch.zeros_like(Y)
@@ -438,8 +439,8 @@ class Sphere(Padded, Orthogonal):
             r = self.scale(Y)
             return self.unit.log(Y / r, Z / self.scale(Z)) * r
         y, z = self.vector(Y), self.vector(Z)
-        c = scalar(y, z)
-        K = z - c * y
+        c, D = scalar(y, z), z - y
+        K = D - scalar(y, D) * y  # z - c y, but for near points not a difference of large numbers
         s2 = scalar(K, K)
         if bool((c <= -1 + 4 * torch.finfo(Y.dtype).eps).any()):
             raise ValueError(f"{self}.log: the points are antipodal, the shortest geodesic is not unique")

@@ -248,12 +248,13 @@ def _has_tensors(value: Any) -> bool:
 
 
 def to_be_tried(Base: type[Optimizer], options: dict[str, Any]) -> dict[str, Any]:
-    """The options with our learning rate in place of the user's `lr`, and without `differentiable`.
+    """The options with our learning rate in place of the user's `lr`, in the plainest implementation.
 
-    A differentiable step is the same rule, but cannot be taken here; the lift's own step refuses it.
+    A differentiable step is the same rule, but cannot be taken here; the lift's own step refuses it. So is a
+    capturable one, which torch takes on accelerators alone, with `foreach` for rates that are tensors.
     """
-    if options.get("differentiable"):
-        options = {**options, "differentiable": False}
+    plain = ["differentiable"] + (["capturable", "foreach"] if options.get("capturable") else [])
+    options = {k: False if v and k in plain else v for k, v in options.items()}
     p = inspect.signature(Base.__init__).parameters.get("lr")
     usual: Any = None if p is None or p.default is p.empty else p.default
     if "lr" not in options and usual is None:
