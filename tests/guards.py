@@ -729,7 +729,7 @@ MUTANTS = [
         "validation",
         'columns = space.dims == 1 and getattr(space, "along", "rows") == "columns"',
         "columns = False",
-        "_torch/test_sharding.py::test_a_step_does_not_depend_on_how_a_weight_is_spread",
+        "constraints/test_packed.py::test_columns_are_solved_for_and_not_sharded",
     ),
     Mutant(
         "a copy of a module keeps its parametrization when the module loses it",

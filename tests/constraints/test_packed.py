@@ -15,6 +15,7 @@ from torch import nn
 
 import ghor
 from ghor.constraints.registry import declared_space
+from ghor.constraints.validation import batch_dims
 from ghor.spaces.matrix import MatrixSpace
 
 ST = ghor.Stiefel()
@@ -190,8 +191,9 @@ def test_solvers_take_blocks(along, gen):
     assert (found.x - space.project(A)).abs().max() < 1e-6
 
 
-def test_solvers_take_columns(gen):
+def test_columns_are_solved_for_and_not_sharded(gen):
     space, A = ghor.Sphere(along="columns"), randn((5, 7), gen)
+    assert (batch_dims(A, space), batch_dims(A[None], space), batch_dims(A, ghor.Sphere())) == (0, 1, 1)
     found = ghor.minimize(lambda Y: (Y - A).square().sum(), space.random(5, 7, dtype=torch.float64), space)
     assert (found.x - A / A.norm(dim=0)).abs().max() < 1e-6
 
