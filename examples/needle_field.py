@@ -41,7 +41,7 @@ def run(steps: int = 500, count: int = 150) -> Figure:
                 f"step {step}: energy {loss.item():.1f}, {float(PLACES.residual(Y.detach()).max()):.1e} off "
                 "the space"
             )
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(5, 2.7), layout="constrained")
     for k, (title, needles) in enumerate((("start", start), (f"{steps} steps of Adam", Y.detach()))):
         axes = figure.add_subplot(1, 2, k + 1, aspect="equal", title=title, xticks=[], yticks=[])
         axes.add_patch(Circle((0, 0), 1.03, fill=False, color="0.6"))

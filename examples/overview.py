@@ -46,9 +46,8 @@ def run(steps: int = 2000) -> Figure:
         print(f"{name}: {curve[-1]:.1e} off after {steps} steps")
         axes.plot(curve[:: max(1, steps // 200)], color=COLORS[name], linewidth=1.5)
         end = {"textcoords": "offset points", "ha": "right", "color": COLORS[name], "fontsize": 9}
-        axes.annotate(
-            name, (steps / max(1, steps // 200), curve[-1]), (0, -11 if "penalty" in name else 5), **end
-        )
+        above = {"Adam": 5, "Adam, penalty": -11, "ghor": 11}[name]
+        axes.annotate(name, (steps / max(1, steps // 200), curve[-1]), (0, above), **end)
     figure.suptitle("Distance from the manifold, float32", fontsize=9)
     axes.set(yscale="log", ylim=(3e-8, 5), xlabel="step", ylabel="||YᵀY - I||")
     axes.set_xticks([0, 100, 200], ["0", str(steps // 2), str(steps)])

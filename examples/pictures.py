@@ -25,6 +25,9 @@ FILES = {name: f"{name}.svg" for name in ("spd_regression", "unitary_rnn")} | {
     "overview": "overview-drift.svg"
 }
 
+COLORS = ["#3f51b5", "#e08214", "#2e7d5b", "#8a8a8a"]  # the first is ghor's, on every page
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ghor", "axes.prop_cycle": matplotlib.cycler(color=COLORS)}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -34,10 +37,10 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.names or NAMES:
         begun = time.perf_counter()
-        figure = importlib.import_module(name).run()
         path = args.out / FILES.get(name, f"{name}.png")
-        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ghor"}):
-            figure.savefig(path, dpi=80, metadata={"Date": None} if path.suffix == ".svg" else None)
+        with matplotlib.rc_context(STYLE):
+            figure = importlib.import_module(name).run()
+            figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
         print(f"{path}, {path.stat().st_size / 1000:.0f} kB, {time.perf_counter() - begun:.0f} s")
 
 

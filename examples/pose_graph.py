@@ -53,7 +53,7 @@ def run(steps: int = 1000) -> Figure:
         schedule.step()
 
     ways = {"true": true, "odometry": torch.stack(odometry), "pose graph": Y.detach()}
-    figure = Figure(figsize=(5, 5), layout="constrained")
+    figure = Figure(figsize=(4, 4), layout="constrained")
     axes = figure.add_subplot(aspect="equal")
     for (name, way), style in zip(ways.items(), ("k-", "C1--", "C0o-"), strict=True):
         print(f"{name}: positions {float((way - true)[..., 3].norm(dim=-1).mean()):.2f} off in the mean")

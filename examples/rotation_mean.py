@@ -39,10 +39,10 @@ def run(steps: int = 200) -> Figure:
             f"{share} % outliers: "
             + ", ".join(f"{name} {e[-1]:.1f} degrees off" for name, e in errors.items())
         )
-    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    figure = Figure(figsize=(4, 3), layout="constrained")
     axes = figure.add_subplot(xlabel="outliers, %", ylabel="error, degrees")
-    for name, values in errors.items():
-        axes.plot(shares, values, "o-", label=name)
+    for (name, values), color in zip(errors.items(), ("#8a8a8a", "#3f51b5"), strict=True):
+        axes.plot(shares, values, "o-", label=name, color=color)
     axes.legend()
     return figure
 

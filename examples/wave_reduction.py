@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 import ghor
 
 SPACE, N, n, F64 = ghor.SymplecticStiefel(), 60, 5, torch.float64
+COLORS = {"POD": "#8a8a8a", "PSD": "#e08214", "symplectic Stiefel": "#3f51b5"}
 
 
 def wave(c: float) -> torch.Tensor:
@@ -65,10 +66,10 @@ def run(steps: int = 600) -> Figure:
     A, z0, scale = wave(0.95), start(0.95), torch.ones(2 * N, dtype=F64)
     scale[N:] = 2 * torch.pi
     z = solve(A, z0)
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
+    figure = Figure(figsize=(4, 5), layout="constrained")
     titles = ("relative error", "energy, relative change")
     error, power = (
-        figure.add_subplot(1, 2, k + 1, xlabel="t", yscale="log", title=titles[k]) for k in (0, 1)
+        figure.add_subplot(2, 1, k + 1, xlabel="t", yscale="log", title=titles[k]) for k in (0, 1)
     )
     for name, U in bases.items():
         inverse = U.mT if name == "POD" else SPACE.star(U)
@@ -84,8 +85,8 @@ def run(steps: int = 600) -> Figure:
             "at most"
         )
         for axes, line in ((error, off), (power, drift)):
-            axes.plot(torch.arange(len(line)) * 0.01, line, label=name)
-    power.legend()
+            axes.plot(torch.arange(len(line)) * 0.01, line, label=name, color=COLORS[name])
+    error.legend(frameon=False)
     return figure
 
 

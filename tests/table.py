@@ -278,6 +278,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def one(space: Space, Y: torch.Tensor) -> tuple[int, ...]:
     """The dimensions of one member of a batch: those that `residual` reduces to a number."""
+    if space.dims == 1 and getattr(space, "along", "rows") == "columns":
+        return (Y.dim() - 2,)
     return tuple(range(space.residual(Y).dim(), Y.dim()))
 
 

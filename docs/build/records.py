@@ -60,7 +60,7 @@ def overview() -> Figure:
     labels, ms = list(shown)[::-1], list(shown.values())[::-1]
     figure, axes = panel()
     bars = axes.barh(labels, ms, color=[GHOR if label == "ghor" else "#c4c4c4" for label in labels])
-    axes.bar_label(bars, [f" {short(t)} ms" for t in ms])
+    axes.bar_label(bars, [f"{short(t)} ms" for t in ms], padding=4)
     figure.suptitle("One Adam step over 336 weights on St(7, 49)", fontsize=9)
     axes.set(xlim=(0, 1.3 * max(ms)), xticks=[])
     axes.spines["bottom"].set_visible(False)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,14 +23,15 @@ def examples() -> SimpleNamespace:
 
 def picture(axes: int, width: float) -> tuple[Figure, list[Axes]]:
     """A figure with some axes in a row."""
-    figure = Figure(figsize=(width, 2.8), layout="constrained")
+    matplotlib.rcParams["axes.prop_cycle"] = matplotlib.cycler(color=["#3f51b5", "#e08214"])
+    figure = Figure(figsize=(width, 2.5), layout="constrained")
     return figure, list(figure.subplots(1, axes, squeeze=False)[0])
 
 
 def save(figure: Figure, name: str) -> None:
     """Write a figure into docs/pictures."""
     (HERE / "pictures").mkdir(exist_ok=True)
-    figure.savefig(HERE / "pictures" / f"{name}.png", dpi=90)
+    figure.savefig(HERE / "pictures" / f"{name}.png", dpi=120)
 
 
 def degrees(R: Tensor, truth: Tensor) -> Tensor:
@@ -42,16 +44,16 @@ def main() -> None:
     """Draw all four pictures."""
     e = examples()
 
-    figure, (left, right) = picture(2, 7)
+    figure, (left, right) = picture(2, 5)
     left.scatter(*(e.X @ e.pca.x).mT, c=e.kind, cmap="viridis", s=8)
-    left.set(xlabel="first direction of the plane", ylabel="second", aspect="equal")
+    left.set(xlabel="first direction", ylabel="second", aspect="equal")
     right.semilogy(
         [h["evaluations"] for h in e.pca.history], [h["gradient_norm"] for h in e.pca.history], ".-"
     )
     right.set(xlabel="evaluations", ylabel="gradient norm")
     save(figure, "pca")
 
-    figure, axes = picture(2, 6)
+    figure, axes = picture(2, 4.5)
     for ax, Z, title in zip(axes, (e.A, e.A @ e.fit.x), ("as given", "turned"), strict=True):
         ax.plot(*e.B.mT, ".", color="C1", markersize=3)
         ax.plot(*Z.mT, color="C0")
@@ -82,7 +84,7 @@ def main() -> None:
         ends = e.place[[i, j]].mT
         ax.plot(
             *ends,
-            color="C7",
+            color="0.5",
             linewidth=1.2 if side[i] != side[j] else 0.8,
             ls="-" if side[i] != side[j] else ":",
         )

@@ -327,7 +327,13 @@ def idea_sphere(ax: Axes) -> None:
             arrow(ax, f["Y"], f["Y"] + 0.27 * f["Lambda"][:, 1 + i], "#606060", 1.1, 6)
         arrow(ax, f["Y"], f["Y"] + f["Lambda"][:, 1:] @ f["W"] * 2.6, shade, 2.2)
         dot(ax, f["Y"], shade, size=5)
-        word(ax, f"Y{'₀₁₂₃₄₅₆₇₈₉'[k % 10] if k < 10 else '₁₀'}", f["Y"], shade, (-14, -11))
+        word(
+            ax,
+            f"Y{'₀₁₂₃₄₅₆₇₈₉'[k % 10] if k < 10 else '₁₀'}",
+            f["Y"],
+            shade,
+            (-5, 14) if k == 5 else (-14, -11),
+        )
     ax.set_title("The weight Y moves, and its frame Λ moves with it.", fontsize=9)
 
 

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ghor._torch.parametrized import remove_parametrizations
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.constraints.declare import constrain, declared_spaces
 from ghor.constraints.multiples import multiples
@@ -528,7 +529,7 @@ def release(model: nn.Module) -> nn.Module:
     merge(model)
     remove(model)
     for module, leaf in scaled:
-        parametrize.remove_parametrizations(module, leaf)
+        remove_parametrizations(module, leaf)
     for module in model.modules():
         forget(module)
     return model

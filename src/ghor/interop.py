@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _Orthogonal
 
+from ghor._torch.parametrized import remove_parametrizations
 from ghor._torch.warn import Warnings
 from ghor.adapters import LowRank, LowRankLayer, Rotation, RotationLayer, install, matrix_of, parts_of
 from ghor.constraints.declare import constrain, nearest
@@ -176,7 +177,7 @@ def from_parametrized(model: Model) -> Model:
                 _check(module, leaf, getattr(module, leaf).detach(), space, name)
                 found.append((module, leaf, space))
     for module, leaf, space in found:
-        parametrize.remove_parametrizations(module, leaf)
+        remove_parametrizations(module, leaf)
         p = getattr(module, leaf)
         p.data = p.data.contiguous()  # parametrizations compute wide matrices as transposes
         constrain(module, leaf, space)

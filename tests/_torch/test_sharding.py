@@ -218,7 +218,11 @@ def spread_by_hand(rank, space, section, dtype, every):
 
 @pytest.mark.parametrize(
     ("space", "section"),
-    [*SECTIONS, *((ghor.Stiefel(flatten=3), k) for k in ("transported", "implicit"))],
+    [
+        *SECTIONS,
+        *((ghor.Stiefel(flatten=3), k) for k in ("transported", "implicit")),
+        (ghor.Sphere(along="columns"), "implicit"),
+    ],
     ids=name,
 )
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ it."""
 
 import copy
 import gc
+import math
 import pickle
 import re
 import subprocess
@@ -566,13 +567,29 @@ def test_check_prints_and_returns_the_table(net, capsys):
     assert [name for name, w in table.weights.items() if not w.on_space] == ["conv.weight"]
     w = table.weights["block.wide.weight"]
     assert (w.space, w.shape, w.norm) == (ghor.Grassmann(), (3, 9), pytest.approx(3**0.5))
-    assert f"{w.moved:.1e} ({100 * w.moved / w.norm:.0f} % of its norm)" in rows[1]
+    assert f"{w.moved:.1e} ({100 * w.moved / w.norm:.0f} % of its norm now)" in rows[1]
     assert repr(table) == "<3 constrained weights, at most 6.7e+00 off: not ok>"
     for copied in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
         assert (copied, copied.weights) == (table, table.weights)
     with torch.no_grad():
         net.conv.weight.copy_(before)
     assert ghor.check(net).ok
+
+
+def test_check_does_not_vouch_for_a_length_that_it_does_not_know():
+    """On spheres of any radius every vector but 0 is a point, and there is nothing to be off from."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3))
+    ghor.constrain(net, "0.weight", ghor.Sphere(radius="start"))
+    ghor.constrain(net, "1.weight", ghor.Sphere())
+    table = ghor.check(net)
+    assert "any length" in table
+    assert math.isnan(table.weights["0.weight"].distance)
+    assert table.ok
+    assert table.worst == table.weights["1.weight"].distance
+    nn.init.zeros_(net[0].weight)
+    table = ghor.check(net)
+    assert not table.ok
+    assert table.worst == math.inf
 
 
 def test_check_of_a_model_without_constraints(capsys):

@@ -87,6 +87,8 @@ def test_released_multiples_are_ordinary_weights(gen):
     again.load_state_dict(through_a_file(layer.state_dict()))
     assert torch.equal(again(x), y)
     ghor.release(layer)
+    assert torch.equal(again(x), y)  # a copy, which has the same classes, keeps its multiples
+    assert len(ghor.check(again).weights) == 2
     assert set(layer.state_dict()) == keys
     assert torch.equal(layer(x), y)
     assert b"ghor" not in pickle.dumps(layer)

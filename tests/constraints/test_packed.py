@@ -15,6 +15,7 @@ from torch import nn
 
 import ghor
 from ghor.constraints.registry import declared_space
+from ghor.constraints.validation import batch_dims
 from ghor.spaces.matrix import MatrixSpace
 
 ST = ghor.Stiefel()
@@ -71,13 +72,15 @@ def test_blocks_are_a_batch(along, rule, space, section, dtype, gen):
     state; so does its transpose, whose blocks lie side by side."""
     if section == "implicit" and not space.implicit:
         pytest.skip("no implicit section")
-    if along == "columns" and isinstance(space, ghor.Sphere):
-        pytest.skip("vectors have no columns")
-    several = type(space)(**{**vars(space), "blocks": (2, 2), "along": along})
+    columns = along == "columns" and isinstance(
+        space, ghor.Sphere
+    )  # which are the points: there are no blocks
+    several = type(space)(**{**vars(space), "blocks": None if columns else (2, 2), "along": along})
     shape = (4, 8, 4) if isinstance(space, ghor.SymplecticStiefel) else (4, 8, 3)
     if isinstance(space, ghor.Sphere):
         shape = (5, 4, 3)
     whole = (*shape[:-3], -1, shape[-1]) if not isinstance(space, ghor.Sphere) else (5, -1)
+    whole = shape if columns else whole
     batch = [
         nn.Parameter(space.random(*shape, generator=gen, dtype=torch.float64).to(dtype)) for _ in range(2)
     ]
@@ -137,15 +140,18 @@ POINTWISE |= {"ghor_inner": 2, "metric": 3, "inner": 3, "transport": 3}
 def test_every_law_of_a_space_holds_for_blocks(space, along, gen):
     """Each method on blocks returns what it returns on the same matrices with a batch dimension, up to the
     rounding of sums along other strides."""
-    if not isinstance(space, MatrixSpace) or (along == "columns" and isinstance(space, ghor.Sphere)):
+    if not isinstance(space, MatrixSpace):
         pytest.skip("no blocks")
+    columns = along == "columns" and isinstance(
+        space, ghor.Sphere
+    )  # which are the points: there are no blocks
     shape = next(
         s for s in [(2, 4, 4), (3, 12, 4), (3, 12)] if len(s) == 1 + space.dims and accepts(space, s)
     )
-    several = type(space)(**{**vars(space), "blocks": shape[0], "along": along})
+    several = type(space)(**{**vars(space), "blocks": None if columns else shape[0], "along": along})
 
     def weight(X):
-        X = X.flatten(0, 1) if X.dim() > 1 else X
+        X = X.flatten(0, 1) if X.dim() > 1 and not columns else X
         return X.mT.contiguous() if along == "columns" else X
 
     Y = point(space, shape, gen)
@@ -168,6 +174,10 @@ def test_every_law_of_a_space_holds_for_blocks(space, along, gen):
     assert bool((several.residual(several.random(*weight(Y).shape, generator=gen)) < 1e-4).all())
     for a, b in zip(space.ghor_blocks(B), several.ghor_blocks(weight(B)), strict=True):
         assert_close(a, b)
+    if columns:
+        near = torch.stack([Y, Z])
+        each = torch.rand(2, len(Y), generator=gen)  # a weight for each column
+        assert_close(weight(space.mean(near, each)), several.mean(near.mT.contiguous(), each))
 
 
 @pytest.mark.parametrize("along", ["rows", "columns"])
@@ -181,6 +191,13 @@ def test_solvers_take_blocks(along, gen):
     assert (found.x - space.project(A)).abs().max() < 1e-6
 
 
+def test_columns_are_solved_for_and_not_sharded(gen):
+    space, A = ghor.Sphere(along="columns"), randn((5, 7), gen)
+    assert (batch_dims(A, space), batch_dims(A[None], space), batch_dims(A, ghor.Sphere())) == (0, 1, 1)
+    found = ghor.minimize(lambda Y: (Y - A).square().sum(), space.random(5, 7, dtype=torch.float64), space)
+    assert (found.x - A / A.norm(dim=0)).abs().max() < 1e-6
+
+
 def test_blocks_that_do_not_come_out_even():
     with pytest.raises(ValueError, match=r"Stiefel\(blocks=5\) cannot split 12 rows into 5 equal blocks"):
         ghor.constrain(nn.Linear(4, 12), "weight", ghor.Stiefel(blocks=5))
@@ -191,8 +208,11 @@ def test_blocks_that_do_not_come_out_even():
     for wrong in ({"along": "columns"}, {"blocks": 3, "along": "columns", "flatten": 3}):
         with pytest.raises(ValueError, match="says where the blocks of a matrix lie"):
             ghor.Stiefel(**wrong)
-    with pytest.raises(ValueError, match="says where the blocks of a matrix lie"):
-        ghor.Sphere(blocks=3, along="columns")
+    for more in ({"blocks": 3}, {"flatten": 2}, {"padding_idx": 0}):
+        with pytest.raises(ValueError, match=r"makes the columns of a matrix points; .* has other options"):
+            ghor.Sphere(along="columns", **more)
+    with pytest.raises(ValueError, match=r"holds the columns of matrices \(..., N, K\), got shape \(4,\)"):
+        ghor.Sphere(along="columns").random(4)
     with pytest.raises(ValueError, match="lie along='rows' or along='columns', got 'column'"):
         ghor.Stiefel(blocks=3, along="column")
     for wrong in (0, (3, 0), (), 2.0, "3"):
@@ -323,8 +343,9 @@ def test_padding_of_embeddings(gen):
     norms = e.weight.detach().norm(dim=1)
     assert torch.equal(e.weight[2], torch.zeros(4))
     assert (norms[[0, 1, 3, 4, 5]] - 1).abs().max() <= FLOAT32
-    with pytest.warns(UserWarning, match="weight has the padding row 2, which is a row of the matrix"):
-        ghor.constrain(e, "weight", ST)
+    for space in (ST, ghor.Sphere(along="columns")):
+        with pytest.warns(UserWarning, match="weight has the padding row 2, which is a row of the matrix"):
+            ghor.constrain(e, "weight", space)
 
 
 @pytest.mark.parametrize("space", [s for s in (ghor.Sphere, ghor.Hyperbolic) if hasattr(s, "padding_idx")])

@@ -58,8 +58,9 @@ def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> 
             points = "vectors" if isinstance(space, Sphere) else "matrices"
             return space, (
                 f"of shape {tuple(p.shape)} of {type(module).__name__} on {space} is a batch of {size} "
-                f"{points}, one for each pair of channels; ghor.{replace(space, flatten=p.dim() - 1)} takes "
-                "the kernels of an output channel as one row"
+                f"{points}, one for each pair of channels; "
+                f"ghor.{replace(space, flatten=p.dim() - 1, along='rows')} takes the kernels of an output "
+                "channel as one row"
             )
         grouped = isinstance(module, _ConvNd) and module.groups > 1
         if grouped and space.flatten > 1 and space.blocks is None:
@@ -74,10 +75,11 @@ def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> 
 
 def _with_padding(p: Tensor, space: Space, row: int) -> tuple[Space, str | None]:
     """The space with a padding row; on a space of matrices the row moves with the matrix, and we warn."""
-    if "padding_idx" in {f.name for f in fields(space)} and p.dim() > space.dims:
+    across = getattr(space, "along", "rows") == "columns"  # points that have an entry in every row
+    if "padding_idx" in {f.name for f in fields(space)} and p.dim() > space.dims and not across:
         given: Any = space
         return (replace(given, padding_idx=row) if given.padding_idx is None else space), None
-    if p.dim() != space.dims:
+    if p.dim() != space.dims and not across:
         return space, None
     return space, (
         f"has the padding row {row}, which is a row of the matrix on {space} and moves with it; "

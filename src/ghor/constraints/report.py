@@ -16,7 +16,11 @@ from ghor.spaces import Euclidean, Space
 
 
 class Weight(NamedTuple):
-    """A constrained weight; `distance` is that of its worst point, NaN on the meta device."""
+    """A constrained weight; `distance` is that of its worst point.
+
+    It is NaN where there is nothing to compare with: on the meta device, and on spheres of any radius, of
+    which only an optimizer knows the one that a weight started with.
+    """
 
     space: Space
     shape: tuple[int, ...]
@@ -43,8 +47,8 @@ class Check(str):
 
     @property
     def worst(self) -> float:
-        """The largest distance of a weight from its space; 0 if none is constrained."""
-        return max((w.distance for w in self.weights.values()), default=0.0)
+        """The largest distance of a weight from its space; 0 if there is none."""
+        return max((w.distance for w in self.weights.values() if not math.isnan(w.distance)), default=0.0)
 
     @property
     def ok(self) -> bool:
@@ -59,9 +63,9 @@ class Check(str):
 def check(model: nn.Module) -> Check:
     """Print a table of the model's constrained weights: name, shape, space, distance from it; and return it.
 
-    The last column says how far `constrain` has moved each, and what part of its norm that is. Weights off
-    their spaces are marked, and so are declared weights that are no longer parameters. The table is a string
-    with numbers: `.ok`, `.worst`, `.weights[name].distance`, `.ordinary`, `.lost`.
+    The last column says how far `constrain` has moved each, and what part of its norm now that is. Weights
+    off their spaces are marked, and so are declared weights that are no longer parameters. The table is a
+    string with numbers: `.ok`, `.worst`, `.weights[name].distance`, `.ordinary`, `.lost`.
 
     >>> assert ghor.check(model).ok
     """
@@ -82,6 +86,8 @@ def check(model: nn.Module) -> Check:
             distance, norm = float(space.residual(wide(Y)).max()), float(wide(Y).norm())
             residual, allowed = worst_residual(space, Y[None])
             good = bool(residual <= allowed)
+            if good and getattr(space, "radius", None) == "start":
+                distance = math.nan
         weights[name] = Weight(space, tuple(p.shape), distance, good, moved.get(id(p)), norm)
     found = Check(weights, ordinary, no_longer_parameters(model))
     print(found)
@@ -91,9 +97,12 @@ def check(model: nn.Module) -> Check:
 def _table(weights: dict[str, Weight], ordinary: int, lost: dict[str, Space]) -> str:
     rows = [("parameter", "shape", "space", "distance", "moved")]
     for name, w in weights.items():
-        distance = "" if math.isnan(w.distance) else f"{w.distance:.1e}"
+        nothing = "" if math.isnan(w.norm) else "any length"  # on the meta device there is no norm either
+        distance = nothing if math.isnan(w.distance) else f"{w.distance:.1e}"
         moved = "" if w.moved is None else f"{w.moved:.1e}"
-        share = f" ({100 * w.moved / w.norm:.0f} % of its norm)" if w.moved is not None and w.norm > 0 else ""
+        share = (
+            f" ({100 * w.moved / w.norm:.0f} % of its norm now)" if w.moved is not None and w.norm > 0 else ""
+        )
         off = "" if w.on_space else "  off: moved by another optimizer? ghor.project(model)"
         rows.append((name, "x".join(map(str, w.shape)), repr(w.space), distance, moved + share + off))
     for name, space in lost.items():

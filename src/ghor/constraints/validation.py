@@ -83,10 +83,11 @@ def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
 def batch_dims(p: Tensor, space: Space) -> int:
     """How many leading dimensions of a weight count independent points.
 
-    The dimension of rows does not count if one of them is a padding row: its index is one among all rows, so
-    that dimension cannot be sharded.
+    The dimension of rows does not count if columns are the points, or if one row is a padding row: its index
+    is one among all rows, so that dimension cannot be sharded.
     """
-    return p.dim() - space.dims - (getattr(space, "padding_idx", None) is not None)
+    columns = space.dims == 1 and getattr(space, "along", "rows") == "columns"
+    return p.dim() - space.dims - (columns or getattr(space, "padding_idx", None) is not None)
 
 
 def worst_residual(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:

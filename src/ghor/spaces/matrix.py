@@ -58,14 +58,23 @@ class MatrixSpace(Space):
             raise ValueError(f"blocks counts matrices, 3 or (3, heads), got {self.blocks!r}")
         if self.along not in ("rows", "columns"):
             raise ValueError(f"blocks lie along='rows' or along='columns', got {self.along!r}")
+        self.check_along()
+
+    def check_along(self) -> None:
+        """Raise ValueError if along="columns" has no meaning beside the other options."""
         if self.along == "columns" and (self.blocks is None or self.dims != 2):
             raise ValueError(
                 f"along='columns' says where the blocks of a matrix lie; {self} has no blocks of that kind"
             )
 
     @property
+    def plain(self) -> bool:
+        """Whether a weight is a batch of points as it is: no blocks, and no columns that are points."""
+        return self.blocks is None and self.along == "rows"
+
+    @property
     def one(self) -> Space:
-        return self if self.blocks is None else replace(self, blocks=None, along="rows")
+        return self if self.plain else replace(self, blocks=None, along="rows")
 
     @property
     def count(self) -> int:
@@ -90,7 +99,7 @@ class MatrixSpace(Space):
         return self.by_rows(X if self.count == 1 else X.flatten(-self.dims - 1, -self.dims))
 
     def write(self, weights: list[Tensor], points: list[Tensor]) -> None:
-        super().write(weights if self.blocks is None else list(map(self.split, weights)), points)
+        super().write(weights if self.plain else list(map(self.split, weights)), points)
 
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < 1 + self.flatten:

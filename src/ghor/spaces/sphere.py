@@ -31,9 +31,10 @@ from ghor.spaces.stiefel import canonical_log
 class Sphere(Padded, Orthogonal):
     """The sphere: vectors (..., N) of length one; St(1, N) with vectors in place of one-column matrices.
 
-    A matrix on Sphere() has rows of length one: the oblique manifold. Complex vectors have the canonical
-    metric of U(N)/U(N-1), in which the direction i Y counts half. The row `padding_idx` of a matrix, if
-    given, is not a point, and optimizers leave it alone: it is the padding row of an nn.Embedding.
+    A matrix on Sphere() has rows of length one, on Sphere(along="columns") columns: the oblique manifold.
+    Complex vectors have the canonical metric of U(N)/U(N-1), in which the direction i Y counts half. The row
+    `padding_idx` of a matrix, if given, is not a point, and optimizers leave it alone: it is the padding row
+    of an nn.Embedding.
 
     `radius` is the length of real vectors: a number, or "start", with which every vector keeps the length
     that it has when an optimizer takes it, whatever it is. `Sphere(flatten=2, radius="start")` keeps the
@@ -53,6 +54,12 @@ class Sphere(Padded, Orthogonal):
         if r != "start" and not (isinstance(r, (int, float)) and r is not True and 0 < r < math.inf):
             raise ValueError(f"radius is a positive number or 'start', got {r!r}")
 
+    def check_along(self) -> None:
+        if self.along == "columns" and (self.blocks, self.flatten, self.padding_idx) != (None, 1, None):
+            raise ValueError(
+                f"along='columns' makes the columns of a matrix points; {self} has other options beside it"
+            )
+
     @property
     def dims(self) -> int:
         return self.flatten
@@ -60,6 +67,8 @@ class Sphere(Padded, Orthogonal):
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) < self.flatten or 0 in shape:
             raise ValueError(f"{self} holds vectors (..., N) with N >= 2, got shape {tuple(shape)}")
+        if self.along == "columns" and len(shape) < 2:
+            raise ValueError(f"{self} holds the columns of matrices (..., N, K), got shape {tuple(shape)}")
         self.check_blocks(shape)
         self.check_padding(shape)
 
@@ -74,18 +83,21 @@ class Sphere(Padded, Orthogonal):
             )
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
-        return math.prod(shape[-self.flatten :]) // self.count, 1
+        sides = shape[-2:-1] if self.along == "columns" else shape[-self.flatten :]
+        return math.prod(sides) // self.count, 1
 
     def matrix(self, Y: Tensor) -> Tensor:
         return self.vector(Y).unsqueeze(-1)
 
     def unmatrix(self, M: Tensor, shape: Sequence[int]) -> Tensor:
+        if self.along == "columns":
+            return M.squeeze(-1).mT
         first, *others = shape[-self.flatten :]
         return self.join(M.squeeze(-1).unflatten(-1, (first // self.count, *others)))
 
     def vector(self, Y: Tensor) -> Tensor:
         """Y as vectors (..., N); a view."""
-        Y = Y if self.blocks is None else self.split(Y)
+        Y = Y if self.plain else self.split(Y)
         return Y.flatten(-self.flatten) if self.flatten > 1 else Y
 
     # -- the radius ------------------------------------------------------------------------------------------
@@ -456,6 +468,11 @@ class Sphere(Padded, Orthogonal):
             a, b = self.lengths(Y.detach()), self.lengths(Z.detach())
             if bool(((a - b).abs() > 1e-3 * a).any()):
                 raise ValueError(f"points of different lengths are on different spheres of {self}")
+
+    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
+        if self.along == "rows":
+            return super().mean(points, weights)
+        return self.join(self.one.mean(self.split(points), weights))
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
         """r times the angle 2 atan(|Z - Y|/|Z + Y|), accurate to rounding at any angle.
