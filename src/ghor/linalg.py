@@ -58,21 +58,21 @@ def ones(N: int, dtype: torch.dtype, first: float = 1.0) -> Tensor:
 
 
 def row_sums(X: Tensor, first: float = 1.0) -> Tensor:
-    """The sums of rows, in which the first entry counts `first` times, 0 or 1: (M, N) -> (M, 1)."""
-    M, N = X.shape
-    if M > MANY and N <= NARROW and X.device.type == "cpu" and not torch.compiler.is_compiling():
+    """The sums of rows, in which the first entry counts `first` times, 0 or 1: (..., N) -> (..., 1)."""
+    N = X.shape[-1]
+    many = X.dim() == 2 and len(X) > MANY
+    if many and N <= NARROW and X.device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.mv(X, ones(N, X.dtype, first)).unsqueeze(-1)
-    return (X if first else X[:, 1:]).sum(-1, keepdim=True)
+    return (X if first else X[..., 1:]).sum(-1, keepdim=True)
 
 
 def norms(X: Tensor) -> Tensor:
-    """The lengths of points: (M, ...) -> (M); of long ones in parts, because a norm loses digits there."""
-    X = X.flatten(1)
-    M, N = X.shape
+    """The lengths of vectors: (..., N) -> (...); of long ones in parts, because a norm loses digits there."""
+    N = X.shape[-1]
     if N > LONG:
-        parts = X[:, : N // PART * PART].unflatten(1, (-1, PART))
-        X = torch.cat([torch.linalg.vector_norm(parts, dim=-1), X[:, N // PART * PART :]], 1)
-    elif M > MANY and N <= NARROW and not X.is_complex():
+        parts = X[..., : N // PART * PART].unflatten(-1, (-1, PART))
+        X = torch.cat([torch.linalg.vector_norm(parts, dim=-1), X[..., N // PART * PART :]], -1)
+    elif X.dim() == 2 and len(X) > MANY and N <= NARROW and not X.is_complex():
         return row_sums(X * X).squeeze(-1).sqrt_()
     return torch.linalg.vector_norm(X, dim=-1)
 

@@ -171,7 +171,7 @@ def test_one_number_written_among_many_is_noticed(change, gen):
 
 
 def test_norms_of_long_and_of_many_vectors(gen):
-    for shape in ((2, 3, 500_001), (1, 5000), (1001, 3, 5), (4, 7)):
+    for shape in ((2, 1_500_003), (5000,), (1001, 15), (2, 4, 7)):
         X = randn(shape, gen, torch.float32)
-        exact = X.double().flatten(1).norm(dim=-1)
+        exact = X.double().norm(dim=-1)
         assert float((norms(X) / exact - 1).abs().max()) < 3e-7

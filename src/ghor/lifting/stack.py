@@ -16,7 +16,6 @@ from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.sharding import ShardLayout, is_sharded
 from ghor._torch.values import SELDOM, may_read
 from ghor.constraints.validation import batch_dims
-from ghor.linalg import norms
 from ghor.retraction import by_name
 from ghor.spaces import Space
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
@@ -89,10 +88,9 @@ class Stack:
         # Above `large` rounding is repaired at once; above `limit` a step is taken in float64.
         reach = space.reach(params[0].shape)
         self.large, self.limit = 0.5 * reach, min(4 * reach, space.max_velocity)
-        # The Frobenius norm, saving a call; on spheres whose radius the section alone knows, divided by it.
+        # The radius of a sphere that the section alone knows; the Frobenius norm, saving a call.
         self.keeps_radius = getattr(space, "radius", 1) == "start"
-        self.plain_length = self.keeps_radius or type(space).step_length is Space.step_length
-        self.plain_length |= getattr(space, "radius", None) == 1
+        self.plain_length = type(space).step_length is Space.step_length
         self.retraction, self.max_angle = by_name(group["retraction"]), group["max_angle"]
         self.state = self._gather(states)
         self.moves = torch.zeros((), dtype=torch.int64)
@@ -410,10 +408,10 @@ class Stack:
         """
         W = self.W if self.max_angle is None else self.limited(self.max_angle)
         if self.plain_length:
-            length = norms(W)
-            length = length / self.section.radius() if self.keeps_radius else length
+            length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
         else:
             length = self.space.one.step_length(W)
+            length = length / self.section.radius() if self.keeps_radius else length
         moved, self.longest = length, None
         if not self.free:
             W = (W * self.each((self.limit / length).clamp_max(1))).nan_to_num(0, 0, 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import MANY, largest, row_sums
+from ghor.linalg import MANY, largest, norms, row_sums
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
@@ -230,6 +230,10 @@ class Hyperbolic(Padded, Framed):
     def implicit_restore(self, Y: Tensor, R: Tensor) -> Tensor:
         """The point with x_0 recomputed from the spatial part."""
         return _lifted(Y[..., 1:])
+
+    def step_length(self, W: Tensor) -> Tensor:
+        """|b|."""
+        return norms(W)
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """`global_grad` in the boost frame."""

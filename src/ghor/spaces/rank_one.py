@@ -221,9 +221,12 @@ LARGE, CACHED = 1 << 20, 1 << 17  # numbers in a tensor that is cut, and in each
 def pieces(X: Tensor, dim: int) -> list[slice]:
     """Slices of X (M, N) along `dim`, so small that operation after operation finds them in the cache.
 
-    Rows are cut only if there is one of them. On devices other than CPUs, and compiled, X is not cut.
+    Rows, dim = -1, are cut only if there is one of them. On devices other than CPUs, and compiled, X is not
+    cut, and neither is a small one, for which there need not be an M.
     """
-    if X.numel() < LARGE or X.device.type != "cpu" or torch.compiler.is_compiling() or len(X) > 1 == dim:
+    if X.numel() < LARGE or X.device.type != "cpu" or torch.compiler.is_compiling():
+        return [slice(None)]
+    if X.shape[dim] < X.numel() if dim == -1 else X.dim() == 1:
         return [slice(None)]
     size = max(1, CACHED * torch.get_num_threads() * X.shape[dim] // X.numel())
     return [slice(i, i + size) for i in range(0, X.shape[dim], size)]
@@ -240,10 +243,10 @@ def inner(*pairs: tuple[Tensor, Tensor], out: Tensor | None = None) -> list[Tens
 
     Sums are torch's, which adds pairwise: products of BLAS lose digits for long rows.
     """
-    columns = pieces(pairs[0][0], 1)
+    columns = pieces(pairs[0][0], -1)
     if len(columns) == 1:
         return [row_sums(torch.mul(a, b, out=out)) for a, b in pairs]
-    sums = [[(a[:, c] * b[:, c]).sum(-1) for a, b in pairs] for c in columns]
+    sums = [[(a[..., c] * b[..., c]).sum(-1) for a, b in pairs] for c in columns]
     return [torch.stack(parts, -1).sum(-1, keepdim=True) for parts in zip(*sums, strict=True)]
 
 
@@ -274,7 +277,7 @@ def turn_by_cayley(
     What is larger than the cache goes through it piece by piece: by rows, or by pieces of one long vector.
     """
     rows = pieces(y, 0)
-    if len(y) > 1 < len(rows):
+    if len(rows) > 1:
         new = torch.empty_like(rho)
         for i in rows:
             part, some = None if scratch is None else scratch[i], [m[i] for m in vectors]
@@ -294,13 +297,13 @@ def turn_by_cayley(
             ym = ym * (bb > 0)  # points that do not move keep every bit
         alpha = torch.addcdiv(wm, ym, rho, value=2)  # 2 alpha
         turns.append((m, alpha, wm, torch.addcmul(wm, rho, alpha, value=-0.5)))
-    for c in pieces(y, 1):
-        yc = y[:, c]
+    for c in pieces(y, -1):
+        yc = y[..., c]
         for m, alpha, _, _ in turns:
-            m[:, c].addcmul_(yc, alpha, value=-0.5)
-        yc.addcmul_(yc, g, value=-1).addcmul_(W[:, c], F)
+            m[..., c].addcmul_(yc, alpha, value=-0.5)
+        yc.addcmul_(yc, g, value=-1).addcmul_(W[..., c], F)
         if not c.start:  # the first coordinate is known now, and with it beta
-            y1 = yc[:, :1].addcmul_(r, v, value=-1)
+            y1 = yc[..., :1].addcmul_(r, v, value=-1)
             new = torch.addcdiv(one(y.dtype, y.device), y1, r)
             if shortest is None or float(new.min()) < 0.25:
                 flip = new < 0.25
@@ -309,7 +312,7 @@ def turn_by_cayley(
                 turns = [(m, alpha, wm, torch.where(flip, wm - n, n)) for m, alpha, wm, n in turns]
             betas = [n / new for _, _, _, n in turns]
         for m, beta in zip(vectors, betas, strict=True):
-            m[:, c].addcmul_(yc, beta, value=-1)
+            m[..., c].addcmul_(yc, beta, value=-1)
     for m in vectors:
         m[..., 0] = 0
     return new

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import eye_like
+from ghor.linalg import eye_like, norms
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
 from ghor.spaces.orthogonal import Orthogonal
@@ -133,8 +133,8 @@ class Sphere(Padded, Orthogonal):
 
     def step_length(self, W: Tensor) -> Tensor:
         """|W|/r, the angle in radians; |W| where the radius is not known here."""
-        length = torch.linalg.vector_norm(self.vector(W), dim=-1)
-        return length if isinstance(self.radius, str) else length / self.radius
+        length = norms(self.vector(W))
+        return length if isinstance(self.radius, str) or self.radius == 1 else length / self.radius
 
     def angle(self, W: Tensor) -> Tensor:
         """As `step_length`; of complex vectors as of one-column matrices."""
@@ -304,7 +304,7 @@ class Sphere(Padded, Orthogonal):
         y, g, B, r, rho = self.vector(Y), self.vector(G), self.vector(out), R[..., 0], P[..., 0]
         for i in pieces(y, 0):
             (along,) = inner((y[i], g[i]), out=B[i])
-            along.addcmul_(r[i], g[i, :1]).div_(rho[i])
+            along.addcmul_(r[i], g[i][..., :1]).div_(rho[i])
             along = along if self.radius == 1 else along / r[i].square()
             torch.addcmul(g[i], y[i], along, value=-1, out=B[i])
         B[..., 0] = 0
