@@ -266,8 +266,8 @@ def test_exp_inverts_log_of_any_points(space, shape, dtype, gen):
     X, Y, Z = (point(space, shape, gen, dtype) for _ in range(3))
     try:
         V, sides = space.log(Y, Z), [space.dist(*ends) for ends in ((X, Y), (Y, Z), (X, Z))]
-    except ValueError:
-        return
+    except ValueError as error:
+        pytest.skip(str(error))
     close(space.dist(space.exp(Y, V), Z), 0, 1e-9)  # the same point; on Grassmann perhaps another basis
     close(space.dist(Y, Z), space.norm(Y, V), 1e-9)
     if space.has("metric") and has_distances(space):
