@@ -73,7 +73,9 @@ pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, an
 	@$(PY) docs/build/spaces.py
 	@$(PY) docs/build/records.py
 	@$(PY) -m ghor_lab report results/mnist results/caught results/fashion-mnist results/pendulum --out runs/report --brief
+	@$(PY) -m ghor_lab report results/text --out runs/report-text --brief
 	@for name in mnist-loss mnist-drift fashion-mnist-loss pendulum-error-as-run; do cp runs/report/figures/$$name.svg docs/pictures/; done
+	@for name in text-curves text-rates; do cp runs/report-text/figures/$$name.svg docs/pictures/; done
 
 bench: .venv/.installed-bench  ## time one optimizer step against other libraries
 	@$(PY) benchmarks/step.py $(ARGS)

@@ -167,7 +167,7 @@ def rates(book: Book, file: str = "text") -> Figure:
         axes.set_xticks(AROUND, ["1/4", "1/2", "1", "2", "4"])
         axes.xaxis.set_minor_locator(NullLocator())
         if math.isfinite(lowest):
-            axes.set_ylim(lowest - 0.03, lowest + ABOVE)
+            axes.set_ylim(lowest - 0.05, lowest + 2 * ABOVE)
         draw_legend(canvas, axes)
 
     spread = {name: max(t.final for t in book.around(name)) for name in book.methods}
