@@ -34,7 +34,6 @@ from .pool import off, pool, spread
 from .record import Run, each_once
 from .table import Column, short
 from .tables import numbers as seed_list
-from .text import report as language
 from .text.trials import Book as Trials
 from .text.trials import books
 
@@ -166,10 +165,6 @@ class Book:
         """The largest group of comparable runs of the language model in a folder."""
         return books(self.runs(folder))[0]
 
-    def text_table(self, folder: str) -> str:
-        """Its table."""
-        return language.table(self.text(folder)).filled().markdown().strip()
-
     def json(self, path: str) -> Any:
         """A JSON file from the results."""
         return json.loads((self.results / path).read_text(encoding="utf-8"))
@@ -194,8 +189,7 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str
         loader=FileSystemLoader(templates), trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.globals |= {
-        key: getattr(book, key)
-        for key in ("run", "all", "paper", "authors", "caught", "json", "text", "text_table")
+        key: getattr(book, key) for key in ("run", "all", "paper", "authors", "caught", "json", "text")
     }
     environment.globals["names"] = NAMES
     environment.filters["f"] = lambda value, spec: short(format(value, spec))
