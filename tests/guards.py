@@ -593,6 +593,13 @@ MUTANTS = [
     ),
     # -- constraints
     Mutant(
+        "constants kept from inference mode",
+        "linalg",
+        "with torch.inference_mode(False):  # it is kept, and may meet autograd later",
+        "if True:",
+        "spaces/test_rank_one.py::test_constants_kept_from_inference_mode_meet_autograd",
+    ),
+    Mutant(
         "points beyond all digits",
         "validation",
         ".reshape(len(Y), -1).clamp_max(most)",

@@ -54,7 +54,8 @@ def frobenius(X: Tensor) -> Tensor:
 @cache
 def ones(N: int, dtype: torch.dtype, first: float = 1.0) -> Tensor:
     """The vector (first, 1, ..., 1) on the CPU."""
-    return torch.tensor([first, *[1.0] * (N - 1)], dtype=dtype)
+    with torch.inference_mode(False):  # it is kept, and may meet autograd later
+        return torch.tensor([first, *[1.0] * (N - 1)], dtype=dtype)
 
 
 def row_sums(X: Tensor, first: float = 1.0) -> Tensor:

@@ -6,10 +6,10 @@ from table import close, randn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghor
-from ghor.linalg import norms
+from ghor.linalg import norms, ones
 from ghor.retraction import RETRACTIONS, Retraction
 from ghor.spaces import rank_one
-from ghor.spaces.rank_one import Step, pull
+from ghor.spaces.rank_one import Step, one, pull
 
 F64 = torch.float64
 H, S = ghor.Hyperbolic(), ghor.Sphere()
@@ -175,3 +175,16 @@ def test_norms_of_long_and_of_many_vectors(gen):
         X = randn(shape, gen, torch.float32)
         exact = X.double().norm(dim=-1)
         assert float((norms(X) / exact - 1).abs().max()) < 3e-7
+
+
+def test_constants_kept_from_inference_mode_meet_autograd():
+    """Both are cached by the first call, whatever mode that is in."""
+    for cached in (ones, one):
+        cached.cache_clear()
+    with torch.inference_mode():
+        norms(torch.ones(1001, 3))
+        one(torch.float32, torch.device("cpu"))
+    X = torch.ones(1001, 3, requires_grad=True)
+    norms(X).sum().backward()
+    torch.testing.assert_close(X.grad, torch.full((1001, 3), 3**-0.5))
+    assert not one(torch.float32, torch.device("cpu")).is_inference()

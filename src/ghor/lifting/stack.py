@@ -110,7 +110,7 @@ class Stack:
         self.shortest = 0.0
         self.loaded = bool(held)  # whether the section is that of a state, and has not moved since
         self.in_motion = False  # True while the section is being written, when it may be off the group
-        self.seen = Snapshot()
+        self.seen = Snapshot()  # nothing yet: `expected` looks there for memory to write to
         self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
 

@@ -235,7 +235,8 @@ def pieces(X: Tensor, dim: int) -> list[slice]:
 @cache
 def one(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The number 1, for operations that take tensors only."""
-    return torch.ones((), dtype=dtype, device=device)
+    with torch.inference_mode(False):  # it is kept, and may meet autograd later
+        return torch.ones((), dtype=dtype, device=device)
 
 
 def inner(*pairs: tuple[Tensor, Tensor], out: Tensor | None = None) -> list[Tensor]:
