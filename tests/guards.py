@@ -932,6 +932,20 @@ MUTANTS = [
         "spaces/test_rank_one.py::test_many_points_move_as_few_do",
     ),
     Mutant(
+        "points kept when a stack of short vectors splits",
+        "stack",
+        "part.keep_points(then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1))",
+        "pass",
+        "lifting/test_narrow.py::test_a_write_from_outside_is_noticed",
+    ),
+    Mutant(
+        "coordinates first only for rules that see no order",
+        "lifted",
+        "known = self.stack and not (self.blocks or self.made_by_lift)",
+        "known = True",
+        "lifting/test_narrow.py::test_who_gets_a_narrow_stack",
+    ),
+    Mutant(
         "fingerprints see another order",
         "sections",
         "torch.sum(rows, -2, out=sums[:, k : k + 64])",

@@ -58,13 +58,36 @@ def ones(N: int, dtype: torch.dtype, first: float = 1.0) -> Tensor:
         return torch.tensor([first, *[1.0] * (N - 1)], dtype=dtype)
 
 
+def by_coordinates(X: Tensor) -> Tensor:
+    """A copy of X (..., N) in which each of the N coordinates is contiguous in memory."""
+    out = X.new_empty(X.shape[-1], *X.shape[:-1]).movedim(0, -1)
+    return out.copy_(X)  # five times as fast as `contiguous` of the transpose
+
+
+def is_by_coordinates(X: Tensor) -> bool:
+    """Whether X (M, N) is stored as `by_coordinates` stores it, also if it is a part of such a tensor."""
+    return X.dim() == 2 and X.stride(0) == 1 < X.stride(1)
+
+
 def row_sums(X: Tensor, first: float = 1.0) -> Tensor:
     """The sums of rows, in which the first entry counts `first` times, 0 or 1: (..., N) -> (..., 1)."""
     N = X.shape[-1]
-    many = X.dim() == 2 and len(X) > MANY
-    if many and N <= NARROW and X.device.type == "cpu" and not torch.compiler.is_compiling():
+    many = X.dim() == 2 and len(X) > MANY and N <= NARROW and not is_by_coordinates(X)
+    if many and X.device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.mv(X, ones(N, X.dtype, first)).unsqueeze(-1)
     return (X if first else X[..., 1:]).sum(-1, keepdim=True)
+
+
+def row_dots(a: Tensor, b: Tensor, first: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """`row_sums` of a * b: (..., N) -> (..., 1); `out` (..., N) may be overwritten, to save memory."""
+    if out is not None or not is_by_coordinates(a) or torch.compiler.is_compiling():
+        return row_sums(torch.mul(a, b, out=out), first)
+    # A sum of a few long vectors, without a tensor of the size of a.
+    (x, y), *others = list(zip(a.unbind(-1), b.unbind(-1), strict=True))[0 if first else 1 :]
+    sums = x * y
+    for x, y in others:
+        sums.addcmul_(x, y)
+    return sums.unsqueeze(-1)
 
 
 def norms(X: Tensor) -> Tensor:
@@ -74,7 +97,7 @@ def norms(X: Tensor) -> Tensor:
         parts = X[..., : N // PART * PART].unflatten(-1, (-1, PART))
         X = torch.cat([torch.linalg.vector_norm(parts, dim=-1), X[..., N // PART * PART :]], -1)
     elif X.dim() == 2 and len(X) > MANY and N <= NARROW and not X.is_complex():
-        return row_sums(X * X).squeeze(-1).sqrt_()
+        return row_dots(X, X).squeeze(-1).sqrt_()
     return torch.linalg.vector_norm(X, dim=-1)
 
 

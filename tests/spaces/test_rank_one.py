@@ -159,11 +159,12 @@ def test_pieces_move_as_the_whole_does(space, shape, gen, monkeypatch):
         close(a, b, 1e-14 * float(b.abs().max()))
 
 
+@pytest.mark.parametrize("N", [4, 20])
 @pytest.mark.parametrize("change", [-1.0, 1.5], ids=["sign", "size"])
-def test_one_number_written_among_many_is_noticed(change, gen):
-    Y = torch.nn.Parameter(ghor.Sphere(radius="start").random(1500, 4, generator=gen))
+def test_one_number_written_among_many_is_noticed(change, N, gen):
+    Y = torch.nn.Parameter(ghor.Sphere(radius="start").random(1500, N, generator=gen))
     opt = ghor.optim.Adam([Y], space=ghor.Sphere(radius="start"), lr=1e-3)
-    Y.grad = randn((1500, 4), gen, torch.float32)
+    Y.grad = randn((1500, N), gen, torch.float32)
     opt.step()
     Y.data[700, 2] *= change
     with pytest.warns(UserWarning, match="changed outside"):

@@ -143,6 +143,12 @@ class Lifted(Optimizer):
         self._ruled, self._stateless = True, False
         self._rule: tuple[Any, Callable[..., Any]] | None = None
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether the rule treats every number alike, so that the shape and order of shadows are free."""
+        known = self.stack and not (self.blocks or self.made_by_lift)
+        return known and type(self)._velocities is Lifted._velocities
+
     # -- the step: Algorithm 3 -----------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -241,7 +247,7 @@ class Lifted(Optimizer):
         for p in chain(*euclidean, self._partition.loose):
             if p in self.state:
                 inside[p] = self.state[p]
-        grads = [torch.empty_like(s.H) for s in stacks]
+        grads = [torch.empty_like(s.H) if s.B is None else s.B for s in stacks]
         weights = [group["params"] for group in self.param_groups]
         fresh = {s.H for s in stacks if not s.state} | {p for p in chain(*euclidean) if p not in inside}
         self._swapped, self._ruled = Swapped(self.param_groups, weights, self.state, stacks, fresh), False

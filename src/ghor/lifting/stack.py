@@ -16,6 +16,7 @@ from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.sharding import ShardLayout, is_sharded
 from ghor._torch.values import SELDOM, may_read
 from ghor.constraints.validation import batch_dims
+from ghor.linalg import by_coordinates
 from ghor.retraction import by_name
 from ghor.spaces import Space
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
@@ -26,6 +27,7 @@ from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
 POINT_KEYS = (*SECTION_KEYS, "decay_target")
 STATE_KEYS = (*POINT_KEYS, "moves")
 
+KEPT = 1 << 21  # the most numbers in a gradient that a stack keeps the memory of
 FEW = 1 << 12  # numbers that torch.equal compares in no time
 
 _version = operator.attrgetter("_version")
@@ -101,6 +103,8 @@ class Stack:
         self.section = from_state(KINDS[kind], space.one, self.E, held, Y, self.half, self.turning())
         if isinstance(self.section, Implicit) and space.spreads:
             self.section.squares = self.even
+        self.B: Tensor | None = None  # memory for the gradient, where a stack keeps it between steps
+        self.keep_points(Y)
         target = held.get("decay_target")
         if self.half and target is not None and target.numel():
             target = space.one.project(target)
@@ -127,6 +131,9 @@ class Stack:
     def local(self, X: Tensor) -> Tensor:
         """The inverse of `whole`."""
         return X
+
+    def keep_points(self, Y: Tensor) -> None:
+        """Keep a copy of the points where the section does not have one."""
 
     def placed(self, value: Tensor) -> Tensor:
         """A state tensor, moved to where its weight is."""
@@ -303,6 +310,9 @@ class Stack:
         then = self.seen.expected
         if then is None:  # on an accelerator, between two looks: a write so far is noticed by the next one
             part.seen = replace(part.seen, expected=None)
+        elif isinstance(self.section, Implicit) and self.section.holds_point:
+            part.keep_points(then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1))
+            part.seen = replace(part.seen, expected=part.section.point(None))
         elif self.half or not part.section.holds_point:
             if self.half:
                 chosen = then[index]
@@ -385,8 +395,8 @@ class Stack:
         grads = self.pieces(grads)
         G = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
         G = G if self.as_is else self.space.by_rows(self.space.read(G, gradient=True))
-        Y = self.held_by_weights()
-        self.section.global_grad(Y, self.points(G.detach().to(self.H.dtype)), self.points(self.local(B)))
+        Y, G = self.held_by_weights(), self.points(G.detach().to(self.H.dtype))
+        self.section.global_grad(Y, G, self.points(self.local(B)))
         return Y
 
     def away_from_target(self) -> Tensor:
@@ -463,6 +473,59 @@ class Stack:
         if self._targets is None:
             self._targets = list(points.unbind(0))
         return self._targets
+
+
+class NarrowStack(Stack):
+    """A stack of many short vectors, (P, M, N) with a small N, that stores them coordinate by coordinate.
+
+    The formulas for spheres and hyperbolic spaces multiply vectors by one number per point. Along rows that
+    is a loop of length N for each point; with coordinates first, (N, P, M), it is N loops over all points.
+    Base sees H and its state in that layout, and the section holds the points in it.
+    """
+
+    def whole(self, X: Tensor, lead: int) -> Tensor:
+        return X.movedim(-1, 0).contiguous() if lead else X
+
+    def local(self, X: Tensor) -> Tensor:
+        return X.movedim(0, -1) if X.shape == self.H.shape else X
+
+    def rows(self, X: Tensor) -> Sequence[Tensor]:
+        return self.local(X).unbind(0)
+
+    def is_stacked(self, value: Any) -> bool:
+        return torch.is_tensor(value) and value.shape == self.H.shape
+
+    def keep_points(self, Y: Tensor) -> None:
+        assert isinstance(self.section, Implicit)
+        self.section.hold(by_coordinates(Y))
+        # Fresh memory costs page faults, which take longer than the arithmetic.
+        self.B = torch.empty_like(self.H) if self.H.numel() <= KEPT else None
+
+    def _gather(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        shape = self.local(self.H).shape
+        return {
+            key: self.whole(value, 1) if torch.is_tensor(value) and value.shape == shape else value
+            for key, value in super()._gather(states).items()
+        }
+
+    def write_weights(self, Y: Tensor, length: Tensor) -> None:
+        if torch.compiler.is_compiling() or not self.as_is:
+            return super().write_weights(Y, length)
+        for p, y in zip(self.params, Y.unflatten(0, self.batch).unbind(0), strict=True):
+            torch._foreach_copy_(
+                p.unbind(-1), y.unbind(-1)
+            )  # all at once torch copies by rows, which is slow
+        return None
+
+
+def is_narrow(space: Space, weights: list[Tensor]) -> bool:
+    """Whether a stack of these weights would be a `NarrowStack`: values can be read, and the space agrees."""
+    p = weights[0]
+    split = space.split(p).shape
+    point = split[len(split) - space.dims :]
+    count = len(weights) * p.numel() // max(1, math.prod(point))
+    same = COMPUTE_DTYPE.get(p.dtype, p.dtype) == p.dtype
+    return same and may_read(p) and space.one.narrow(count, point, p.dtype, p.device)
 
 
 class ShardedStack(Stack):

@@ -159,6 +159,10 @@ class Space(ABC):
         """Copy batches of points, in the layout of `split`, into weights; skip rows that are left alone."""
         torch._foreach_copy_(weights, points)
 
+    def narrow(self, M: int, point: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether M points are faster computed with their coordinates as contiguous vectors of length M."""
+        return False
+
     @abstractmethod
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raise ValueError unless tensors of this shape can lie on the space."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import MANY, largest, norms, row_sums
+from ghor.linalg import MANY, is_by_coordinates, largest, norms, row_dots
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
@@ -237,7 +237,8 @@ class Hyperbolic(Padded, Framed):
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
         """`global_grad` in the boost frame."""
-        along = torch.addcmul(G[..., :1], P, row_sums(torch.mul(Y, G, out=out), first=0))
+        G, scratch = (out.copy_(G), None) if is_by_coordinates(out) else (G, out)
+        along = torch.addcmul(G[..., :1], P, row_dots(Y, G, first=0, out=scratch))
         torch.addcmul(G, Y, along, out=out)
         out[..., 0] = 0
         return out
@@ -319,7 +320,7 @@ class Hyperbolic(Padded, Framed):
             step.spread_rows_(y, w, [s[i] for s in squares])
             before = None if all_move else y[..., :1].clone()
             y.addcmul_(y, step.g).addcmul_(w, step.F2)
-            x0 = row_sums(torch.mul(y, y, out=part), first=0).add_(1).sqrt_()
+            x0 = row_dots(y, y, first=0, out=part).add_(1).sqrt_()
             x0 = x0 if before is None else torch.where(length[i] > 0, x0, before)
             y[..., :1] = x0
             torch.reciprocal(1 + x0, out=new[i])  # of Y, not step.p: a resumed run starts from Y

@@ -25,10 +25,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ghor.linalg import row_sums
+from ghor.linalg import MANY, row_dots, row_sums
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space
 
+SHORT = 16  # coordinates of the points that are stored coordinate by coordinate if there are many
 FAST = 0.25  # length of a step from which on second moments follow the frame with care: 1/4 radian
 
 
@@ -192,15 +193,17 @@ class Step:
         yy, yb, bb = y * y, y * W, W * W
         twice_diagonal = [x * (2 * k) for x in (ay, ab + cy, cb)]
         for s in squares:
-            syy, syb, sbb = inner((s, yy), (s, yb), (s, bb))  # the first coordinate of s is 0
+            products = [s * X for X in (yy, yb, bb)]
+            syy, syb, sbb = map(row_sums, products)  # the first coordinate of s is 0
             say, sab = torch.addcmul(ab * syb, ay, syy), torch.addcmul(ab * sbb, ay, syb)
             scy, scb = torch.addcmul(cb * syb, cy, syy), torch.addcmul(cb * sbb, cy, syb)
             aa, cc = torch.addcmul(ab * sab, ay, say), torch.addcmul(cb * scb, cy, scy)
             ac = torch.addcmul(cb * sab, cy, say)
-            new = s.clone()
-            for X, rest, d in zip((yy, yb, bb), (aa, ac.mul_(2), cc), twice_diagonal, strict=True):
-                new.addcmul_(X, torch.addcmul(rest, s, d))
-            torch.clamp_min(new, 0, out=s)
+            for X, rest, sX, d in zip(
+                (yy, yb, bb), (aa, ac.mul_(2), cc), products, twice_diagonal, strict=True
+            ):
+                s.addcmul_(X, rest).addcmul_(sX, d)
+            s.clamp_min_(0)
             s[..., 0] = 0
 
     def spread_(self, squares: Sequence[Tensor], where: Tensor | None = None) -> None:
@@ -213,7 +216,7 @@ class Step:
                 s.copy_(torch.where(where, self.spread(s).clamp_min_(0), s))
 
 
-# -- the sphere in few passes over memory --------------------------------------------------------------------
+# -- few passes over memory ----------------------------------------------------------------
 
 LARGE, CACHED = 1 << 20, 1 << 17  # numbers in a tensor that is cut, and in each piece, for each thread
 
@@ -246,7 +249,7 @@ def inner(*pairs: tuple[Tensor, Tensor], out: Tensor | None = None) -> list[Tens
     """
     columns = pieces(pairs[0][0], -1)
     if len(columns) == 1:
-        return [row_sums(torch.mul(a, b, out=out)) for a, b in pairs]
+        return [row_dots(a, b, out=out) for a, b in pairs]
     sums = [[(a[..., c] * b[..., c]).sum(-1) for a, b in pairs] for c in columns]
     return [torch.stack(parts, -1).sum(-1, keepdim=True) for parts in zip(*sums, strict=True)]
 
@@ -334,6 +337,11 @@ class Padded(Space):
     @property
     def one(self) -> Space:
         return super().one if self.padding_idx is None else replace(self, padding_idx=None).one
+
+    def narrow(self, M: int, point: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+        # One number per point is broadcast along rows in loops of length N, along coordinates in long ones.
+        many_short = M > MANY and len(point) == 1 and point[0] <= SHORT
+        return many_short and device.type == "cpu" and not dtype.is_complex
 
     def check_padding(self, shape: Sequence[int]) -> None:
         """Raise ValueError unless the padding row exists."""

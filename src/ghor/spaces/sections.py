@@ -138,10 +138,15 @@ class Implicit:
         """The section anchored at Y."""
         return cls(space, E, space.implicit_start(Y), Y.clone() if half else None)
 
+    def hold(self, Y: Tensor) -> None:
+        """Keep the points Y here, in a memory layout of their own; unlike those of half precision weights,
+        they are the weights to the bit, and do not go into the optimizer's state."""
+        self.master, self.holds_point = Y, True
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that go into the optimizer's state, by key."""
         held = {"frame_anchor": self.R}
-        return held if self.master is None else {**held, "master": self.master}
+        return held if self.master is None or self.holds_point else {**held, "master": self.master}
 
     def point(self, Y: Tensor | None) -> Tensor:
         """Y in the dtype of computation: the weights themselves, or their copy in full precision."""

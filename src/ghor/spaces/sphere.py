@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import eye_like, norms
+from ghor.linalg import eye_like, is_by_coordinates, norms
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
 from ghor.spaces.orthogonal import Orthogonal
@@ -302,8 +302,9 @@ class Sphere(Padded, Orthogonal):
         if Y.is_complex():
             return super().implicit_grad(Y, R, P, G, out)
         y, g, B, r, rho = self.vector(Y), self.vector(G), self.vector(out), R[..., 0], P[..., 0]
+        g, scratch = (B.copy_(g), None) if is_by_coordinates(B) else (g, B)
         for i in pieces(y, 0):
-            (along,) = inner((y[i], g[i]), out=B[i])
+            (along,) = inner((y[i], g[i]), out=None if scratch is None else scratch[i])
             along.addcmul_(r[i], g[i][..., :1]).div_(rho[i])
             along = along if self.radius == 1 else along / r[i].square()
             torch.addcmul(g[i], y[i], along, value=-1, out=B[i])
