@@ -99,7 +99,10 @@ def orthogonalised(
     scale: float = 1.0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """scale msign of the blocks X of V (M, *point), and 0 where ||X||_F <= floor ||V||_F, at any scale of V."""
+    """msign of the blocks X of V (M, *point) times `scale`, and 0 where ||X||_F <= floor ||V||_F.
+
+    It does not depend on the scale of V.
+    """
     blocks = space.ghor_blocks(normalised(V))
     factors = [scale * f for f in space.ghor_factors(len(blocks), V.shape)]
     wide = len(blocks) == 1 and blocks[0].shape[-2] < blocks[0].shape[-1]

@@ -323,9 +323,7 @@ class Space(ABC):
         """By what the blocks have to be multiplied for `from_ghor_blocks`, which saves it a pass."""
         return (1.0,) * count
 
-    def from_ghor_blocks(
-        self, blocks: Sequence[Tensor], like: Tensor, out: Tensor | None = None
-    ) -> Tensor:
+    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor, out: Tensor | None = None) -> Tensor:
         """The element of g^hor with these blocks, up to projection; the inverse of `ghor_blocks`."""
         W = torch.zeros_like(like)
         for view, X in zip(self.ghor_blocks(W), blocks, strict=True):

@@ -211,9 +211,7 @@ class MatrixSpace(Space):
         N, n = self.size(shape)
         return (0.5, 1.0)[:count] if count == 1 + (N > n) else (1.0,) * count
 
-    def from_ghor_blocks(
-        self, blocks: Sequence[Tensor], like: Tensor, out: Tensor | None = None
-    ) -> Tensor:
+    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor, out: Tensor | None = None) -> Tensor:
         """[skew(A/2); B] from A/2 and B, without the copies of the general way."""
         N, n = self.size(like.shape)
         if len(blocks) != 1 + (N > n):
