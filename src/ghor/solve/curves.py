@@ -96,7 +96,7 @@ class CayleyCurve:
         if not self.square:
             self.B = V.conj()  # [0; B]
             if not batch.free:
-                V[..., :n, :] = 0
+                V[..., :n, :].zero_()
             if not batch.single:
                 self.C = product(V.mT, self.B)
 
@@ -117,10 +117,12 @@ class CayleyCurve:
         else:
             M = torch.add(self.Y, D, alpha=t / 2)
             Lambda = self.plus(self.Lambda, self.B, M, alpha=-t)
-            Lambda[..., :n, :].add_(D, alpha=t)
+        top = Lambda[..., :n, :]
+        if not self.square:
+            top.add_(D, alpha=t)
         section: Any = copied(new.section)
         new.step, new.section, section.Lambda = (D, M, P), section, Lambda.mT
-        new.Y = new.space.unmatrix(section.Lambda[..., :n], new.E.shape)
+        new.Y = top.mT if new.tall else new.space.unmatrix(top.mT, new.E.shape)
         polish(new, self.U, t * self.turn, age)
         return new
 
@@ -130,7 +132,8 @@ class CayleyCurve:
         if at.single:
             return float(at.own(g).dot(at.own(d))) * P
         V = P @ (D if self.square else self.plus(D, self.C, M, alpha=-t / 2))
-        return dot(at.space.matrix(at.G).mT, V).sum()
+        G = at.space.matrix(at.G).mT
+        return dot(G, V) if V.dim() == 2 else dot(G, V).sum()
 
 
 def moves(W: Tensor, dims: int) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ghor._torch.gradient import gradients
 from ghor.constraints.validation import check_on_space
 from ghor.retraction import by_name
 from ghor.solve.points import Points
@@ -158,7 +159,7 @@ class Problem:
                 raise ValueError(
                     "f does not depend on x, or was computed without gradients; use x in torch operations"
                 )
-            grads = torch.autograd.grad(value, x, allow_unused=True, create_graph=twice)
+            grads = gradients(value, x, twice)
         place = Place(points, value.item(), points.gradient(grads), (x, grads))
         if self.unit is None:
             self.unit = unit = _unit(place.gradient)
