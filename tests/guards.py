@@ -51,6 +51,7 @@ FILES = {
     "adapters": "adapters.py",
     "interop": "interop.py",
     "precision": "_torch/precision.py",
+    "gradient": "_torch/gradient.py",
 }
 
 
@@ -1496,6 +1497,13 @@ MUTANTS = [
         "elif not bool(torch.isfinite(p).all()):",
         "elif False:",
         "laws/test_solvers.py::test_a_start_with_nan_is_refused[Euclidean-lbfgs]",
+    ),
+    Mutant(
+        "losses of a subclass of tensors",
+        "gradient",
+        "if type(value) is not Tensor:",
+        "if False:",
+        "_torch/test_gradient.py",
     ),
     Mutant(
         "starting points off their space",

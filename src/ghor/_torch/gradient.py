@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+_engine: Any = torch.autograd.Variable._execution_engine
 
 
 def gradients(value: Tensor, x: Sequence[Tensor], twice: bool = False) -> tuple[Tensor | None, ...]:
@@ -19,6 +19,12 @@ def gradients(value: Tensor, x: Sequence[Tensor], twice: bool = False) -> tuple[
     if type(value) is not Tensor:  # a subclass may have a way of its own
         return torch.autograd.grad(value, x, allow_unused=True, create_graph=twice)
     out: tuple[Tensor | None, ...] = _engine.run_backward(
-        (value,), (torch.ones_like(value),), twice, twice, tuple(x), allow_unreachable=True, accumulate_grad=False
+        (value,),
+        (torch.ones_like(value),),
+        twice,
+        twice,
+        tuple(x),
+        allow_unreachable=True,
+        accumulate_grad=False,
     )
     return out

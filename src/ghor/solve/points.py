@@ -120,7 +120,7 @@ class PointBatch:
             B = M.mT @ Lambda.conj()
             H = B.mT
         else:
-            B = H = (M.mH @ Lambda).mH.contiguous()
+            B = H = (torch.mm if M.dim() == 2 else torch.bmm)(M.mH, Lambda).mH.contiguous()
         A = H[..., :n, :] if N > n else H
         if self.free:
             A.zero_()
@@ -145,7 +145,7 @@ class PointBatch:
 
     def own(self, u: Tensor) -> Tensor:
         """This batch's part of a flat vector."""
-        return u if len(u) == self.part.stop - self.part.start else u[self.part]
+        return u if u.numel() == self.part.stop - self.part.start else u[self.part]
 
     def each(self, X: Tensor) -> Sequence[Tensor]:
         """Split X, with one entry for each point, by weights: (points of a weight, ...)."""
