@@ -1053,6 +1053,20 @@ MUTANTS = [
         "constraints/test_validation.py::test_reflection_is_not_in_so",
     ),
     Mutant(
+        "second derivatives of hyperbolic distances",
+        "hyperbolic",
+        "_split(x, z) if torch.is_grad_enabled() else parts",
+        "parts",
+        "spaces/test_hyperbolic.py::test_derivatives_of_dist",
+    ),
+    Mutant(
+        "hyperbolic distances of points on opposite sides",
+        "hyperbolic",
+        "return a, w, torch.where(ahead, e, ax - z0)",
+        "return a, w, e",
+        "spaces/test_hyperbolic.py::test_the_gradient_of_dist_at_any_distance_and_separation",
+    ),
+    Mutant(
         "hyperbolic points are held where digits end",
         "hyperbolic",
         "        return W * share",
