@@ -51,6 +51,7 @@ FILES = {
     "adapters": "adapters.py",
     "interop": "interop.py",
     "precision": "_torch/precision.py",
+    "gradient": "_torch/gradient.py",
 }
 
 
@@ -1066,6 +1067,20 @@ MUTANTS = [
         "constraints/test_validation.py::test_reflection_is_not_in_so",
     ),
     Mutant(
+        "second derivatives of hyperbolic distances",
+        "hyperbolic",
+        "_split(x, z) if torch.is_grad_enabled() else parts",
+        "parts",
+        "spaces/test_hyperbolic.py::test_derivatives_of_dist",
+    ),
+    Mutant(
+        "hyperbolic distances of points on opposite sides",
+        "hyperbolic",
+        "return a, w, torch.where(ahead, e, ax - z0)",
+        "return a, w, e",
+        "spaces/test_hyperbolic.py::test_the_gradient_of_dist_at_any_distance_and_separation",
+    ),
+    Mutant(
         "hyperbolic points are held where digits end",
         "hyperbolic",
         "        return W * share",
@@ -1330,8 +1345,8 @@ MUTANTS = [
     Mutant(
         "Muon of zero gradients",
         "muon",
-        "keepdim=True).clamp_min(tiny)",
-        "keepdim=True)",
+        "torch.ops.aten.threshold.out(size, real.tiny, 1.0, out=room)",
+        "room.copy_(size)",
         "optim/test_muon.py::test_newton_schulz_of_nothing_is_nothing",
     ),
     Mutant(
@@ -1351,8 +1366,8 @@ MUTANTS = [
     Mutant(
         "Muon's Gram matrices, computed anew",
         "muon",
-        "if k == steps or k % RESTART == 0:",
-        "if k == steps:",
+        "if k % RESTART == 0:",
+        "if False:",
         "optim/test_muon.py::test_the_iteration_on_gram_matrices_is_that_on_the_blocks",
     ),
     Mutant(
@@ -1365,9 +1380,16 @@ MUTANTS = [
     Mutant(
         "Muon of huge and tiny gradients",
         "muon",
-        "V / torch.linalg.vector_norm(V, math.inf, dims, keepdim=True).clamp_min(tiny)",
-        "V",
+        "dtype=torch.complex128 if V.is_complex() else torch.float64",
+        "dtype=V.dtype",
         "optim/test_muon.py::test_no_scale",
+    ),
+    Mutant(
+        "Muon of huge gradients in float64",
+        "muon",
+        "V = V / norm(V, math.inf, dims, keepdim=True).clamp_min(real.tiny)",
+        "pass",
+        "optim/test_muon.py::test_newton_schulz",
     ),
     Mutant(
         "Muon's groups, all parts or none",
@@ -1503,6 +1525,13 @@ MUTANTS = [
         "elif not bool(torch.isfinite(p).all()):",
         "elif False:",
         "laws/test_solvers.py::test_a_start_with_nan_is_refused[Euclidean-lbfgs]",
+    ),
+    Mutant(
+        "losses of a subclass of tensors",
+        "gradient",
+        "if type(value) is not Tensor:",
+        "if False:",
+        "_torch/test_gradient.py",
     ),
     Mutant(
         "starting points off their space",

@@ -217,6 +217,7 @@ def test_newton_schulz(gen):
     T = U.mT @ O[:2] @ Vh.mT
     assert (T - torch.diag_embed(T.diagonal(dim1=-2, dim2=-1))).abs().max() <= 1e-12
     same(msign(X[:1].mT), O[:1].mT, atol=1e-14)
+    assert torch.equal(msign(X[:1] * 2.0**600), O[:1])
 
 
 @pytest.mark.parametrize(

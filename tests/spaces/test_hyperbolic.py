@@ -153,6 +153,48 @@ def test_log_of_points_at_any_distance_and_separation(r, apart, dtype):
         assert abs(float(H.dist(x, z)) / d - 1) < 8 * EPS[dtype] * (1 + math.cosh(r))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("apart", [1e-4, 1e-2, 1.0, 4.0, 20.0])
+@pytest.mark.parametrize("r", [0.0, 0.5, 1.5, 3.0, 5.0, 8.0])
+def test_the_gradient_of_dist_at_any_distance_and_separation(r, apart, dtype):
+    """A unit vector away from the other point, for both of them, in the boost frame; against 60 digits."""
+    if r + apart > 14 and dtype == torch.float32:
+        pytest.skip("the digits of float32 end at 15")
+    for direction in (0.0, 0.7, math.pi / 2, 2.5, math.pi):
+        x = at(r, 0.4, dtype)
+        b = torch.tensor([0.0, apart * math.cos(direction), apart * math.sin(direction)], dtype=F64)
+        Lambda = H.update_section(H.frame(x.double()), b, "geodesic")
+        z = H.project(H.apply_section(Lambda, x).to(dtype))
+        if torch.equal(x, z):
+            continue
+        pair = x.requires_grad_(), z.requires_grad_()
+        H.dist(*pair).backward()
+        for one, other in (pair, pair[::-1]):
+            d, expected = reference(one.detach(), other.detach())
+            got = H.global_grad(H.frame(one.detach()), one.grad)[1:].double()
+            off = (got + torch.tensor(expected, dtype=F64) / d).norm()
+            assert float(off) < 8 * EPS[dtype] * (1 + float(one.detach()[0]))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, forwards
+def test_derivatives_of_dist(gen):
+    """As a function of spatial parts: forwards, backwards, twice, in batches; and where points coincide."""
+
+    def f(xs, zs):
+        return H.dist(*(torch.cat([(1 + v.square().sum(-1, keepdim=True)).sqrt(), v], -1) for v in (xs, zs)))
+
+    xs, zs = (torch.randn(5, 3, generator=gen, dtype=F64, requires_grad=True) for _ in range(2))
+    forwards = {"check_forward_ad": True, "check_batched_forward_grad": True}
+    assert torch.autograd.gradcheck(f, (xs, zs), check_batched_grad=True, **forwards)
+    assert torch.autograd.gradgradcheck(f, (xs, zs))
+    x, z = H.random(4, 3, generator=gen, dtype=F64), H.random(2, 1, 3, generator=gen, dtype=F64)
+    assert torch.equal(H.dist(x, z), torch.stack([H.dist(x, z[0, 0].expand(4, 3)), H.dist(x, z[1])]))
+    assert torch.equal(torch.func.vmap(H.dist)(x, x.flip(0)), H.dist(x, x.flip(0)))
+    y = x.clone().requires_grad_()
+    H.dist(y, x).sum().backward()
+    assert not y.grad.any()
+
+
 def test_nan_goes_through_dist():
     for space in (H, ghor.Sphere()):
         Y = space.random(4, 3, dtype=F64)

@@ -47,7 +47,12 @@ RESTART = 3  # iterations on a Gram matrix before it is computed anew
 
 
 def msign(
-    blocks: Sequence[Tensor], squares: Tensor, G: Tensor, coefficients: Sequence[float], steps: int
+    blocks: Sequence[Tensor],
+    squares: Tensor,
+    G: Tensor,
+    coefficients: Sequence[float],
+    steps: int,
+    factors: Sequence[float],
 ) -> list[Tensor]:
     """Approximate msign of matrices X (M, a, n): X <- X (a I + b X^H X + c (X^H X)^2), from X/||X||_F.
 
@@ -56,7 +61,8 @@ def msign(
     product are n x n, and one kernel for all blocks: G alone is iterated, as T = I + G/h with h = b/(2 c), in
     which the polynomial is S = c h^2 T^2 + (a - b h/2) I and the next G is S G S; Q collects the factors S.
     Rounding of G grows by a^2 in each iteration, hence the restarts. It runs in the dtype of X. torch uses
-    bfloat16, with whose 3 digits the choice of frame would show.
+    bfloat16, with whose 3 digits the choice of frame would show. Results are multiplied by the `factors` of
+    their blocks.
     """
     a, b, c = coefficients
     count, r = [len(X) for X in blocks], squares.rsqrt().view(-1, 1, 1)
@@ -64,7 +70,7 @@ def msign(
         x = 1.0
         for _ in range(steps):
             x = a * x + b * x**3 + c * x**5
-        return [X * q for X, q in zip(blocks, (r * x).split(count), strict=True)]
+        return [X * (q * (x * f)) for X, q, f in zip(blocks, r.split(count), factors, strict=True)]
     h, I = b / (2 * c) if abs(c) / 4 <= abs(b) <= 8 * abs(c) else 0.0, eye_like(G)  # others cost digits
     sizes = squares.view(-1, 1, 1)
     T = torch.addcdiv(I, G, sizes, value=1 / h) if h else G / sizes  # T = G if h = 0
@@ -73,34 +79,54 @@ def msign(
         start, beta, alpha = (I, a - b * h / 2, c * h * h) if h else (I * a + T * b, 1, c)
         S = torch.baddbmm(start, T, T, beta=beta, alpha=alpha)
         Q = S * r if k == 1 else S if Q is None else Q @ S
-        if k == steps or k % RESTART == 0:
+        if k == steps:
+            each = zip(blocks, Q.split(count), factors, strict=True)
+            return [torch.baddbmm(X, X, q, beta=0, alpha=f) for X, q, f in each]
+        if k % RESTART == 0:
             blocks, Q = [X @ q for X, q in zip(blocks, Q.split(count), strict=True)], None
-            T = gram(blocks, I, h) if k < steps else T
+            T = gram(blocks, I, h)
         else:
             T = torch.baddbmm(I, torch.baddbmm(S, S, T, beta=-1), S) if h else S @ T @ S
-    return list(blocks)
+    raise AssertionError("not reached: the last of the steps returns")
 
 
 def orthogonalised(
-    V: Tensor, space: Space, coefficients: Sequence[float], steps: int, floor: float
+    V: Tensor,
+    space: Space,
+    coefficients: Sequence[float],
+    steps: int,
+    floor: float,
+    scale: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """msign of the blocks X of V (M, *point), and 0 where ||X||_F <= floor ||V||_F, at any scale of V."""
-    dims, tiny = tuple(range(1, V.dim())), torch.finfo(V.dtype).tiny
-    # Divided by the largest entry first, because squares of entries may overflow, or vanish.
-    blocks = space.ghor_blocks(V / torch.linalg.vector_norm(V, math.inf, dims, keepdim=True).clamp_min(tiny))
+    """msign of the blocks X of V (M, *point) times `scale`, and 0 where ||X||_F <= floor ||V||_F.
+
+    It does not depend on the scale of V.
+    """
+    blocks = space.ghor_blocks(normalised(V))
+    factors = [scale * f for f in space.ghor_factors(len(blocks), V.shape)]
     wide = len(blocks) == 1 and blocks[0].shape[-2] < blocks[0].shape[-1]
     blocks = [X.mH for X in blocks] if wide else blocks
-    if len({X.shape[-1] for X in blocks}) == 1:
-        G = gram(blocks)
-        squares = G.diagonal(dim1=-2, dim2=-1).real.sum(-1)
-        out = msign(blocks, without_small(squares, len(blocks), floor), G, coefficients, steps)
-    else:  # blocks with different numbers of columns, as poses have them
-        grams = [gram([X]) for X in blocks]
-        squares = torch.cat([G.diagonal(dim1=-2, dim2=-1).real.sum(-1) for G in grams])
-        sizes = without_small(squares, len(blocks), floor).chunk(len(blocks))
-        each = zip(blocks, sizes, grams, strict=True)
-        out = [msign([X], size, G, coefficients, steps)[0] for X, size, G in each]
-    return space.from_ghor_blocks([X.mH for X in out] if wide else out, V)
+    # Blocks with different numbers of columns, as poses have them, one by one.
+    together = len({X.shape[-1] for X in blocks}) == 1
+    parts = [(blocks, factors)] if together else [([X], [f]) for X, f in zip(blocks, factors, strict=True)]
+    results: list[Tensor] = []
+    for some, of_them in parts:
+        G = gram(some)
+        results += msign(some, without_small(G, floor), G, coefficients, steps, of_them)
+    return space.from_ghor_blocks([X.mH for X in results] if wide else results, V, out)
+
+
+def normalised(V: Tensor) -> Tensor:
+    """V/||V||_F for each of V (M, *point), and 0 for 0; squares of entries neither overflow nor vanish."""
+    dims, real = tuple(range(1, V.dim())), torch.finfo(V.dtype)
+    norm: Callable[..., Tensor] = torch.linalg.vector_norm
+    if real.bits == 64 or V.device.type == "mps":  # no wider dtype for the squares: the largest entry is 1
+        V = V / norm(V, math.inf, dims, keepdim=True).clamp_min(real.tiny)
+        return V / norm(V, 2, dims, keepdim=True).clamp_min(real.tiny)
+    size = norm(V, 2, dims, keepdim=True, dtype=torch.complex128 if V.is_complex() else torch.float64)
+    room = size.new_empty(size.shape, dtype=V.dtype.to_real())
+    return V / torch.ops.aten.threshold.out(size, real.tiny, 1.0, out=room)
 
 
 def gram(blocks: Sequence[Tensor], I: Tensor | None = None, h: float = 0.0) -> Tensor:
@@ -115,13 +141,12 @@ def gram(blocks: Sequence[Tensor], I: Tensor | None = None, h: float = 0.0) -> T
     return G.view(-1, n, n)
 
 
-def without_small(squares: Tensor, count: int, floor: float) -> Tensor:
-    """||X||_F^2 of all matrices, block by block; infinite for those at or below the floor."""
-    if count == 1:
-        return squares.clamp_min(torch.finfo(squares.dtype).tiny)  # 0 divided by it is 0
-    each = squares.view(count, -1)
-    # `<=`, not the negation of `>`: NaN stays NaN.
-    return squares.masked_fill((each <= each.sum(0) * floor**2).flatten(), math.inf)
+def without_small(G: Tensor, floor: float) -> Tensor:
+    """||X||_F^2 of all matrices, from their X^H X; infinite for those at or below the floor.
+
+    NaN is not below it, and stays NaN.
+    """
+    return nn.functional.threshold(G.diagonal(dim1=-2, dim2=-1).real.sum(-1), floor**2, math.inf)
 
 
 def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
@@ -375,11 +400,16 @@ class Muon(Lifted, _Muon):
         M.lerp_(B, 1 - group["momentum"])
         V = s.points(B.lerp(M, group["momentum"]) if group["nesterov"] else M)
         space, floor = s.space.one, min(max(group["eps"], ROUNDING * torch.finfo(s.where[0]).eps), AT_MOST)
-        W = orthogonalised(V, space, group["ns_coefficients"], group["ns_steps"], floor)
-        if getattr(space, "radius", 1) != 1:  # on spheres W is a length; lr stays an angle
+        sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
+        rate = -group["lr"] * ratio(group["adjust_lr_fn"], sides)
+        rule = V, space, group["ns_coefficients"], group["ns_steps"], floor
+        sized = getattr(space, "radius", 1) != 1  # on spheres W is a length; lr stays an angle
+        if not (s.decays or sized or torch.is_tensor(rate)):
+            orthogonalised(*rule, scale=rate, out=s.W)
+            return
+        W = orthogonalised(*rule)
+        if sized:
             W = W * s.each(s.section.radius())
         if s.decays:  # otherwise s.W is 0
             s.W.mul_(1 - group["lr"] * group["weight_decay"])
-        sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
-        rate = -group["lr"] * ratio(group["adjust_lr_fn"], sides)
         s.W.add_(W * rate) if torch.is_tensor(rate) else s.W.add_(W, alpha=rate)

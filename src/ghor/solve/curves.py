@@ -85,18 +85,21 @@ class CayleyCurve:
         self.batch, space, section = batch, batch.space, cast(Transported, batch.section)
         V = space.matrix(batch.scaled(d))
         self.Lambda, self.n, self.square = section.Lambda.mT, (n := V.shape[-1]), V.shape[-2] == n
-        self.plus = torch.addmm if V.dim() == 2 else torch.baddbmm
+        # Not `@`, which looks for batches first.
+        single = V.dim() == 2
+        self.plus: Callable[..., Tensor] = torch.addmm if single else torch.baddbmm
+        self.times: Callable[..., Tensor] = torch.mm if single else torch.bmm
         if not batch.free:
             # Sums of flat vectors leave g^hor by rounding, which would take frames off their group.
             self.A = space.skew(V[..., :n, :]) * math.sqrt(0.5)
             V = self.A if self.square else torch.cat([self.A, V[..., n:, :]], -2)
         turns = torch.linalg.vector_norm(V, dim=(-2, -1))
         self.turn = float(turns.max() if turns.dim() else turns)
-        self.Y, self.U = self.Lambda[..., :n, :], V.mT @ self.Lambda
+        self.Y, self.U = self.Lambda[..., :n, :], self.times(V.mT, self.Lambda)
         if not self.square:
             self.B = V.conj()  # [0; B]
             if not batch.free:
-                V[..., :n, :] = 0
+                V[..., :n, :].zero_()
             if not batch.single:
                 self.C = product(V.mT, self.B)
 
@@ -111,16 +114,23 @@ class CayleyCurve:
             S = new.eye if new.free else torch.add(new.eye, self.A.mT, alpha=-t / 2)
             S = S if self.square else torch.add(S, self.C, alpha=t * t / 4)
             P = S.reciprocal() if new.vector else inverse(S)
-            D = P @ (self.U if self.square else self.plus(self.U, self.C, self.Y, alpha=-t / 2))
+            D = self.times(P, self.U if self.square else self.plus(self.U, self.C, self.Y, alpha=-t / 2))
         if self.square:
             M, Lambda = self.Y, torch.add(self.Lambda, D, alpha=t)
         else:
             M = torch.add(self.Y, D, alpha=t / 2)
             Lambda = self.plus(self.Lambda, self.B, M, alpha=-t)
-            Lambda[..., :n, :].add_(D, alpha=t)
+        top = Lambda[..., :n, :]
+        if not self.square:
+            top.add_(D, alpha=t)
         section: Any = copied(new.section)
         new.step, new.section, section.Lambda = (D, M, P), section, Lambda.mT
-        new.Y = new.space.unmatrix(section.Lambda[..., :n], new.E.shape)
+        if new.tall:
+            new.Y = top.mT
+        elif new.vector and new.space.dims == 1:
+            new.Y = top.squeeze(-2)
+        else:
+            new.Y = new.space.unmatrix(top.mT, new.E.shape)
         polish(new, self.U, t * self.turn, age)
         return new
 
@@ -129,8 +139,9 @@ class CayleyCurve:
         D, M, P = at.step
         if at.single:
             return float(at.own(g).dot(at.own(d))) * P
-        V = P @ (D if self.square else self.plus(D, self.C, M, alpha=-t / 2))
-        return dot(at.space.matrix(at.G).mT, V).sum()
+        V = self.times(P, D if self.square else self.plus(D, self.C, M, alpha=-t / 2))
+        G = at.space.matrix(at.G).mT
+        return dot(G, V) if V.dim() == 2 else dot(G, V).sum()
 
 
 def moves(W: Tensor, dims: int) -> Tensor:

@@ -77,6 +77,13 @@ class PointBatch:
         self.vector = self.matrices and not self.complex and n == 1
         self.single = self.vector and self.count == 1
         self.free = not self.curved or self.vector or (self.matrices and isinstance(space, Subspaces))
+        # Whether this is a single weight that is one matrix, as it is.
+        self.straight = (
+            self.matrices and self.full_shape == like.shape and self.dtype == like.dtype and space.plain
+        )
+        # Whether matrices are stored as their transposes.
+        self.wide = self.matrices and n > 1 and space.one.matrix(self.E).stride(-1) != 1
+        self.tall = self.matrices and not self.wide and space.dims == 2
         self.eye = torch.eye(n, dtype=self.dtype, device=like.device)
         self.root = None if self.free else _root(self.space, self.E, like, self.dtype)
         self.ways: Any = next((at for kind, at in WAYS.items() if isinstance(space, kind)), None)
@@ -87,6 +94,8 @@ class PointBatch:
 
     def stacked(self, grads: Sequence[Tensor | None]) -> Tensor:
         """The Euclidean gradients of these weights, (M, *point)."""
+        if self.straight and (G := grads[self.index[0]]) is not None and G.layout is torch.strided:
+            return G.detach()
         own = []
         for i in self.index:
             G = self.Y.new_zeros(self.shape) if (G := grads[i]) is None else G.detach()
@@ -99,20 +108,24 @@ class PointBatch:
         self.G = G = self.stacked(grads)
         if not self.curved:
             return self.flat(G)
-        B = torch.empty_like(G, memory_format=torch.contiguous_format)
         if not self.lean:
+            B = torch.empty_like(G, memory_format=torch.contiguous_format)
             self.section.global_grad(self.Y, G, B)
             return self.flat(B)
         # `MatrixSpace.global_grad` in fewer operations, with A scaled on the way.
-        space, section = cast(Orthogonal, self.space), cast(Transported, self.section)
-        M, H = space.matrix(B), (space.matrix(G).mH @ section.Lambda).mH
-        A, n = M[..., : M.shape[-1], :], M.shape[-1]
-        if M.shape[-2] > n:
-            M.copy_(H)
+        space, Lambda = cast(Orthogonal, self.space), cast(Transported, self.section).Lambda
+        M = space.matrix(G)
+        N, n = M.shape[-2:]
+        if self.wide:
+            B = M.mT @ Lambda.conj()
+            H = B.mT
+        else:
+            B = H = (torch.mm if M.dim() == 2 else torch.bmm)(M.mH, Lambda).mH.contiguous()
+        A = H[..., :n, :] if N > n else H
         if self.free:
             A.zero_()
         else:
-            torch.mul(space.skew(H[..., :n, :]), math.sqrt(0.5), out=A)
+            torch.mul(space.skew(A), math.sqrt(0.5), out=A)
         return (torch.view_as_real(B) if self.complex else B).view(-1)
 
     def points(self, X: Tensor) -> Tensor:
@@ -132,7 +145,7 @@ class PointBatch:
 
     def own(self, u: Tensor) -> Tensor:
         """This batch's part of a flat vector."""
-        return u if len(u) == self.part.stop - self.part.start else u[self.part]
+        return u if u.numel() == self.part.stop - self.part.start else u[self.part]
 
     def each(self, X: Tensor) -> Sequence[Tensor]:
         """Split X, with one entry for each point, by weights: (points of a weight, ...)."""
@@ -269,6 +282,9 @@ class Points:
 
     def tensors(self) -> list[Tensor]:
         """The points, in the order and dtype in which they came."""
+        b = self.batches[0]
+        if self.count == 1 and b.Y.shape == b.laid and b.Y.dtype == b.out:
+            return [b.by_rows(b.Y)]
         return self._each([b.Y for b in self.batches])
 
     def changed(self, tensors: Sequence[Tensor]) -> list[int]:

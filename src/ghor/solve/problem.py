@@ -14,10 +14,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from ghor._torch.gradient import gradients
 from ghor.constraints.validation import check_on_space
 from ghor.retraction import by_name
 from ghor.solve.points import Points
 from ghor.spaces import Euclidean, Space
+from ghor.spaces.base import compute
 
 PATIENCE = 100  # iterations without a change beyond rounding, after which a run ends
 
@@ -123,7 +125,10 @@ class Problem:
                 )
             s.check(p.shape, p.dtype)
             if not isinstance(s, Euclidean):
-                check_on_space([p], s, [name])
+                # The short way first. (Far out on other spaces the tolerance itself may overflow.)
+                on = s.compact and bool((s.residual(compute(p.detach())) <= s.tolerance(p)).all())
+                if not on:
+                    check_on_space([p], s, [name])
             elif not bool(torch.isfinite(p).all()):
                 raise ValueError(f"{name} of shape {tuple(p.shape)} has entries that are not finite")
         self.start = [p.detach().clone() for p in points]
@@ -158,7 +163,7 @@ class Problem:
                 raise ValueError(
                     "f does not depend on x, or was computed without gradients; use x in torch operations"
                 )
-            grads = torch.autograd.grad(value, x, allow_unused=True, create_graph=twice)
+            grads = gradients(value, x, twice)
         place = Place(points, value.item(), points.gradient(grads), (x, grads))
         if self.unit is None:
             self.unit = unit = _unit(place.gradient)

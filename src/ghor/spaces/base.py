@@ -323,12 +323,17 @@ class Space(ABC):
         """The matrices (..., a, b) that make up W, as views; matrix rules such as Muon act on each."""
         return [W.unsqueeze(-1) if self.dims == 1 else W]
 
-    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor) -> Tensor:
+    def ghor_factors(self, count: int, shape: Sequence[int]) -> tuple[float, ...]:
+        """By what the blocks have to be multiplied for `from_ghor_blocks`, which saves it a pass."""
+        return (1.0,) * count
+
+    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor, out: Tensor | None = None) -> Tensor:
         """The element of g^hor with these blocks, up to projection; the inverse of `ghor_blocks`."""
         W = torch.zeros_like(like)
         for view, X in zip(self.ghor_blocks(W), blocks, strict=True):
             view.copy_(X)
-        return self.hor(W)
+        W = self.hor(W)
+        return W if out is None else out.copy_(W)
 
     def representative(self, Y: Tensor, Y0: Tensor) -> Tensor:
         """The tensor that stands for the point Y0 in |Y - Y0|^2: Y0, unless several tensors are one point."""

@@ -206,13 +206,22 @@ class MatrixSpace(Space):
         N, n = M.shape[-2:]
         return [M[..., :n, :]] * (n > 1 or W.is_complex()) + [M[..., n:, :]] * (N > n)
 
-    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor) -> Tensor:
-        """[skew(A)/2; B], without the copies of the general way."""
+    def ghor_factors(self, count: int, shape: Sequence[int]) -> tuple[float, ...]:
+        """A/2 and B, of which g^hor has [skew(A/2); B]; others as they are."""
+        N, n = self.size(shape)
+        return (0.5, 1.0)[:count] if count == 1 + (N > n) else (1.0,) * count
+
+    def from_ghor_blocks(self, blocks: Sequence[Tensor], like: Tensor, out: Tensor | None = None) -> Tensor:
+        """[skew(A/2); B] from A/2 and B, without the copies of the general way."""
         N, n = self.size(like.shape)
         if len(blocks) != 1 + (N > n):
-            return super().from_ghor_blocks(blocks, like)
-        A = self.skew(blocks[0]) / 2
-        return self.unmatrix(torch.cat([A, *blocks[1:]], -2) if N > n else A, like.shape)
+            return super().from_ghor_blocks(blocks, like, out)
+        parts = [self.skew(blocks[0]), *blocks[1:]]
+        if out is not None and not torch.compiler.is_compiling():
+            torch.cat(parts, -2, out=self.matrix(out))
+            return out
+        W = self.unmatrix(torch.cat(parts, -2) if N > n else parts[0], like.shape)
+        return W if out is None else out.copy_(W)
 
     def ghor_inner(self, W: Tensor, V: Tensor) -> Tensor:
         """<A, A'>/2 + <B, B'>, which is tr(W^H V)/2 of the full matrices."""
