@@ -352,9 +352,16 @@ MUTANTS = [
     Mutant(
         "squares beside turned momentum",
         "hyperbolic",
-        "s.copy_(torch.where(step.bb > SLOW**2, torch.maximum(s, _ratio(m, most)), s))",
+        "s.copy_(torch.where(step.bb > SLOW**2, kept, s))",
         "pass",
         "spaces/test_hyperbolic.py::test_adam_with_long_steps_does_not_run_away",
+    ),
+    Mutant(
+        "equal squares after long steps",
+        "hyperbolic",
+        "torch.where(step.bb > LONG**2, kept.amax(-1, keepdim=True), kept)",
+        "kept",
+        "spaces/test_hyperbolic.py::test_adam_with_long_steps_comes_back_from_far_out",
     ),
     Mutant(
         "parts of a stack that was not looked at",

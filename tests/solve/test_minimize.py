@@ -201,6 +201,17 @@ def test_what_makes_no_sense():
         ghor.minimize(f, torch.arange(3))
 
 
+def test_a_start_that_is_no_tensor_is_refused_with_the_way_out():
+    """f computes with torch, so converting the start alone would move the error into f."""
+    f, x, _ = brockett(20, 3)
+    for start in (x.numpy(), x.tolist(), x[:, 0].tolist(), 1.0):
+        with pytest.raises(TypeError, match=rf"x0 is a {type(start).__name__}; .* torch\.as_tensor\(x0\)"):
+            ghor.minimize(f, start, STIEFEL)
+    for start in ([x, x.numpy()], {"a": x, "b": x.numpy()}):
+        with pytest.raises(TypeError, match=r"is a ndarray on Stiefel.*torch\.as_tensor"):
+            ghor.minimize(lambda x: f(x[0]), start, STIEFEL)
+
+
 @pytest.mark.parametrize("section", ["transported", "implicit"])
 @pytest.mark.parametrize("method", ["lbfgs", "cg", "trust-region"])
 def test_kernels_in_any_order_of_memory(method, section):
