@@ -25,6 +25,7 @@ from table import (
     name,
     one,
     point,
+    points,
     polished,
     randn,
     spoiled,
@@ -119,10 +120,11 @@ def test_project_finds_the_space_and_keeps_its_points(space, shape, dtype, gen):
 def test_the_residual_is_one_number_for_each_member_of_a_batch(space, shape, dtype, gen):
     Y = point(space, shape, gen, dtype)
     X = Y.clone()
-    last = X.view(-1, *shape[len(shape) - len(one(space, Y)) :])[-1]
-    last.copy_(spoiled(space, last, 0.5))
+    batch = len(shape) - len(one(space, Y))
+    last = points(space, X)[(-1,) * batch]
+    last.copy_(spoiled(space, points(space, X), 0.5)[(-1,) * batch])
     on, off = space.residual(Y), space.residual(X)
-    assert on.shape == off.shape == shape[: len(shape) - len(one(space, Y))]
+    assert on.shape == off.shape == points(space, Y).shape[:batch]
     assert off.flatten()[-1] > 0.1
     assert torch.equal(off.flatten()[:-1], on.flatten()[:-1])
 

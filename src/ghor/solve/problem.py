@@ -101,8 +101,8 @@ class Problem:
         self.pack: Callable[[list[Tensor]], Any] = lambda points: points
         if not isinstance(x, Tensor | Mapping) and (not isinstance(x, Sequence) or _numbers(x)):
             raise TypeError(
-                f"x0 is a {type(x).__name__}; points are tensors: write torch.as_tensor(x0), and let f compute "
-                "with torch, which differentiates it"
+                f"x0 is a {type(x).__name__}; points are tensors: write torch.as_tensor(x0), and let f "
+                "compute with torch, which differentiates it"
             )
         if isinstance(x, Tensor):
             names, points, self.pack = ["x"], [x], lambda points: points[0]
