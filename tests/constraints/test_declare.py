@@ -620,3 +620,14 @@ def test_how_far_a_tied_weight_moved_is_the_last_move_by_either_name():
 def test_arguments_in_another_order_or_of_another_kind(arguments, words):
     with pytest.raises(TypeError, match=words):
         ghor.constrain(nn.Linear(3, 3), *arguments)
+
+
+def test_a_weight_that_is_computed_is_named_with_the_way_out():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    nn.utils.parametrizations.orthogonal(model[1])
+    with pytest.raises(
+        ValueError, match=r"1\.weight of Sequential is computed by a parametrization.*from_param"
+    ):
+        ghor.constrain(model, "1.weight", ghor.Stiefel())
+    with pytest.raises(ValueError, match=r"weight of .*Linear is computed by a parametrization"):
+        ghor.constrain(model[1], "weight", ghor.Stiefel())

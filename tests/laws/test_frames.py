@@ -141,6 +141,14 @@ def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, d
     assert space.residual(spoiled(space, Y, by).to(wide)).min() > tolerance(space, Y)
 
 
+@law(where=can_be_left, dtypes=HALVES)
+def test_the_residual_of_half_precision_is_that_of_its_values(space, shape, dtype, gen):
+    """To the digits of half precision: it takes the weight as it is, without a conversion by the user."""
+    Y = space.random(*shape, generator=gen, dtype=dtype)
+    off = space.residual(Y).float() - space.residual(Y.float())
+    assert off.abs().max() <= 4 * eps(Y) * (1 + Y.float().norm() ** 2)
+
+
 @law(where=can_be_left, dtypes=F64)
 def test_polishing_squares_the_distance(space, shape, dtype, gen):
     """X + X (I - X* X)/2 takes a residual d to 3 d^2/4 and a little."""

@@ -197,6 +197,8 @@ def test_what_makes_no_sense():
         ghor.minimize(f, x, STIEFEL, memory=0)
     with pytest.raises(TypeError, match=r"the class Stiefel, not a space: write Stiefel\(\)"):
         ghor.minimize(f, x, ghor.Stiefel)
+    with pytest.raises(TypeError, match=r"the string 'stiefel', not a space"):
+        ghor.minimize(f, x, "stiefel")
     with pytest.raises(TypeError, match=r"x is torch.int64; points are floating point"):
         ghor.minimize(f, torch.arange(3))
 

@@ -42,6 +42,13 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
         # A tied weight has several names, of which `known` has one: globs select it once, each name finds it.
         found = [name] if name in every else fnmatch.filter(known, name)
         if not found:
+            path, _, leaf = name.rpartition(".")
+            if path in owners and leaf in getattr(owners[path], "parametrizations", ()):
+                raise ValueError(
+                    f"{name} of {type(module).__name__} is computed by a parametrization; remove it with "
+                    "torch.nn.utils.parametrize.remove_parametrizations, or take it over with "
+                    "ghor.interop.from_parametrized"
+                )
             near = known if len(known) <= 3 else difflib.get_close_matches(name, known, 3, 0) or known[:3]
             rest = f" and {len(known) - len(near)} others" if len(known) > len(near) else ""
             like = " like" if set("*?[") & set(name) else ""

@@ -112,6 +112,8 @@ class Problem:
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
             self.pack = tuple if isinstance(x, tuple) else self.pack
+        if isinstance(space, str):
+            raise TypeError(f"space is the string {space!r}, not a space; write ghor.Stiefel(), for example")
         if isinstance(space, type):
             raise TypeError(f"space is the class {space.__name__}, not a space: write {space.__name__}()")
         if isinstance(space, Mapping):
