@@ -23,6 +23,7 @@ FILES = {
     "probe": "lifting/probe/__init__.py",
     "runs": "lifting/probe/runs.py",
     "declare": "constraints/declare.py",
+    "selection": "constraints/selection.py",
     "validation": "constraints/validation.py",
     "packed": "constraints/packed.py",
     "multiples": "constraints/multiples.py",
@@ -355,6 +356,20 @@ MUTANTS = [
         "s.copy_(torch.where(step.bb > SLOW**2, kept, s))",
         "pass",
         "spaces/test_hyperbolic.py::test_adam_with_long_steps_does_not_run_away",
+    ),
+    Mutant(
+        "the last move of a tied weight",
+        "declare",
+        "other.__dict__[RECORD][twin], other.__dict__[RECORD].moved[twin] = on, moved[n]",
+        "other.__dict__[RECORD][twin] = on",
+        "constraints/test_declare.py::test_how_far_a_tied_weight_moved_is_the_last_move_by_either_name",
+    ),
+    Mutant(
+        "weights that are computed",
+        "selection",
+        'leaf in getattr(owners[path], "parametrizations", ())',
+        "False",
+        "constraints/test_declare.py::test_a_weight_that_is_computed_is_named_with_the_way_out",
     ),
     Mutant(
         "equal squares after long steps",
