@@ -183,7 +183,7 @@ def all_spaces() -> list[Space]:
 
 
 # Options that change the formulas of a space run through the laws as spaces of their own.
-OPTIONS = [ghor.Sphere(radius=2.5), ghor.Sphere(radius="start")]
+OPTIONS = [ghor.Sphere(radius=2.5), ghor.Sphere(radius="start"), ghor.Sphere(along="columns")]
 
 
 def accepts(space: Space, shape: tuple[int, ...], dtype: torch.dtype = torch.float64) -> bool:
@@ -281,6 +281,11 @@ def one(space: Space, Y: torch.Tensor) -> tuple[int, ...]:
     if space.dims == 1 and getattr(space, "along", "rows") == "columns":
         return (Y.dim() - 2,)
     return tuple(range(space.residual(Y).dim(), Y.dim()))
+
+
+def points(space: Space, X: torch.Tensor) -> torch.Tensor:
+    """X with a point in the last dimensions, a view: columns that are points become rows. And back again."""
+    return X.mT if space.dims == 1 and getattr(space, "along", "rows") == "columns" else X
 
 
 def inner(space: Space, Y: torch.Tensor, U: torch.Tensor, V: torch.Tensor) -> torch.Tensor:

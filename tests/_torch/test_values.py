@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from table import MANIFOLDS, can_be_left, is_compact, name, point, randn, sections, shapes, spoiled
+from table import MANIFOLDS, can_be_left, is_compact, name, point, points, randn, sections, shapes, spoiled
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -108,10 +108,10 @@ def test_every_so_often_it_looks_for_changes_from_outside(space, section):
     assert (ws[0] - target).abs().max() <= 1e-2 * (1 + target.abs().max())
     held = opt.state[ws[0]]
     if "section" in held:  # a frame above the weight
-        off = space.apply_section(held["section"], ws[0]) - space.split(ws[0].detach())
+        off = points(space, space.apply_section(held["section"], ws[0])) - space.split(ws[0].detach())
         assert off.abs().max() <= 1e-6 * (1 + target.abs().max())
     else:  # an anchor with which the frame is well conditioned
-        P = space.implicit_inverse(space.split(ws[0].detach()), held["frame_anchor"])
+        P = space.one.implicit_inverse(space.split(ws[0].detach()), held["frame_anchor"])
         assert torch.linalg.vector_norm(P, dim=(-1,)).max() <= 4 * P.shape[-1] ** 0.5
 
 

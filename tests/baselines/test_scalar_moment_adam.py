@@ -12,7 +12,8 @@ from ghor.baselines import ScalarMomentAdam
 
 ST = ghor.Stiefel()
 FRAMES = [(s, shape) for s, shape in MANIFOLD_CASES if has_frame(s)]
-ORTHOGONAL = [(s, shape) for s, shape in FRAMES if is_compact(s)]
+# columns that are points are several points, which it refuses
+ORTHOGONAL = [(s, shape) for s, shape in FRAMES if is_compact(s) and s.one == s]
 ORTHOGONAL += [(ghor.Stiefel(flatten=3), (6, 2, 2, 3)), (ghor.Stiefel(flatten=2), (12, 2, 2))]
 OTHERS = [(s, shape) for s, shape in FRAMES if not is_compact(s)]
 norms = pytest.mark.parametrize("norm", ["canonical", "frobenius"])

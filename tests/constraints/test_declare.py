@@ -596,3 +596,38 @@ def test_check_of_a_model_without_constraints(capsys):
     table = ghor.check(nn.Linear(3, 2))
     assert str(table) == "no weight is constrained; 2 ordinary parameters"
     assert (table.ok, table.worst, table.weights) == (True, 0, {})
+
+
+def test_how_far_a_tied_weight_moved_is_the_last_move_by_either_name():
+    module = nn.Module()
+    module.embedding, module.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+    module.head.weight = module.embedding.weight
+    ghor.constrain(module, "head.weight", ghor.Sphere())
+    moved = ghor.constrain(module, ["embedding.weight"], ghor.Stiefel())
+    assert ghor.check(module).weights["embedding.weight"].moved == moved["embedding.weight"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((ghor.Stiefel(), "weight"), r"which parameters.*then the space; got Stiefel\(\)"),
+        (("weight", ghor.Stiefel), r"the class Stiefel, not a space: write Stiefel\(\)"),
+        ((0, ghor.Stiefel()), r"which parameters.*got 0"),
+        ((["weight", 1], ghor.Stiefel()), r"which parameters.*got 1"),
+        ((nn.Linear(3, 3).weight, ghor.Stiefel()), r"which parameters.*got a Parameter.*pass its name"),
+    ],
+)
+def test_arguments_in_another_order_or_of_another_kind(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        ghor.constrain(nn.Linear(3, 3), *arguments)
+
+
+def test_a_weight_that_is_computed_is_named_with_the_way_out():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    nn.utils.parametrizations.orthogonal(model[1])
+    with pytest.raises(
+        ValueError, match=r"1\.weight of Sequential is computed by a parametrization.*from_param"
+    ):
+        ghor.constrain(model, "1.weight", ghor.Stiefel())
+    with pytest.raises(ValueError, match=r"weight of .*Linear is computed by a parametrization"):
+        ghor.constrain(model[1], "weight", ghor.Stiefel())

@@ -142,6 +142,8 @@ def test_every_law_of_a_space_holds_for_blocks(space, along, gen):
     rounding of sums along other strides."""
     if not isinstance(space, MatrixSpace):
         pytest.skip("no blocks")
+    if isinstance(space, ghor.Sphere) and space.along == "columns":
+        pytest.skip("columns are its points: there are no blocks")
     columns = along == "columns" and isinstance(
         space, ghor.Sphere
     )  # which are the points: there are no blocks

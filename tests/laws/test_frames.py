@@ -25,6 +25,7 @@ from table import (
     name,
     one,
     point,
+    points,
     polished,
     randn,
     spoiled,
@@ -119,10 +120,11 @@ def test_project_finds_the_space_and_keeps_its_points(space, shape, dtype, gen):
 def test_the_residual_is_one_number_for_each_member_of_a_batch(space, shape, dtype, gen):
     Y = point(space, shape, gen, dtype)
     X = Y.clone()
-    last = X.view(-1, *shape[len(shape) - len(one(space, Y)) :])[-1]
-    last.copy_(spoiled(space, last, 0.5))
+    batch = len(shape) - len(one(space, Y))
+    last = points(space, X)[(-1,) * batch]
+    last.copy_(spoiled(space, points(space, X), 0.5)[(-1,) * batch])
     on, off = space.residual(Y), space.residual(X)
-    assert on.shape == off.shape == shape[: len(shape) - len(one(space, Y))]
+    assert on.shape == off.shape == points(space, Y).shape[:batch]
     assert off.flatten()[-1] > 0.1
     assert torch.equal(off.flatten()[:-1], on.flatten()[:-1])
 
@@ -137,6 +139,14 @@ def test_rounding_is_within_the_tolerance_and_a_hundredth_is_not(space, shape, d
     assert space.residual(Y.to(wide)).max() <= tolerance(space, Y)
     by = 0.1 if dtype in HALVES else 0.01
     assert space.residual(spoiled(space, Y, by).to(wide)).min() > tolerance(space, Y)
+
+
+@law(where=can_be_left, dtypes=HALVES)
+def test_the_residual_of_half_precision_is_that_of_its_values(space, shape, dtype, gen):
+    """To the digits of half precision: it takes the weight as it is, without a conversion by the user."""
+    Y = space.random(*shape, generator=gen, dtype=dtype)
+    off = space.residual(Y).float() - space.residual(Y.float())
+    assert off.abs().max() <= 4 * eps(Y) * (1 + Y.float().norm() ** 2)
 
 
 @law(where=can_be_left, dtypes=F64)

@@ -14,6 +14,7 @@ from table import (
     has_one_radius,
     is_compact,
     name,
+    points,
     randn,
     shapes,
 )
@@ -105,7 +106,7 @@ def sgd_step(space, Y, opt, gen, length):
     frames = opt.state[Y]["section"].clone()
     G = randn(tuple(Y.shape), gen, Y.dtype)
     B = space.global_grad(frames.double(), G.double())
-    size = (length / space.step_length(B)).view(-1, *[1] * space.dims)
+    size = points(space, (length / space.step_length(B)).view(-1, *[1] * space.dims))
     Y.grad = (G * size).to(Y.dtype)
     opt.step()
     return frames, -B * size

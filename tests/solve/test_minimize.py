@@ -197,8 +197,21 @@ def test_what_makes_no_sense():
         ghor.minimize(f, x, STIEFEL, memory=0)
     with pytest.raises(TypeError, match=r"the class Stiefel, not a space: write Stiefel\(\)"):
         ghor.minimize(f, x, ghor.Stiefel)
+    with pytest.raises(TypeError, match=r"the string 'stiefel', not a space"):
+        ghor.minimize(f, x, "stiefel")
     with pytest.raises(TypeError, match=r"x is torch.int64; points are floating point"):
         ghor.minimize(f, torch.arange(3))
+
+
+def test_a_start_that_is_no_tensor_is_refused_with_the_way_out():
+    """f computes with torch, so converting the start alone would move the error into f."""
+    f, x, _ = brockett(20, 3)
+    for start in (x.numpy(), x.tolist(), x[:, 0].tolist(), 1.0):
+        with pytest.raises(TypeError, match=rf"x0 is a {type(start).__name__}; .* torch\.as_tensor\(x0\)"):
+            ghor.minimize(f, start, STIEFEL)
+    for start in ([x, x.numpy()], {"a": x, "b": x.numpy()}):
+        with pytest.raises(TypeError, match=r"is a ndarray on Stiefel.*torch\.as_tensor"):
+            ghor.minimize(lambda x: f(x[0]), start, STIEFEL)
 
 
 @pytest.mark.parametrize("section", ["transported", "implicit"])

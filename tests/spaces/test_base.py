@@ -175,3 +175,8 @@ def test_homogeneous_matrices_in_place_of_poses(gen):
         with pytest.raises(ValueError, match=r"take T\[\.\.\., :-1, :\]"):
             use(T)
     assert SE.residual(T[..., :-1, :]).max() == 0
+
+
+def test_the_mean_of_a_list_says_how_to_stack_it():
+    with pytest.raises(TypeError, match=r"Sphere\(\)\.mean .* got a list; write torch\.stack\(points\)"):
+        ghor.Sphere().mean([ghor.Sphere().random(3) for _ in range(3)])

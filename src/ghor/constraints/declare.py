@@ -65,6 +65,8 @@ def constrain(
         p = owner._parameters[leaf]
         assert p is not None
         given = space if isinstance(space, (Space, type)) or not callable(space) else space(n, p)
+        if isinstance(given, type) and issubclass(given, Space):
+            raise TypeError(f"space is the class {given.__name__}, not a space: write {given.__name__}()")
         if not isinstance(given, Space):
             raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}")
         on, advice = space_for(holders[id(p)], p, given, n)
@@ -86,7 +88,7 @@ def constrain(
             moved[n] = float(torch.linalg.vector_norm(wide(full_tensor(p) - full_tensor(point))))
             p.copy_(point)
         for other, twin in owners(p):  # a tied weight may have been declared by another name before
-            other.__dict__[RECORD][twin] = on
+            other.__dict__[RECORD][twin], other.__dict__[RECORD].moved[twin] = on, moved[n]
         record = owner.__dict__.setdefault(RECORD, Record(owner))
         record[leaf], record.moved[leaf] = on, moved[n]
         for other, twin in owners(p):

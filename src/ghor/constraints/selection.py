@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 Predicate = Callable[[str, nn.Parameter], bool]
 
@@ -29,10 +30,25 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
             )
         return {n: every[n] for n in found}
     out: dict[str, tuple[nn.Module, str]] = {}
-    for name in [which] if isinstance(which, str) else which:
+    several = isinstance(which, Iterable) and not isinstance(which, str | Tensor)
+    names: list[Any] = list(which) if several else [which]
+    for name in names:
+        if not isinstance(name, str):
+            got = f"a {type(name).__name__}, pass its name" if isinstance(name, Tensor) else repr(name)
+            raise TypeError(
+                "which parameters is said by names, patterns or a function of name and parameter, and then "
+                f"the space; got {got}"
+            )
         # A tied weight has several names, of which `known` has one: globs select it once, each name finds it.
         found = [name] if name in every else fnmatch.filter(known, name)
         if not found:
+            path, _, leaf = name.rpartition(".")
+            if path in owners and leaf in getattr(owners[path], "parametrizations", ()):
+                raise ValueError(
+                    f"{name} of {type(module).__name__} is computed by a parametrization; remove it with "
+                    "torch.nn.utils.parametrize.remove_parametrizations, or take it over with "
+                    "ghor.interop.from_parametrized"
+                )
             near = known if len(known) <= 3 else difflib.get_close_matches(name, known, 3, 0) or known[:3]
             rest = f" and {len(known) - len(near)} others" if len(known) > len(near) else ""
             like = " like" if set("*?[") & set(name) else ""

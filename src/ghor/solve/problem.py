@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from numbers import Number
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -82,6 +83,13 @@ class Place:
         return self.points.extent()
 
 
+def _numbers(x: object) -> bool:
+    """Whether x is a number, or a list of numbers or of such lists: a tensor that was written down."""
+    if isinstance(x, Sequence):
+        return len(x) > 0 and all(map(_numbers, x))
+    return isinstance(x, Number)
+
+
 class Problem:
     """f on points x: a tensor, a dict or a list of tensors, each on its space."""
 
@@ -93,6 +101,11 @@ class Problem:
         self.f, self.evaluations, self.products = f, 0, 0
         self.unit: float | None = None  # f is divided by it, see `place`
         self.pack: Callable[[list[Tensor]], Any] = lambda points: points
+        if not isinstance(x, Tensor | Mapping) and (not isinstance(x, Sequence) or _numbers(x)):
+            raise TypeError(
+                f"x0 is a {type(x).__name__}; points are tensors: write torch.as_tensor(x0), and let f "
+                "compute with torch, which differentiates it"
+            )
         if isinstance(x, Tensor):
             names, points, self.pack = ["x"], [x], lambda points: points[0]
         elif isinstance(x, Mapping):
@@ -101,6 +114,8 @@ class Problem:
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
             self.pack = tuple if isinstance(x, tuple) else self.pack
+        if isinstance(space, str):
+            raise TypeError(f"space is the string {space!r}, not a space; write ghor.Stiefel(), for example")
         if isinstance(space, type):
             raise TypeError(f"space is the class {space.__name__}, not a space: write {space.__name__}()")
         if isinstance(space, Mapping):
@@ -117,7 +132,8 @@ class Problem:
         for p, s, name in zip(points, self.spaces, names, strict=True):
             if not (isinstance(p, Tensor) and isinstance(s, Space)):
                 raise TypeError(
-                    f"{name} is a {type(p).__name__} on {s!r}; points are tensors on spaces like Stiefel()"
+                    f"{name} is a {type(p).__name__} on {s!r}; points are tensors (torch.as_tensor({name}) "
+                    "makes one) on spaces like Stiefel()"
                 )
             if not (p.is_floating_point() or p.is_complex()):
                 raise TypeError(

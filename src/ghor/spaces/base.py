@@ -445,6 +445,11 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     and are divided by their sum. Runs in double precision and has no derivative. Raises ValueError for points
     that are too far apart for `log`, or for a mean to be unique.
     """
+    if not isinstance(points, Tensor):
+        raise TypeError(
+            f"{space}.mean takes points stacked along dimension 0, got a {type(points).__name__}; write "
+            "torch.stack(points)"
+        )
     batch = points.shape[: points.dim() - space.dims]
     if len(batch) == 0 or batch[0] == 0:
         raise ValueError(

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import MANY, is_by_coordinates, largest, norms, row_dots
+from ghor.linalg import MANY, is_by_coordinates, largest, norms, row_dots, row_sums
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
 from ghor.spaces.rank_one import FAST, Padded, Step, inner, one, pieces, pull, scalar, sinhc
 
 SLOW = FAST / 5  # far out the frame turns by up to the length of the step
+LONG = 0.5  # length of a step after which coordinates are others, and second moments equal
 
 
 @dataclass(frozen=True, repr=False)
@@ -264,6 +265,9 @@ class Hyperbolic(Padded, Framed):
 
         Spreading is right on average. But momentum is a single vector, so in all but short steps the
         squares are kept large enough beside it that no ratio m^2/s exceeds the largest one before the step.
+        In long steps all become the largest. Far out gradients point outwards and grow with the point, and
+        momentum that turned across them would be divided by squares from nearer in: the step would go
+        sideways, which is outwards again, and the point would never come back.
         """
         moved = moved.unsqueeze(-1)
         if span is not None and span[1] <= SLOW and len(Y) > MANY:
@@ -279,7 +283,9 @@ class Hyperbolic(Padded, Framed):
         step.turn_(vectors)
         step.spread_(squares)
         for (m, s), most in zip(pairs, largest, strict=True):
-            s.copy_(torch.where(step.bb > SLOW**2, torch.maximum(s, _ratio(m, most)), s))
+            kept = torch.maximum(s, _ratio(m, most))
+            kept = torch.where(step.bb > LONG**2, kept.amax(-1, keepdim=True), kept)
+            s.copy_(torch.where(step.bb > SLOW**2, kept, s))
         if span is None or span[0] == 0:
             xs = step.point()
             x0 = torch.where(moved > 0, (1 + scalar(xs, xs)).sqrt(), Y[..., :1])

@@ -50,7 +50,7 @@ class SpecialOrthogonal(OrthogonalGroup):
 
     def residual(self, Y: Tensor) -> Tensor:
         """||Y^T Y - I||_F, plus 2, the distance of the two components of O(N), if det Y < 0."""
-        return super().residual(Y) + 2 * (det(self.matrix(Y).detach()) < 0)
+        return super().residual(Y) + 2 * (det(compute(self.matrix(Y).detach())) < 0)
 
     def hint(self, Y: Tensor) -> str:
         if not bool((det(compute(self.matrix(Y.detach()))) < 0).any()):

@@ -49,7 +49,7 @@ class SPD(Framed):
     @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
         """||P - P^T||/2, plus ||P|| for a matrix that is not certain to be positive definite."""
-        return frobenius(Y - Y.mT) / 2 + _indefinite(symmetric(Y.detach())) * frobenius(Y)
+        return frobenius(Y - Y.mT) / 2 + _indefinite(symmetric(compute(Y.detach()))) * frobenius(Y)
 
     def tolerance(self, Y: Tensor) -> Tensor:
         """Rounding of the entries, relative to the size of P."""

@@ -68,7 +68,10 @@ class Sphere(Padded, Orthogonal):
         if len(shape) < self.flatten or 0 in shape:
             raise ValueError(f"{self} holds vectors (..., N) with N >= 2, got shape {tuple(shape)}")
         if self.along == "columns" and len(shape) < 2:
-            raise ValueError(f"{self} holds the columns of matrices (..., N, K), got shape {tuple(shape)}")
+            raise ValueError(
+                f"{self} holds the columns of matrices (..., N, K), got shape "
+                f"{tuple(shape)}; for single vectors use ghor.Sphere()"
+            )
         self.check_blocks(shape)
         self.check_padding(shape)
 
