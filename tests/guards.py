@@ -1077,7 +1077,7 @@ MUTANTS = [
     Mutant(
         "reflections are no rotations",
         "rotations",
-        "return super().residual(Y) + 2 * (det(self.matrix(Y).detach()) < 0)",
+        "return super().residual(Y) + 2 * (det(compute(self.matrix(Y).detach())) < 0)",
         "return super().residual(Y)",
         "constraints/test_validation.py::test_reflection_is_not_in_so",
     ),
@@ -1161,7 +1161,7 @@ MUTANTS = [
     Mutant(
         "SPD points that are indefinite are off",
         "spd",
-        "return frobenius(Y - Y.mT) / 2 + _indefinite(symmetric(Y.detach())) * frobenius(Y)",
+        "return frobenius(Y - Y.mT) / 2 + _indefinite(symmetric(compute(Y.detach()))) * frobenius(Y)",
         "return frobenius(Y - Y.mT) / 2",
         "laws/test_other_spaces.py::test_what_has_no_digits_or_is_indefinite_is_off",
     ),

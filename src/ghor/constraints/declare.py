@@ -65,10 +65,11 @@ def constrain(
         p = owner._parameters[leaf]
         assert p is not None
         given = space if isinstance(space, (Space, type)) or not callable(space) else space(n, p)
-        if isinstance(given, type) and issubclass(given, Space):
-            raise TypeError(f"space is the class {given.__name__}, not a space: write {given.__name__}()")
         if not isinstance(given, Space):
-            raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}")
+            hint = (
+                f": write {given.__name__}()" if isinstance(given, type) and issubclass(given, Space) else ""
+            )
+            raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}{hint}")
         on, advice = space_for(holders[id(p)], p, given, n)
         plan.append((n, owner, leaf, p, on, nearest(p, on, n)))
         if anchor is not None:
