@@ -130,7 +130,7 @@ def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
     """
     turned = _by_columns(X)
     rows = X.mT if turned else X
-    if X.dim() != 3 or not (len(X) == 1 or rows.is_contiguous() or X.stride(0) >= LARGE):
+    if X.dim() != 3 or not (X.shape[0] == 1 or rows.is_contiguous() or X.stride(0) >= LARGE):
         return X.add_(A @ B, alpha=alpha)
     if turned:
         rows.baddbmm_(B.mT, A.mT, alpha=alpha)

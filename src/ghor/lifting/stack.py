@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -26,13 +26,13 @@ from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
 POINT_KEYS = (*SECTION_KEYS, "decay_target")
 STATE_KEYS = (*POINT_KEYS, "moves")
 
-FEW = 1 << 12  # numbers that torch.equal compares in no time
+FEW = 1 << 15  # numbers that torch.equal compares faster than two kernels do
 
 _version = operator.attrgetter("_version")
 _dtype = operator.attrgetter("dtype")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Snapshot:
     """A stack's weights and states as we left them: whatever differs now was changed by others."""
 
@@ -110,8 +110,8 @@ class Stack:
         self.shortest = 0.0
         self.loaded = bool(held)  # whether the section is that of a state, and has not moved since
         self.in_motion = False  # True while the section is being written, when it may be off the group
-        self.seen = Snapshot()  # nothing yet: `expected` looks there for memory to write to
-        self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
+        self.seen = Snapshot(versions=tuple(map(_version, parameters)))
+        self.seen.expected = self._expected_at_start()
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
 
     # -- layout ----------------------------------------------------------------------------------------------
@@ -253,8 +253,8 @@ class Stack:
     def publish(self, state: Any, only_if_any: bool = False) -> None:
         """Put the members' states into the optimizer's if the base has bound new objects since last time."""
         seen = self.seen
-        versions = tuple(map(_version, self.parameters))
-        self.seen = replace(seen, versions=versions, shared_versions=tuple(map(_version, seen.shared)))
+        seen.versions = tuple(map(_version, self.parameters))
+        seen.shared_versions = tuple(map(_version, seen.shared))
         bound = tuple(self.state.values())
         if (
             seen.bound is not None
@@ -276,17 +276,12 @@ class Stack:
                 if d is not None:
                     d.clear()
                     d.update(entries)
-        bound = tuple(self.state.values()) if there else None
         shared = tuple(v for v in self.state.values() if torch.is_tensor(v) and not self.is_stacked(v))
-        shared = shared if there else ()
-        self.seen = replace(
-            self.seen,
-            dicts=dicts,
-            values=_values(there),
-            bound=bound,
-            shared=shared,
-            shared_versions=tuple(map(_version, shared)),
-        )
+        seen = self.seen
+        seen.dicts, seen.values = dicts, _values(there)
+        seen.bound = tuple(self.state.values()) if there else None
+        seen.shared = shared if there else ()
+        seen.shared_versions = tuple(map(_version, seen.shared))
 
     def drop_section(self) -> None:
         """Delete the section from each state; it will be rebuilt from the weights."""
@@ -302,14 +297,14 @@ class Stack:
         part = type(self)(self.group, self.gi, self.space, self.kind, parameters, names, states, self.vectors)
         then = self.seen.expected
         if then is None:  # on an accelerator, between two looks: a write so far is noticed by the next one
-            part.seen = replace(part.seen, expected=None)
+            part.seen.expected = None
         elif self.half or not part.section.holds_point:
             if self.half:
                 chosen = then[index]
             else:
                 chosen = then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
-            part.seen = replace(part.seen, expected=chosen)
-        part.seen = replace(part.seen, versions=tuple(self.seen.versions[i] for i in index))
+            part.seen.expected = chosen
+        part.seen.versions = tuple(self.seen.versions[i] for i in index)
         part.loaded = self.loaded
         part._show(tuple(self.seen.dicts[i] for i in index))
         return part
@@ -428,7 +423,11 @@ class Stack:
 
     def all_short(self, length: Tensor) -> bool:
         """Whether no velocity is longer than `limit`; keeps the longest length for `guards.after`."""
-        self.shortest, self.longest = map(float, torch.aminmax(length)) if len(length) else (0.0, 0.0)
+        if length.numel() == 1:
+            self.shortest = self.longest = float(length)
+        else:
+            least_and_most = torch.aminmax(length) if length.numel() else (0.0, 0.0)
+            self.shortest, self.longest = map(float, least_and_most)
         return self.longest <= self.limit
 
     def limited(self, max_angle: float) -> Tensor:
