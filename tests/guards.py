@@ -1273,9 +1273,16 @@ MUTANTS = [
     Mutant(
         "products invert near the identity alone",
         "linalg",
-        "if rest <= eps:",
-        "if True:",
+        "if not rest <= eps:",
+        "if False:",
         "test_linalg.py::test_inverses_beside_the_identity",
+    ),
+    Mutant(
+        "an inverse from a near one forgets its errors",
+        "linalg",
+        "E = plus_product(identity(X).expand_as(X), X, P, alpha=-2, beta=2)",
+        "E = torch.zeros_like(X)",
+        "test_linalg.py::test_an_inverse_from_that_of_a_matrix_nearby",
     ),
     Mutant(
         "long sums in float64",

@@ -143,6 +143,12 @@ class Lifted(Optimizer):
         self._ruled, self._stateless = True, False
         self._rule: tuple[Any, Callable[..., Any]] | None = None
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether the rule treats every number alike, so that the shape and order of shadows are free."""
+        known = self.stack and not (self.blocks or self.made_by_lift)
+        return known and type(self)._velocities is Lifted._velocities
+
     # -- the step: Algorithm 3 -----------------------------------------------------------------------------
 
     @torch.no_grad()

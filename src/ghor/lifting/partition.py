@@ -25,7 +25,7 @@ from ghor.lifting.param_groups import (
     same_anchor,
     spaces_of,
 )
-from ghor.lifting.stack import ShardedStack, Stack, shared_values
+from ghor.lifting.stack import ColumnStack, ShardedStack, Stack, is_tall, shared_values
 from ghor.spaces import Euclidean, Space
 
 _grad = operator.attrgetter("grad")
@@ -42,6 +42,8 @@ class Lifting(Protocol):
 
     @property
     def stack(self) -> bool: ...
+    @property
+    def elementwise(self) -> bool: ...
     @property
     def _warn(self) -> Warn: ...
     def section_kind(self, group: dict[str, Any], space: Space, p: Tensor, name: str) -> str: ...
@@ -121,6 +123,8 @@ class Partition:
         vectors = optimizer.turning_keys(group) if kind == "implicit" else set()
         states = [_with_target(dict(optimizer.state.get(p, {})), p, anchor) for p, _, anchor in members]
         of = ShardedStack if is_sharded(params[0]) else Stack
+        if kind == "transported" and of is Stack and optimizer.elementwise and is_tall(space, params[0]):
+            of = ColumnStack
         try:
             return of(group, gi, space, kind, params, names, states, vectors, optimizer.stack)
         except ValueError as error:

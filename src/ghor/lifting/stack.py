@@ -18,6 +18,7 @@ from ghor._torch.values import SELDOM, may_read
 from ghor.constraints.validation import batch_dims
 from ghor.retraction import by_name
 from ghor.spaces import Space
+from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
 
 # Our keys in state[p], beside those of the base optimizer: the section; the point in float32 ("master") where
@@ -26,7 +27,7 @@ from ghor.spaces.sections import KINDS, SECTION_KEYS, Implicit, from_state
 POINT_KEYS = (*SECTION_KEYS, "decay_target")
 STATE_KEYS = (*POINT_KEYS, "moves")
 
-FEW = 1 << 15  # numbers that torch.equal compares faster than two kernels do
+FEW = 1 << 16  # numbers that torch.equal compares faster than two kernels do
 
 _version = operator.attrgetter("_version")
 _dtype = operator.attrgetter("dtype")
@@ -456,12 +457,57 @@ class Stack:
         self.write_back()
 
     def _unstack(self, points: Tensor) -> list[Tensor]:
-        """Points of P weights as P views, made once if the section stays at the same address."""
+        """Points of P weights as P views, made once if the points stay at the same address."""
         if torch.compiler.is_compiling() or self.half or not self.section.holds_point:
             return list(points.unbind(0))
         if self._targets is None:
             self._targets = list(points.unbind(0))
         return self._targets
+
+
+class ColumnStack(Stack):
+    """A stack of tall matrices that stores H and the state by columns, (P, ..., n, N).
+
+    A transported section is stored by columns too, so that the products of a step need no other copies. To
+    notice writes from outside, the points are kept by rows as well: these are compared, and copied to many
+    weights, several times faster.
+    """
+
+    def whole(self, X: Tensor, lead: int) -> Tensor:
+        return X.mT.contiguous() if lead else X
+
+    def local(self, X: Tensor) -> Tensor:
+        return X.mT if X.shape == self.H.shape else X
+
+    def rows(self, X: Tensor) -> Sequence[Tensor]:
+        return self.local(X).unbind(0)
+
+    def is_stacked(self, value: Any) -> bool:
+        return torch.is_tensor(value) and value.shape == self.H.shape
+
+    def expected(self) -> Tensor:
+        point, then = super().expected(), self.seen.expected
+        if self.half:
+            return point
+        return point.clone(memory_format=torch.contiguous_format) if then is None else then.copy_(point)
+
+    def write_weights(self, Y: Tensor, length: Tensor) -> None:
+        if not self.half and self.seen.expected is not None:
+            Y = self.seen.expected.copy_(Y)
+        super().write_weights(Y, length)
+
+    def _gather(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        shape = self.H.mT.shape
+        return {
+            key: self.whole(value, 1) if torch.is_tensor(value) and value.shape == shape else value
+            for key, value in super()._gather(states).items()
+        }
+
+
+def is_tall(space: Space, p: Tensor) -> bool:
+    """Whether a stack of such weights would be a `ColumnStack`: matrices with more rows than columns."""
+    tall = space.one == space and space.dims == 2 < p.dim() + 1 and p.shape[-2] > p.shape[-1]
+    return tall and isinstance(space, MatrixSpace) and may_read(p)
 
 
 class ShardedStack(Stack):
@@ -501,7 +547,13 @@ def is_per_weight(value: Any, like: Tensor) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """torch.equal, which compares one number after the other, on one thread; faster for many integers."""
+    """torch.equal, but faster: that compares one number after the other, on one thread.
+
+    Two float32 are compared as one integer, so as bits: -0 is not 0, but NaN is NaN.
+    """
+    even = not any(k % 2 for k in (a.numel(), a.storage_offset(), b.storage_offset()))
+    if even and a.element_size() == 4 and a.is_contiguous() and b.is_contiguous():
+        a, b = a.view(-1).view(torch.int64), b.view(-1).view(torch.int64)
     if a.numel() < FEW or a.is_floating_point() or a.is_complex():
         return torch.equal(a, b)
     least, most = torch.aminmax(a ^ b)

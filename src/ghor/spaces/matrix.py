@@ -269,10 +269,14 @@ class MatrixSpace(Space):
         The product is G^H Lambda: wide times square is several times faster than square times tall.
         """
         out = torch.empty_like(G, memory_format=torch.contiguous_format) if out is None else out
-        H, M = self.matrix(G).mH @ Lambda, self.matrix(out)
+        GH, M = self.matrix(G).mH, self.matrix(out)
         n = M.shape[-1]
+        if M.mT.is_contiguous() and not (G.is_complex() or torch.compiler.is_compiling()):
+            H = torch.matmul(GH, Lambda, out=M.mT)
+        else:
+            H = GH @ Lambda
+            M[..., n:, :] = H[..., n:].mH
         M[..., :n, :] = self.skew(H[..., :n].mH)
-        M[..., n:, :] = H[..., n:].mH
         return out
 
     def update_section(
