@@ -1269,6 +1269,13 @@ MUTANTS = [
         "if False:",
         "lifting/test_param_groups.py::test_implicit_section_where_there_is_none",
     ),
+    Mutant(
+        "matrices that count as vectors are not stored by columns",
+        "stack",
+        "return (N, n) == p.shape[-2:] and N > n",
+        "return p.shape[-2] > p.shape[-1]",
+        "lifting/test_stack.py::test_which_stacks_are_stored_by_columns",
+    ),
     # -- linear algebra
     Mutant(
         "products invert near the identity alone",

@@ -36,6 +36,7 @@ from torch import nn
 import ghor
 from ghor._torch.values import as_on_an_accelerator
 from ghor.lifting import partition
+from ghor.lifting.stack import ColumnStack
 
 F32, F64 = torch.float32, torch.float64
 
@@ -286,3 +287,27 @@ def test_large_weights_are_computed_one_by_one_on_a_cpu(where, section, gen, mon
             take_steps(opt, gen.manual_seed(1), 4)
         runs.append(torch.stack([p.detach() for p in weights]))
     assert (runs[0] - runs[1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "columns"),
+    [
+        (ghor.Stiefel(), (2, 9, 3), True),
+        (ghor.SymplecticStiefel(), (8, 4), True),
+        (ghor.Stiefel(), (3, 9), False),
+        (ghor.Stiefel(blocks=2), (18, 3), False),
+        (ghor.Stiefel(flatten=2), (12, 3, 3), False),
+        (ghor.SpecialOrthogonal(), (5, 5), False),
+        (ghor.Sphere(flatten=2), (7, 6), False),
+    ],
+    ids=str,
+)
+def test_which_stacks_are_stored_by_columns(space, shape, columns, gen):
+    """Plain tall matrices alone: any other layout would be copied, and what is written to a copy is lost."""
+    Y = nn.Parameter(space.random(*shape, generator=gen))
+    opt = ghor.optim.Adam([Y], space=space, section="transported")
+    Y.grad = torch.randn(shape, generator=gen)
+    opt.step()
+    (stack,) = opt._partition.stacks
+    assert isinstance(stack, ColumnStack) == columns
+    assert opt.state[Y]["exp_avg"].shape == Y.shape

@@ -506,8 +506,10 @@ class ColumnStack(Stack):
 
 def is_tall(space: Space, p: Tensor) -> bool:
     """Whether a stack of such weights would be a `ColumnStack`: matrices with more rows than columns."""
-    tall = space.one == space and space.dims == 2 < p.dim() + 1 and p.shape[-2] > p.shape[-1]
-    return tall and isinstance(space, MatrixSpace) and may_read(p)
+    if not isinstance(space, MatrixSpace) or space.dims != 2 or space.one != space or not may_read(p):
+        return False
+    N, n = space.size(p.shape)
+    return (N, n) == p.shape[-2:] and N > n  # not so if a matrix counts as one vector
 
 
 class ShardedStack(Stack):
