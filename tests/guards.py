@@ -283,7 +283,7 @@ MUTANTS = [
     Mutant(
         "writes before a stack is split",
         "stack",
-        "part.seen = replace(part.seen, versions=tuple(self.seen.versions[i] for i in index))",
+        "part.seen.versions = tuple(self.seen.versions[i] for i in index)",
         "pass",
         "_torch/test_values.py::test_writes_are_seen_when_a_stack_is_split",
     ),
@@ -1324,9 +1324,16 @@ MUTANTS = [
     Mutant(
         "products invert near the identity alone",
         "linalg",
-        "if rest <= eps:",
-        "if True:",
+        "if not rest <= eps:",
+        "if False:",
         "test_linalg.py::test_inverses_beside_the_identity",
+    ),
+    Mutant(
+        "an inverse from a near one forgets its errors",
+        "linalg",
+        "E = plus_product(identity(X).expand_as(X), X, P, alpha=-2, beta=2)",
+        "E = torch.zeros_like(X)",
+        "test_linalg.py::test_an_inverse_from_that_of_a_matrix_nearby",
     ),
     Mutant(
         "long sums in float64",

@@ -1,5 +1,6 @@
 """Small matrix functions where LAPACK or a plain sum is wrong: batches on several threads, long sums."""
 
+import math
 import re
 from pathlib import Path
 
@@ -8,7 +9,16 @@ import torch
 from table import randn
 
 import ghor
-from ghor.linalg import LARGE, add_product, frobenius, inverse, inverse_beside_identity, product, solve
+from ghor.linalg import (
+    LARGE,
+    add_product,
+    frobenius,
+    inverse,
+    inverse_beside_identity,
+    inverse_near,
+    product,
+    solve,
+)
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (5,)])
@@ -88,3 +98,17 @@ def test_inverses_beside_the_identity(dtype, n, size, gen):
     off = frobenius((I - M / 2) @ inverse_beside_identity(M) - I)
     scale = 1 + frobenius(M)
     assert (off <= 20 * n**0.5 * torch.finfo(dtype).eps * scale).all()
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-5, math.nan])
+@pytest.mark.parametrize("distance", [0.0, 1e-3, 0.1, 3.0])
+@pytest.mark.parametrize("n", [5, 40, 150])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_an_inverse_from_that_of_a_matrix_nearby(dtype, n, distance, error, gen):
+    """As exact as LU, whatever the distance, and also if the inverse that it starts from is not exact."""
+    X, D, noise = (torch.randn(3, n, n, generator=gen, dtype=dtype) / n**0.5 for _ in range(3))
+    X = X / 4 + torch.eye(n, dtype=dtype)
+    Z = X + distance * D
+    off = frobenius(Z @ inverse_near(Z, inverse(X) + error * noise) - torch.eye(n, dtype=dtype))
+    lu = frobenius(inverse(Z))
+    assert (off <= 20 * n**0.5 * torch.finfo(dtype).eps * lu * frobenius(Z) / n**0.5).all()

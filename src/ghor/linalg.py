@@ -18,6 +18,7 @@ from ghor._torch.values import may_read
 LONG, PART = 4096, 512  # the most terms that float32 sums well, and the terms in each part of a longer sum
 LARGE = 1 << 14  # the numbers in a matrix above which a call of a kernel for each takes little of the time
 MANY, NARROW = 1000, 32  # rows, and their entries, that BLAS adds up faster than torch does
+FAST = 128  # the side up to which products take little of the time of an inverse by LU
 SMALL = 96  # the side up to which LAPACK's LU of a batch is right with any number of threads
 
 # -- numbers -------------------------------------------------------------------------------------------------
@@ -125,6 +126,20 @@ def eye_like(X: Tensor) -> Tensor:
     return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
 
 
+def identity(X: Tensor) -> Tensor:
+    """`eye_like`, never to be written to: that of small matrices on the CPU is kept."""
+    n = X.shape[-1]
+    if n > SMALL or X.device.type != "cpu" or torch.compiler.is_compiling():
+        return eye_like(X)
+    return _kept_identity(n, X.dtype)
+
+
+@cache
+def _kept_identity(n: int, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.eye(n, dtype=dtype)
+
+
 def symmetric(X: Tensor) -> Tensor:
     """(X + X^T)/2, symmetric to the bit."""
     return (X + X.mT) / 2
@@ -153,7 +168,7 @@ def add_product(X: Tensor, A: Tensor, B: Tensor, alpha: float = 1) -> Tensor:
     """
     turned = _by_columns(X)
     rows = X.mT if turned else X
-    if X.dim() != 3 or not (len(X) == 1 or rows.is_contiguous() or X.stride(0) >= LARGE):
+    if X.dim() != 3 or not (X.shape[0] == 1 or rows.is_contiguous() or X.stride(0) >= LARGE):
         return X.add_(A @ B, alpha=alpha)
     if turned:
         rows.baddbmm_(B.mT, A.mT, alpha=alpha)
@@ -202,30 +217,49 @@ def inverse(X: Tensor) -> Tensor:
 
 
 def inverse_beside_identity(M: Tensor) -> Tensor:
-    """(I - M/2)^-1, not finite where that is singular.
+    """(I - M/2)^-1, not finite where that is singular: by products if the step is short, otherwise by LU."""
+    X = None if M.shape[-1] <= 16 else _by_products(M, 7 if M.shape[-1] <= FAST else 3)
+    if X is not None:
+        return X
+    I = identity(M)
+    return inverse(torch.sub(I.mT if _by_columns(M) else I, M, alpha=0.5))  # in the layout of M
 
-    With E = M/2 it is I + X, X = E + E^2 + E^2 X, by products alone, if few rounds are exact to rounding:
-    LAPACK takes as long for an inverse as for 15 products if n <= 128, and as for 4 beyond. After k rounds
-    from X = E + E^2 the error is E^(2k+2) X. For long steps, small matrices, and where values may not be
-    read, by LU.
+
+def inverse_near(X: Tensor, P: Tensor) -> Tensor:
+    """X^-1, from the inverse P of a matrix near X where that is faster: P (I - E)^-1, E = I - X P.
+
+    E contains the error of P, so errors do not accumulate.
     """
-    n, eps = M.shape[-1], torch.finfo(M.dtype).eps / 8
-    if n > 16 and M.numel() and may_read(M) and not torch.compiler.is_compiling():
-        square = M @ M
-        size = float(torch.linalg.vector_norm(square.detach())) / 4
-        rest, rounds = size * size, 1
-        while rest > eps and rounds < (7 if n <= 128 else 3):
-            rest, rounds = rest * size, rounds + 1
-        if rest <= eps:
-            start = X = torch.add(M, square, alpha=0.5)  # twice E + E^2, and so are the X below
-            for k in range(rounds):
-                last = 0.5 if k == rounds - 1 else 1
-                X = plus_product(start, square, X, alpha=last / 4, beta=last)
-            X.diagonal(dim1=-2, dim2=-1).add_(1)
-            return X
-    S = M / -2
-    S.diagonal(dim1=-2, dim2=-1).add_(1)
-    return inverse(S)
+    if FAST / 4 < X.shape[-1] <= FAST and may_read(X) and not torch.compiler.is_compiling():
+        E = plus_product(identity(X).expand_as(X), X, P, alpha=-2, beta=2)
+        S = _by_products(E, 4)
+        if S is not None:
+            return P @ S
+    return inverse(X)
+
+
+def _by_products(M: Tensor, most: int) -> Tensor | None:
+    """(I - M/2)^-1 by products alone, where at most `most` rounds are exact to rounding; otherwise None.
+
+    With E = M/2 it is I + X, X = E + E^2 + E^2 X. After k rounds from X = E + E^2 the error is E^(2k+2) X.
+    LAPACK takes as long for an inverse as for 15 products if n <= 128, and as for 4 beyond. None also where
+    values may not be read.
+    """
+    if not M.numel() or not may_read(M) or torch.compiler.is_compiling():
+        return None
+    square, eps = M @ M, torch.finfo(M.dtype).eps / 8
+    size = largest(frobenius(square.detach())) / 4
+    rest, rounds = size * size, 1
+    while rest > eps and rounds < most:
+        rest, rounds = rest * size, rounds + 1
+    if not rest <= eps:
+        return None
+    start = X = torch.add(M, square, alpha=0.5)  # twice E + E^2, and so are the X below
+    for k in range(rounds):
+        last = 0.5 if k == rounds - 1 else 1
+        X = plus_product(start, square, X, alpha=last / 4, beta=last)
+    X.diagonal(dim1=-2, dim2=-1).add_(1)
+    return X
 
 
 def solve(A: Tensor, B: Tensor, left: bool = True) -> Tensor:

@@ -48,6 +48,30 @@ def write(how, p, Y):
             p.data = Y.clone()
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize(
+    ("shape", "count", "section"),
+    [
+        ((9, 3), 1, "transported"),
+        ((9, 4), 3, "transported"),
+        ((400, 49, 7), 1, "transported"),  # so many that they are compared in another way
+        ((60, 4), 2, "implicit"),
+        ((400, 90), 1, "implicit"),  # so many that sums are compared
+    ],
+    ids=str,
+)
+def test_one_entry_written_through_data(shape, count, section, last, gen):
+    ws = [nn.Parameter(STIEFEL.random(*shape, generator=gen)) for _ in range(count)]
+    opt = ghor.optim.Adam(ws, space=STIEFEL, section=section, lr=1e-3)
+    for _ in range(3):
+        for p in ws:
+            p.grad = torch.randn(p.shape, generator=gen)
+        opt.step()
+    ws[-last].data.view(-1)[-last] += 0.01
+    with pytest.raises(ValueError, match="off Stiefel"):
+        opt.step()
+
+
 @pytest.mark.parametrize("how", ["copy_", ".data", ".data ="])
 @sections
 def test_a_weight_moved_within_its_space(how, section, gen):

@@ -16,10 +16,10 @@ from kernels import Count, count, moved, ours
 
 S = ghor.Stiefel()
 MOST = [  # kernels of one step between two polishings
-    (ours("Adam", S, 49, 7, section="transported"), 22),
-    (ours("Adam", S, 200, 20, section="implicit"), 45),
-    (ours("Adam", S, 49, 7, count=336), 25),
-    (ours("Adam", ghor.SpecialOrthogonal(), 16, 16), 17),
+    (ours("Adam", S, 49, 7, section="transported"), 20),
+    (ours("Adam", S, 200, 20, section="implicit"), 38),
+    (ours("Adam", S, 49, 7, count=336), 24),
+    (ours("Adam", ghor.SpecialOrthogonal(), 16, 16), 16),
     (ours("Adam", ghor.SPD(), 10, 4, 4), 35),
     (ours("Adam", ghor.SpecialEuclidean(), 10, 3, 4), 27),
     (ours("Adam", ghor.SymplecticStiefel(), 8, 4), 46),

@@ -20,12 +20,14 @@ SPACES = [
     ghor.Sphere(padding_idx=3),
     ghor.Hyperbolic(),
     ghor.Hyperbolic(padding_idx=3),
+    ghor.Sphere(along="columns"),
 ]
 
 
 def weights(space, count, N=3, rows=600, dtype=F64):
     gen = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(space.random(rows, N, generator=gen, dtype=dtype)) for _ in range(count)]
+    shape = (N, rows) if getattr(space, "along", "rows") == "columns" else (rows, N)
+    return [torch.nn.Parameter(space.random(*shape, generator=gen, dtype=dtype)) for _ in range(count)]
 
 
 def gradients(params, steps):
@@ -108,10 +110,11 @@ def test_gradients_that_are_missing_split_a_stack(monkeypatch):
 def test_who_gets_a_narrow_stack(gen):
     """Rules that may look at the order of numbers do not, nor do long vectors, few, and half precision."""
 
-    def of(opt, *shape, dtype=F64, **options):
-        p = torch.nn.Parameter(ghor.Sphere().random(*shape, generator=gen, dtype=dtype))
+    def of(opt, *shape, dtype=F64, space=None, **options):
+        space = space or ghor.Sphere()
+        p = torch.nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
         p.grad = torch.randn(p.shape, generator=gen, dtype=torch.float32).to(dtype)
-        opt = opt([p], space=ghor.Sphere(), lr=1e-3, **options)
+        opt = opt([p], space=space, lr=1e-3, **options)
         opt.step()
         return stacks(opt)[0]
 
@@ -127,6 +130,7 @@ def test_who_gets_a_narrow_stack(gen):
     assert of(ghor.optim.Muon, 1001, 16) is Stack
     assert of(ScalarMomentAdam, 1001, 16) is Stack
     assert of(ghor.lift(Own), 1001, 16) is Stack
+    assert of(ghor.optim.Adam, 1001, 16, space=ghor.Sphere(blocks=2)) is Stack
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)

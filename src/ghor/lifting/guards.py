@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ def before(s: Stack, warn: Warn) -> None:
     changed = changed | (written & ~_finite(s))
     if bool(changed.any()):
         _start_again(s, changed, warn)
-    s.seen = replace(s.seen, versions=versions, expected=s.expected())
+    s.seen.versions, s.seen.expected = versions, s.expected()
 
 
 def _finite(s: Stack) -> Tensor:
@@ -115,19 +114,18 @@ def check_velocity(s: Stack, Base: type[Optimizer]) -> None:
 
 def after(s: Stack, length: Tensor, warn: Warn) -> None:
     """Take deferred long steps in float64; re-orthonormalise when due, and at once after long steps."""
-    peak = s.longest
+    peak, some = s.longest, length.numel() > 0
     if peak is None:
-        peak = float(length.max()) if s.free and len(length) else 0.0
+        peak = float(length.max()) if s.free and some else 0.0
     # Processes that hold none of these points count steps, too: all must agree on the age.
-    if peak != 0 or not s.free or not len(length):
+    if peak != 0 or not s.free or not some:
         s.age += 1
         s.moves += 1
-        if len(length):
+        if some:
             _repair(s, length, peak, warn)
     s.in_motion = s.loaded = False
     if s.half or not s.section.holds_point:
-        known = (s.free or s.age % SELDOM == 0) and len(length)
-        s.seen = replace(s.seen, expected=s.expected() if known else None)
+        s.seen.expected = s.expected() if some and (s.free or s.age % SELDOM == 0) else None
 
 
 def _repair(s: Stack, length: Tensor, peak: float, warn: Warn) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -28,13 +28,13 @@ POINT_KEYS = (*SECTION_KEYS, "decay_target")
 STATE_KEYS = (*POINT_KEYS, "moves")
 
 KEPT = 1 << 21  # the most numbers in a gradient that a stack keeps the memory of
-FEW = 1 << 12  # numbers that torch.equal compares in no time
+FEW = 1 << 16  # numbers that torch.equal compares faster than two kernels do
 
 _version = operator.attrgetter("_version")
 _dtype = operator.attrgetter("dtype")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Snapshot:
     """A stack's weights and states as we left them: whatever differs now was changed by others."""
 
@@ -114,8 +114,8 @@ class Stack:
         self.shortest = 0.0
         self.loaded = bool(held)  # whether the section is that of a state, and has not moved since
         self.in_motion = False  # True while the section is being written, when it may be off the group
-        self.seen = Snapshot()  # nothing yet: `expected` looks there for memory to write to
-        self.seen = Snapshot(versions=tuple(map(_version, parameters)), expected=self._expected_at_start())
+        self.seen = Snapshot(versions=tuple(map(_version, parameters)))
+        self.seen.expected = self._expected_at_start()
         self._targets: list[Tensor] | None = None  # views of the point, one for each weight
 
     # -- layout ----------------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ class Stack:
     def publish(self, state: Any, only_if_any: bool = False) -> None:
         """Put the members' states into the optimizer's if the base has bound new objects since last time."""
         seen = self.seen
-        versions = tuple(map(_version, self.parameters))
-        self.seen = replace(seen, versions=versions, shared_versions=tuple(map(_version, seen.shared)))
+        seen.versions = tuple(map(_version, self.parameters))
+        seen.shared_versions = tuple(map(_version, seen.shared))
         bound = tuple(self.state.values())
         if (
             seen.bound is not None
@@ -283,17 +283,12 @@ class Stack:
                 if d is not None:
                     d.clear()
                     d.update(entries)
-        bound = tuple(self.state.values()) if there else None
         shared = tuple(v for v in self.state.values() if torch.is_tensor(v) and not self.is_stacked(v))
-        shared = shared if there else ()
-        self.seen = replace(
-            self.seen,
-            dicts=dicts,
-            values=_values(there),
-            bound=bound,
-            shared=shared,
-            shared_versions=tuple(map(_version, shared)),
-        )
+        seen = self.seen
+        seen.dicts, seen.values = dicts, _values(there)
+        seen.bound = tuple(self.state.values()) if there else None
+        seen.shared = shared if there else ()
+        seen.shared_versions = tuple(map(_version, seen.shared))
 
     def drop_section(self) -> None:
         """Delete the section from each state; it will be rebuilt from the weights."""
@@ -309,17 +304,17 @@ class Stack:
         part = type(self)(self.group, self.gi, self.space, self.kind, parameters, names, states, self.vectors)
         then = self.seen.expected
         if then is None:  # on an accelerator, between two looks: a write so far is noticed by the next one
-            part.seen = replace(part.seen, expected=None)
+            part.seen.expected = None
         elif isinstance(self.section, Implicit) and self.section.holds_point:
             part.keep_points(then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1))
-            part.seen = replace(part.seen, expected=part.section.point(None))
+            part.seen.expected = part.section.point(None)
         elif self.half or not part.section.holds_point:
             if self.half:
                 chosen = then[index]
             else:
                 chosen = then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
-            part.seen = replace(part.seen, expected=chosen)
-        part.seen = replace(part.seen, versions=tuple(self.seen.versions[i] for i in index))
+            part.seen.expected = chosen
+        part.seen.versions = tuple(self.seen.versions[i] for i in index)
         part.loaded = self.loaded
         part._show(tuple(self.seen.dicts[i] for i in index))
         return part
@@ -438,7 +433,11 @@ class Stack:
 
     def all_short(self, length: Tensor) -> bool:
         """Whether no velocity is longer than `limit`; keeps the longest length for `guards.after`."""
-        self.shortest, self.longest = map(float, torch.aminmax(length)) if len(length) else (0.0, 0.0)
+        if length.numel() == 1:
+            self.shortest = self.longest = float(length)
+        else:
+            least_and_most = torch.aminmax(length) if length.numel() else (0.0, 0.0)
+            self.shortest, self.longest = map(float, least_and_most)
         return self.longest <= self.limit
 
     def limited(self, max_angle: float) -> Tensor:
@@ -467,7 +466,7 @@ class Stack:
         self.write_back()
 
     def _unstack(self, points: Tensor) -> list[Tensor]:
-        """Points of P weights as P views, made once if the section stays at the same address."""
+        """Points of P weights as P views, made once if the points stay at the same address."""
         if torch.compiler.is_compiling() or self.half or not self.section.holds_point:
             return list(points.unbind(0))
         if self._targets is None:
@@ -512,9 +511,7 @@ class NarrowStack(Stack):
         if torch.compiler.is_compiling() or not self.as_is:
             return super().write_weights(Y, length)
         for p, y in zip(self.params, Y.unflatten(0, self.batch).unbind(0), strict=True):
-            torch._foreach_copy_(
-                p.unbind(-1), y.unbind(-1)
-            )  # all at once torch copies by rows, which is slow
+            torch._foreach_copy_(p.unbind(-1), y.unbind(-1))  # all at once it would be done by rows: slow
         return None
 
 
@@ -524,8 +521,9 @@ def is_narrow(space: Space, weights: list[Tensor]) -> bool:
     split = space.split(p).shape
     point = split[len(split) - space.dims :]
     count = len(weights) * p.numel() // max(1, math.prod(point))
-    same = COMPUTE_DTYPE.get(p.dtype, p.dtype) == p.dtype
-    return same and may_read(p) and space.one.narrow(count, point, p.dtype, p.device)
+    # Rows that hold several points, in blocks, could not be viewed as points in that layout.
+    plain = space.by_rows(p).shape[-1:] == point and COMPUTE_DTYPE.get(p.dtype, p.dtype) == p.dtype
+    return plain and may_read(p) and space.one.narrow(count, point, p.dtype, p.device)
 
 
 class ShardedStack(Stack):
@@ -565,7 +563,13 @@ def is_per_weight(value: Any, like: Tensor) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """torch.equal, which compares one number after the other, on one thread; faster for many integers."""
+    """torch.equal, but faster: that compares one number after the other, on one thread.
+
+    Two float32 are compared as one integer, so as bits: -0 is not 0, but NaN is NaN.
+    """
+    even = not any(k % 2 for k in (a.numel(), a.storage_offset(), b.storage_offset()))
+    if even and a.element_size() == 4 and a.is_contiguous() and b.is_contiguous():
+        a, b = a.view(-1).view(torch.int64), b.view(-1).view(torch.int64)
     if a.numel() < FEW or a.is_floating_point() or a.is_complex():
         return torch.equal(a, b)
     least, most = torch.aminmax(a ^ b)

@@ -21,11 +21,13 @@ from torch import Generator, Tensor
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
 from ghor.linalg import (
+    NARROW,
     add_product,
     dot,
     eye_like,
     frobenius,
     inverse,
+    inverse_near,
     largest,
     phases,
     plus_product,
@@ -213,28 +215,31 @@ class Orthogonal(MatrixSpace):
         Y, W = self.matrix(Y), self.matrix(W)
         n = R.shape[-1]
         Y1, Y2, A, B = Y[..., :n, :], Y[..., n:, :], W[..., :n, :], W[..., n:, :]
-        YB, C = Y2.mH @ B, product(B.mH, B)
-        U = plus_product(YB, P.mH, YB, alpha=-1, beta=0)
         lower = [self.matrix(X)[..., n:, :] for X in vectors]
-        images = [(B.mH @ m, P.mH @ (Y2.mH @ m)) for m in lower]  # c, R y
+        # Side by side, if that makes products faster and not only larger.
+        pieces = [torch.cat([B, *lower], -1)] if lower and n <= NARROW else [B, *lower]
+        YZ = [Y2.mH @ Z for Z in pieces]
+        PZ = [plus_product(X, P.mH, X, alpha=-1, beta=0) for X in YZ]
+        C, *cs = _split([product(B.mH, Z) for Z in pieces], n)
+        U, *Rys = _split(PZ, n)  # R y, y and f with a minus sign from here on
+        RU, *ys = _split([R.mH @ X for X in PZ], n)
         turns: list[tuple[Tensor, Tensor, Tensor | None]]  # h, f, T2 c
         if retraction.factors is not None:
             M, F2 = retraction.factors(A, C, False)
             A.copy_(U)
-            D = times(add_product(W, Y, plus_product(M, R.mH, U)), F2)
-            turns = [(c, plus_product(c, R.mH, Ry, beta=0.5), None) for c, Ry in images]
+            D = times(add_product(W, Y, M.add_(RU)), F2)
+            turns = [(c, torch.sub(y, c, alpha=0.5), None) for c, y in zip(cs, ys, strict=True)]
         else:
             F1, F2, T1, T2 = retraction.thin(A, C)
-            RU = R.mH @ U
             A.copy_(U)
             D = add_product(times(W, F2), Y, plus_product(F1, RU, F2))
-            turns = [(h := T1 @ c + RU @ (T2 @ c), plus_product(h, R.mH, Ry), T2 @ c) for c, Ry in images]
+            turns = [(h := T1 @ c + RU @ (T2 @ c), y - h, T2 @ c) for c, y in zip(cs, ys, strict=True)]
         Y.add_(D)
-        R_new, P_new = self._anchor(Y1, R)
-        for m, (h, f, T2c), (_, Ry) in zip(lower, turns, images, strict=True):
-            V = plus_product(R_new @ h, D[..., :n, :], f)
-            V = V if R_new is R else plus_product(V, (R_new - R) @ R.mH, Ry)
-            add_product(m, D[..., n:, :], f)
+        R_new, P_new = self._anchor(Y1, R, P)
+        for m, (h, f, T2c), Ry in zip(lower, turns, Rys, strict=True):
+            V = plus_product(R_new @ h, D[..., :n, :], f, -1)
+            V = V if R_new is R else plus_product(V, (R_new - R) @ R.mH, Ry, -1)
+            add_product(m, D[..., n:, :], f, -1)
             if T2c is not None:
                 V = plus_product(V, U, T2c, -1)
                 add_product(m, B, T2c, -1)
@@ -243,9 +248,9 @@ class Orthogonal(MatrixSpace):
             R.copy_(R_new)
         return P_new
 
-    def _anchor(self, Y1: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-        """R and P at a new point; R is renewed where P, of norm at most 1 when anchored, has grown."""
-        P = inverse(R + Y1)
+    def _anchor(self, Y1: Tensor, R: Tensor, P: Tensor) -> tuple[Tensor, Tensor]:
+        """R and P at a point near; R is renewed where P, of norm at most 1 when anchored, has grown."""
+        P = inverse_near(R + Y1, P)
         norm, most = torch.linalg.vector_norm(P, dim=(-2, -1)), 4 * math.sqrt(R.shape[-1])  # fresh: sqrt(n)
         readable = may_read(P) and not torch.compiler.is_compiling()
         if readable and largest(norm) <= most:
@@ -299,6 +304,11 @@ class Orthogonal(MatrixSpace):
         turn = self.implicit_frame(Y, R)[..., n:].mH @ Lambda[..., n:]
         for X in map(self.matrix, vectors):
             X[..., n:, :] = turn @ X[..., n:, :]
+
+
+def _split(pieces: Sequence[Tensor], n: int) -> list[Tensor]:
+    """The n x n matrices that lie side by side in each of the pieces."""
+    return [X for piece in pieces for X in piece.split(n, -1)]
 
 
 # The branches of torch.cond, which must take the same tensors and may not return one of their arguments.

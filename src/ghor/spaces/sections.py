@@ -28,6 +28,7 @@ POLISH_POINT = 10  # steps between two polishings: mostly of Y alone, more rarel
 SectionName = Literal["auto", "transported", "implicit"]
 SECTIONS: tuple[str, ...] = get_args(SectionName)
 SECTION_KEYS = ("section", "frame_anchor", "master")  # in state[p]; "section" if transported, else the others
+SHORT = 1 << 15  # numbers that are kept and compared faster than they are added up
 
 
 class Transported:
@@ -243,7 +244,7 @@ class Implicit:
 
 
 def fingerprint(X: Tensor) -> Tensor:
-    """(M, K) -> (M, K/64 + 64): the entries, summed along rows and columns of 64; a view of small points.
+    """(M, K) -> (M, K/64 + 64): the entries, summed along rows and columns of 64; if there are few, a view.
 
     A change of one entry shows if it is more than rounding, and so does an exchange of two. What preserves
     the sum of every row and every column does not. Each sum is made by one thread, so the result does not
@@ -251,11 +252,11 @@ def fingerprint(X: Tensor) -> Tensor:
     """
     flat = as_real(X).flatten(1)
     k = flat.shape[1] // 64
-    if k <= 2:
+    if k <= 2 or flat.numel() <= SHORT:
         sums = flat
     else:
         rows, rest = flat[:, : 64 * k].unflatten(1, (k, 64)), flat[:, 64 * k :]
-        sums = flat.new_empty(len(flat), k + 64 + rest.shape[1])
+        sums = flat.new_empty(flat.shape[0], k + 64 + rest.shape[1])
         torch.sum(rows, -1, out=sums[:, :k])
         torch.sum(rows, -2, out=sums[:, k : k + 64])
         if rest.shape[1]:
