@@ -5,7 +5,8 @@
     python benchmarks/workloads.py --json workloads.json
 
 Adam with fixed gradients in place, float32, 2 threads. Within a workload the contenders take turns, one step
-each, in shuffled order, so that noise of the machine affects all of them alike. "best" and "median" are over
+each, in shuffled order, so that noise of the machine affects all of them alike. Each workload has a process of
+its own, because memory that others leave behind changes times. "best" and "median" are over
 all rounds; ratios are between the best times, which other work on the machine disturbs least. torch's fused
 Adam does not know of any constraint: it is the cost of touching the same numbers. The size of the state is
 what the optimizer keeps, as a multiple of the weights.
@@ -21,8 +22,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -223,11 +226,12 @@ def main() -> None:
     if not chosen:
         parser.error(f"no workload matches {args.only!r}; there are: {', '.join(w.name for w in WORKLOADS)}")
     record: dict[str, Any] = {"benchmark": "workloads", **stamp(), "rows": []}
-    for i, w in enumerate(chosen):
-        sys.stderr.write(f"\r{i + 1} of {len(chosen)}: {w.name:60}")
-        sys.stderr.flush()
-        record["rows"] += measure(w, args.seconds)
-        gc.collect()
+    fresh = {"mp_context": get_context("spawn"), "max_tasks_per_child": 1}
+    with ProcessPoolExecutor(1, initializer=torch.set_num_threads, initargs=(args.threads,), **fresh) as pool:
+        for i, w in enumerate(chosen):
+            sys.stderr.write(f"\r{i + 1} of {len(chosen)}: {w.name:60}")
+            sys.stderr.flush()
+            record["rows"] += pool.submit(measure, w, args.seconds).result()
     sys.stderr.write(f"\r{'':70}\r")
     print(*machine_lines(record), "", table(record["rows"]), sep="\n")
     if args.json:
