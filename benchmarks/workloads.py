@@ -5,11 +5,11 @@
     python benchmarks/workloads.py --json workloads.json
 
 Adam with fixed gradients in place, float32, 2 threads. Within a workload the contenders take turns, one step
-each, in shuffled order, so that noise of the machine affects all of them alike. Each workload has a process of
-its own, because memory that others leave behind changes times. "best" and "median" are over
-all rounds; ratios are between the best times, which other work on the machine disturbs least. torch's fused
-Adam does not know of any constraint: it is the cost of touching the same numbers. The size of the state is
-what the optimizer keeps, as a multiple of the weights.
+each, in shuffled order, so that noise of the machine affects all of them alike. Each workload has a process
+of its own, because memory that others leave behind changes times. "best" and "median" are over all rounds;
+ratios are between the best times, which other work on the machine disturbs least. torch's fused Adam does not
+know of any constraint: it is the cost of touching the same numbers. The size of the state is what the
+optimizer keeps, as a multiple of the weights.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ def main() -> None:
     if not chosen:
         parser.error(f"no workload matches {args.only!r}; there are: {', '.join(w.name for w in WORKLOADS)}")
     record: dict[str, Any] = {"benchmark": "workloads", **stamp(), "rows": []}
-    fresh = {"mp_context": get_context("spawn"), "max_tasks_per_child": 1}
-    with ProcessPoolExecutor(1, initializer=torch.set_num_threads, initargs=(args.threads,), **fresh) as pool:
+    spawn, threads = get_context("spawn"), torch.set_num_threads
+    with ProcessPoolExecutor(1, spawn, threads, (args.threads,), max_tasks_per_child=1) as pool:
         for i, w in enumerate(chosen):
             sys.stderr.write(f"\r{i + 1} of {len(chosen)}: {w.name:60}")
             sys.stderr.flush()

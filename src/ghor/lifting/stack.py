@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ghor._torch.memory import keep_freed_memory
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.sharding import ShardLayout, is_sharded
 from ghor._torch.values import SELDOM, may_read
@@ -499,6 +500,7 @@ class NarrowStack(Stack):
         self.section.hold(by_coordinates(Y))
         # Fresh memory costs page faults, which take longer than the arithmetic.
         self.B = torch.empty_like(self.H) if self.H.numel() <= KEPT else None
+        keep_freed_memory()
 
     def _gather(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         shape = self.local(self.H).shape
