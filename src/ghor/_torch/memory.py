@@ -1,4 +1,4 @@
-"""Memory of temporaries: torch has no cache for it on the CPU, and page faults take longer than arithmetic."""
+"""Memory of temporaries: torch keeps none on a CPU, and page faults take longer than the arithmetic."""
 
 from __future__ import annotations
 
