@@ -347,12 +347,14 @@ class Hyperbolic(Padded, Framed):
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """The tangent vector at Y of the geodesic to Z, which is unique."""
-        return _push(Y, _direction(Y, Z) / sinhc(_squared_distance(Y, Z)))
+        a, w, e = _split(Y, Z)
+        v = torch.addcmul(w, a / (1 + Y[..., :1]) + e, Y)  # sinh(d) times the direction, in the boost frame
+        return _push(Y, v[..., 1:] / sinhc(_squared_distance(Y, e)))
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
         """arcosh(-<Y, Z>), accurate to rounding for near points, too; its derivative where Y = Z is 0."""
         if torch.compiler.is_compiling():
-            square = _squared_distance(Y, Z).squeeze(-1)
+            square = _squared_distance(Y, _split(Y, Z)[2]).squeeze(-1)
             zero = square == 0
             return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
         Y, Z = (Y, Z) if Y.shape == Z.shape else torch.broadcast_tensors(Y, Z)
@@ -466,43 +468,12 @@ def _towards(x: Tensor, a: Tensor, w: Tensor, e: Tensor, factor: Tensor) -> Tens
     return G
 
 
-def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
-    """d(x, z)^2 from q = 4 sinh^2(d/2) = <z - x, z - x>, accurate for near points, smooth where x = z.
-
-    Where <x_s, z_s> > 0 the chord is split along and across m = x_s + z_s: q = (across^2 + 4 t)/(1 - t).
-    Elsewhere q = -2 <x, z> - 2. With x_0 - 1 = |x_s|^2/(1 + x_0) everything is a sum of positive terms.
-    """
-    xs, zs, s = x[..., 1:], z[..., 1:], x[..., :1] + z[..., :1]
-    a, b, xz = scalar(xs, xs) / (1 + x[..., :1]), scalar(zs, zs) / (1 + z[..., :1]), scalar(xs, zs)
-    more, m, D = a + b + a * b, xs + zs, zs - xs  # more = x_0 z_0 - 1
-    mm = torch.where(xz > 0, scalar(m, m), 1)
-    along = scalar(D, m) / mm
-    across, t = D - along * m, along * along * mm / (s * s)
-    q = torch.where(
-        xz > 0,
-        (scalar(across, across) + 4 * t) * mm / torch.where(xz > 0, 2 * (xz + more), 1),
-        2 * (more - xz),
-    )
+def _squared_distance(x: Tensor, e: Tensor) -> Tensor:
+    """d^2 from 4 sinh^2(d/2) = q = -2 x_0 e, with the e of `_split`; smooth where d = 0."""
+    q = e * x[..., :1] * -2
     small = q < 1e-3
     d = 2 * torch.asinh(torch.where(small, 1, q).sqrt() / 2)
     return torch.where(small, q * (1 - q / 12 * (1 - q * 2 / 15 * (1 - q * 9 / 56))), d * d)
-
-
-def _direction(x: Tensor, z: Tensor) -> Tensor:
-    """sinh(d) times the unit vector towards z, in the boost frame at x.
-
-    Away from e_0 the chord D = z_s - x_s is split along and across x_s, D = a x_s + w. The part along x_s is
-    x_0 (1 + a) - z_0 times x_s. For near points that is a difference of large numbers, which is avoided by
-    (x_0 (1 + a) - z_0)(x_0 (1 + a) + z_0) = a (2 + a) - |w|^2.
-    """
-    x0, z0, xs, zs = x[..., :1], z[..., :1], x[..., 1:], z[..., 1:]
-    D, far = zs - xs, x0 > 2
-    near = D - xs * (scalar(D, xs + zs) / (x0 + z0) - scalar(xs, D) / (1 + x0))
-    a = scalar(xs, D) / torch.where(far, scalar(xs, xs), 1)
-    w, ahead = D - a * xs, a > -1
-    sum_ = torch.where(ahead, x0 * (1 + a) + z0, 1)
-    along = torch.where(ahead, (a * (2 + a) - scalar(w, w)) / sum_, x0 * (1 + a) - z0)
-    return torch.where(far, w + along * xs, near)
 
 
 def _turned(Lambda: Tensor, w: Tensor) -> Tensor:
