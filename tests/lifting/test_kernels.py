@@ -18,13 +18,13 @@ S = ghor.Stiefel()
 MOST = [  # kernels of one step between two polishings
     (ours("Adam", S, 49, 7, section="transported"), 20),
     (ours("Adam", S, 200, 20, section="implicit"), 38),
-    (ours("Adam", S, 49, 7, count=336), 24),
+    (ours("Adam", S, 49, 7, count=336), 25),
     (ours("Adam", ghor.SpecialOrthogonal(), 16, 16), 16),
     (ours("Adam", ghor.SPD(), 10, 4, 4), 35),
     (ours("Adam", ghor.SpecialEuclidean(), 10, 3, 4), 27),
     (ours("Adam", ghor.SymplecticStiefel(), 8, 4), 46),
     (ours("Muon", S, 49, 7, section="transported"), 55),
-    (ours("Muon", S, 49, 7, count=336), 58),
+    (ours("Muon", S, 49, 7, count=336), 59),
     (ours("Muon", S, 200, 20, section="implicit"), 78),
     (ours("Muon", ghor.SpecialOrthogonal(), 16, 16), 46),
 ]
