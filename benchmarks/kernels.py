@@ -8,6 +8,8 @@ A kernel is an operation that PyTorch dispatches and that is not a view; calls o
 counted is the most frequent of 30 successive steps, and the mean over all of them: in some steps rounding is
 repaired as well. Reads are values that the host waits for, counted as on an accelerator, where ghor avoids
 them. Products are the multiplications of matrices in units of N n^2 per matrix, factorisations included.
+Traffic is what kernels read and write, whether from a cache or from memory, in units of the weights' size:
+8 for torch's fused Adam, which reads weight, gradient and two moments, and may write all of them.
 "Moved" are tensors that outlive a step and were at another address before it, also as on an accelerator:
 a captured CUDA graph needs them to stay.
 """
@@ -31,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import ghor
 from ghor._torch.values import as_on_an_accelerator
@@ -38,17 +41,18 @@ from ghor._torch.values import as_on_an_accelerator
 READS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "_unique2", "masked_select")
 # These allocate or rename, and start nothing on a device.
 FREE = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_unsafe_view")
+COPIES = ("aten::copy_", "aten::_foreach_copy_", "aten::zero_", "aten::fill_")  # do not read what they write
 STEPS = 30  # counted, after 3 that set things up
 
 
 class Count(TorchDispatchMode):
-    """Counts what is dispatched: `kernels` and `reads` by name, `flops` of matrix products."""
+    """Counts what is dispatched: `kernels` and `reads` by name, `flops` of products, `traffic` in bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
-        self.flops = 0
+        self.flops = self.traffic = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
@@ -59,7 +63,27 @@ class Count(TorchDispatchMode):
         elif not view and name not in FREE and not name.startswith(("_record_function", "profiler")):
             self.kernels[name] += 1
             self.flops += flops(name, args)
+            self.traffic += traffic(function._schema, args, kwargs or {}, out)
         return out
+
+
+def traffic(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+    """Bytes that an operation reads and writes: arguments, twice if changed in place, and results."""
+    total, known = 0, set()
+    for i, argument in enumerate(schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        once = argument.is_out or schema.name in COPIES
+        for x in tree_leaves(value):
+            if torch.is_tensor(x):
+                known.add(id(x))
+                total += size(x) * (2 if written and not once else 1)
+    return total + sum(size(x) for x in tree_leaves(out) if torch.is_tensor(x) and id(x) not in known)
+
+
+def size(x: Tensor) -> int:
+    """Bytes of the numbers in a tensor, those of expanded dimensions counted once."""
+    return x.element_size() * math.prod(n for n, s in zip(x.shape, x.stride(), strict=True) if s or n == 0)
 
 
 def flops(name: str, args: Sequence[Any]) -> int:
@@ -168,6 +192,8 @@ def cases() -> list[Case]:
     return [
         ours("Adam", S, 49, 7, section="transported"),
         ours("Adam", S, 49, 7, count=336),
+        ours("Adam", S, 336, 49, 7),
+        ours("Adam", S, 3072, 768, section="implicit"),
         ours("Adam", S, 768, 64, section="implicit"),
         ours("Adam", S, 12, 768, 64, count=9, section="implicit"),
         ours("Adam", S, 768, 64, section="implicit", retraction="geodesic"),
@@ -211,16 +237,21 @@ def peers() -> list[Case]:
 
         for words, canonical in (("canonical", True), ("Euclidean", False)):
             wrap = on(geoopt.Stiefel(canonical=canonical))
-            for count in (1, 336):
-                name = f"geoopt RiemannianAdam, Stiefel {words}"
-                found.append(theirs(name, radam, 49, 7, count=count, wrap=wrap))
-        sphere, lorentz = on(geoopt.Sphere()), on(geoopt.Lorentz())
+            name = f"geoopt RiemannianAdam, Stiefel {words}"
+            found += [theirs(name, radam, 49, 7, count=count, wrap=wrap) for count in (1, 336)]
+            found.append(theirs(name, radam, 336, 49, 7, wrap=wrap))
+            if not canonical:  # the other solves with N x N matrices: minutes
+                found.append(theirs(name, radam, 3072, 768, wrap=wrap))
+        sphere, lorentz, ball = map(on, (geoopt.Sphere(), geoopt.Lorentz(), geoopt.PoincareBall()))
         found.append(
             theirs("geoopt RiemannianAdam, Sphere", radam, 1000, 64, wrap=sphere, space=ghor.Sphere())
         )
         found.append(
             theirs("geoopt RiemannianAdam, Lorentz", radam, 1000, 11, wrap=lorentz, space=ghor.Hyperbolic())
         )
+        # The ball's points have a coordinate less; any points in it do.
+        name, flat = "geoopt RiemannianAdam, PoincareBall", ghor.Euclidean()
+        found.append(theirs(name, radam, 1000, 10, wrap=lambda x: ball(x / 10), space=flat))
     except ImportError:
         pass
     try:
@@ -230,13 +261,15 @@ def peers() -> list[Case]:
             return pogo.POGO(p, base.VectorAdam(), lr=1e-3, rows=False)
 
         found += [theirs("POGO, VectorAdam", pogo_adam, 1, 49, 7, count=count) for count in (1, 336)]
+        found.append(theirs("POGO, VectorAdam", pogo_adam, 336, 49, 7))
     except ImportError:
         pass
     return found
 
 
-def count(case: Case, repeats: int = STEPS) -> dict[str, Any]:
+def count(case: Case, repeats: int | None = None) -> dict[str, Any]:
     """Counts of a case, see the module's docstring."""
+    repeats = repeats or (5 if case.peer else STEPS)  # the steps of peers are all alike
     # torch's own rules read their step counts, unless they are fused
     opt, params = case.build(**({"fused": True} if re.match("ghor (Adam|SGD)", case.name) else {}))
     with nullcontext() if case.peer else as_on_an_accelerator():
@@ -266,6 +299,7 @@ def count(case: Case, repeats: int = STEPS) -> dict[str, Any]:
         "mean": fmean(totals),
         "reads": reading.reads.total() / repeats,
         "products": example.flops / per_product,
+        "traffic": example.traffic / sum(map(size, params)),
         "moved": shifted,
         "ops": dict(example.kernels.most_common()),
     }
@@ -281,13 +315,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     rows = []
-    print(f"{'kernels':>8} {'mean':>8} {'reads':>6} {'products':>9} {'moved':>6}")
+    print(f"{'kernels':>8} {'mean':>8} {'reads':>6} {'products':>9} {'traffic':>8} {'moved':>6}")
     for case in (c for c in (*cases(), *peers()) if re.search(args.only, c.label)):
         row = count(case)
         rows.append(row)
         print(
             f"{row['kernels']:8} {row['mean']:8.1f} {row['reads']:6.1f} {row['products']:9.1f} "
-            f"{row['moved']:6}  {row['case']}",
+            f"{row['traffic']:8.0f} {row['moved']:6}  {row['case']}",
             flush=True,
         )
         if args.ops:
