@@ -19,10 +19,8 @@ from .protocol import FRAMES, STARTS
 from .text.methods import METHODS
 
 OPTIMIZERS = ("geometric-adam", "scalar-moment-adam", "momentum", "gradient", "standard-adam")
-FURTHER = (
-    "muon",
-    "adamw-anchor",
-)  # not in the paper: Muon, and AdamW that pulls weights to where they started
+# Not in the paper: Muon, and AdamW that pulls weights to where they started.
+FURTHER = ("muon", "adamw-anchor")
 EXPERIMENTS = ("pendulum", "mnist", "fashion-mnist", "text")
 DTYPES = ("float32", "float64")
 LOSSES = ("before", "after")

@@ -75,9 +75,7 @@ def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
             return optim.SGD(params, lr=config.lr, momentum=config.momentum, **space, fused=True)
         case "gradient":
             return optim.SGD(params, lr=config.lr, **space, fused=True)
-        case (
-            "muon"
-        ):  # lr, or manifold_lr, is the angle of a step; Adam trains the weights that are not matrices
+        case "muon":  # lr, or manifold_lr, is the angle of a step; Adam trains weights that are not matrices
             own = {**adam, "weight_decay": 0.0}
             return optim.Muon(params, lr=config.lr, weight_decay=0.0, adamw=own, **space)
         case "adamw-anchor":
