@@ -1,4 +1,4 @@
-"""Trees in hyperbolic space: ghor's Adam and geoopt's RiemannianAdam with equal steps; the time of a step.
+"""Trees in hyperbolic space, by ghor's Adam and geoopt's RiemannianAdam; times of steps and of distances.
 
     python benchmarks/hyperbolic.py [--steps 300] [--seeds 1] [--cosine] [--depth 6] [--branching 3]
 
@@ -160,6 +160,27 @@ def times(args: argparse.Namespace, geoopt: Any) -> None:
         )
 
 
+def distances(args: argparse.Namespace, geoopt: Any) -> None:
+    """The time of a distance, forward and backward, between points in a random order and in another one."""
+    n, dim = args.points, 10
+    x = start(n, dim, torch.float32)
+    pairs = torch.randperm(n, generator=torch.Generator().manual_seed(3))
+    made = {name: make(x, 1e-3) for name, make in contestants(geoopt).items() if name != "ghor, scalar"}
+    points = {name: (Y.detach(), Y.detach()[pairs]) for name, (_, Y, _) in made.items()}
+    taken: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(args.repeats):
+        for name, (_, _, dist) in made.items():
+            a, b = (X.clone().requires_grad_() for X in points[name])
+            begun = time.perf_counter()
+            dist(a, b).sum().backward()
+            taken[name].append(time.perf_counter() - begun)
+    threads = torch.get_num_threads()
+    print(f"\n{n} distances in dimension {dim}, float32, forward and backward, {threads} threads")
+    for name, of in taken.items():
+        best, median = min(of), sorted(of)[len(of) // 2]
+        print(f"{name.replace(' Adam', ''):<16}{1e3 * best:8.2f} ms, median {1e3 * median:8.2f} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--depth", type=int, default=6)
@@ -192,6 +213,7 @@ def main() -> None:
         print('geoopt is not installed and left out: pip install -e ".[bench]"')
     if args.repeats:
         times(args, geoopt)
+        distances(args, geoopt)
     if args.steps:
         trees(args, geoopt)
 
