@@ -399,7 +399,7 @@ class _Distance(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         a, w, e = _split(x, z)
-        return torch.asinh((e * x[..., :1] * -0.5).sqrt_()).mul_(2).squeeze(-1), a, w, e
+        return _asinh((e * x[..., :1] * -0.5).sqrt_()).mul_(2).squeeze(-1), a, w, e
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
@@ -468,11 +468,16 @@ def _towards(x: Tensor, a: Tensor, w: Tensor, e: Tensor, factor: Tensor) -> Tens
     return G
 
 
+def _asinh(t: Tensor) -> Tensor:
+    """asinh(t) for t >= 0; several times as fast as torch.asinh, which is not vectorised."""
+    return torch.log1p(torch.addcmul(t, t, t / (1 + torch.hypot(t, one(t.dtype, t.device)))))
+
+
 def _squared_distance(x: Tensor, e: Tensor) -> Tensor:
     """d^2 from 4 sinh^2(d/2) = q = -2 x_0 e, with the e of `_split`; smooth where d = 0."""
     q = e * x[..., :1] * -2
     small = q < 1e-3
-    d = 2 * torch.asinh(torch.where(small, 1, q).sqrt() / 2)
+    d = 2 * _asinh(torch.where(small, 1, q).sqrt() / 2)
     return torch.where(small, q * (1 - q / 12 * (1 - q * 2 / 15 * (1 - q * 9 / 56))), d * d)
 
 
