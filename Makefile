@@ -64,7 +64,7 @@ format: .venv/.installed-dev  ## apply the format and the safe fixes
 	@$(PY) -m ruff format .
 
 docs: .venv/.installed-docs  ## build the documentation into site/
-	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict  # not --quiet: --strict would not see any warning
 	@echo "documentation: site/index.html"
 
 pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, and what is recorded in results/
