@@ -161,7 +161,7 @@ def times(args: argparse.Namespace, geoopt: Any) -> None:
 
 
 def distances(args: argparse.Namespace, geoopt: Any) -> None:
-    """The time of a distance, forward and backward, between points in a random order and in another one."""
+    """The time of a distance, forward and backward, between points and the same points shuffled."""
     n, dim = args.points, 10
     x = start(n, dim, torch.float32)
     pairs = torch.randperm(n, generator=torch.Generator().manual_seed(3))

@@ -9,7 +9,8 @@ counted is the most frequent of 30 successive steps, and the mean over all of th
 repaired as well. Reads are values that the host waits for, counted as on an accelerator, where ghor avoids
 them. Products are the multiplications of matrices in units of N n^2 per matrix, factorisations included.
 Traffic is what kernels read and write, whether from a cache or from memory, in units of the weights' size:
-8 for torch's fused Adam, which reads weight, gradient and two moments, and may write all of them.
+8 for torch's fused Adam, which reads weight, gradient and two moments, and may write all of them. A distance
+is counted like a step: forward, and backward to both points.
 "Moved" are tensors that outlive a step and were at another address before it, also as on an accelerator:
 a captured CUDA graph needs them to stay.
 """
@@ -113,7 +114,7 @@ def flops(name: str, args: Sequence[Any]) -> int:
 KINDS = (type, types.ModuleType, types.CodeType, str, bytes, int, float)  # these hold no tensors
 
 
-def held(opt: torch.optim.Optimizer, params: Sequence[Tensor]) -> dict[int, Tensor]:
+def held(opt: Any, params: Sequence[Tensor]) -> dict[int, Tensor]:
     """All tensors that the optimizer holds, by the address of their memory; gradients are not among them."""
     found: dict[int, Tensor] = {}
     grads = {id(p.grad) for p in params}
@@ -135,7 +136,7 @@ def held(opt: torch.optim.Optimizer, params: Sequence[Tensor]) -> dict[int, Tens
     return found
 
 
-def moved(opt: torch.optim.Optimizer, params: Sequence[Tensor]) -> int:
+def moved(opt: Any, params: Sequence[Tensor]) -> int:
     """How many tensors that the optimizer holds after a step were not where it held one before."""
     before = held(opt, params)
     opt.step()
@@ -147,17 +148,17 @@ def moved(opt: torch.optim.Optimizer, params: Sequence[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """An optimizer over `count` tensors of one shape; `make` gets the parameters."""
+    """An optimizer, or a `Distance`, over `count` tensors of one shape; `make` gets the parameters."""
 
     name: str
     shape: tuple[int, ...]
-    make: Callable[..., torch.optim.Optimizer]
+    make: Callable[..., Any]
     space: ghor.Space = field(default_factory=ghor.Stiefel)
     count: int = 1
     wrap: Callable[[Tensor], Tensor] = nn.Parameter
     peer: bool = False
 
-    def build(self, **options: Any) -> tuple[torch.optim.Optimizer, list[Tensor]]:
+    def build(self, **options: Any) -> tuple[Any, list[Tensor]]:
         generator = torch.Generator().manual_seed(0)
         params = []
         for _ in range(self.count):
@@ -180,14 +181,28 @@ def ours(optimizer: str, space: ghor.Space, *shape: int, count: int = 1, **optio
     return Case(", ".join([f"ghor {optimizer}", repr(space), *words]), shape, make, space, count)
 
 
+class Distance:
+    """A distance between two tensors of points with its derivatives, as a "step" to be counted."""
+
+    def __init__(self, dist: Callable[[Tensor, Tensor], Tensor], points: list[Tensor]) -> None:
+        self.dist, self.points = dist, points
+
+    def step(self) -> None:
+        torch.autograd.grad(self.dist(*self.points).sum(), self.points)
+
+
 def theirs(
     name: str, make: Callable[[list[Tensor]], Any], *shape: int, count: int = 1, **options: Any
 ) -> Case:
     return Case(name, shape, make, count=count, peer=True, **options)
 
 
+def distance(name: str, dist: Callable[[Tensor, Tensor], Tensor], *shape: int, **options: Any) -> Case:
+    return theirs(f"{name}.dist", lambda points: Distance(dist, points), *shape, count=2, **options)
+
+
 def cases() -> list[Case]:
-    """ghor by space, section, optimizer and number of tensors."""
+    """ghor by space, section, optimizer and number of tensors; and a distance."""
     S, Sphere, Muon = ghor.Stiefel(), ghor.Sphere(), "Muon"
     return [
         ours("Adam", S, 49, 7, section="transported"),
@@ -214,6 +229,7 @@ def cases() -> list[Case]:
         ours(Muon, ghor.Grassmann(), 1000, 10, section="implicit"),
         ours(Muon, ghor.SpecialOrthogonal(), 64, 64),
         ours(Muon, Sphere, 1000, 64),
+        distance("ghor Hyperbolic", ghor.Hyperbolic().dist, 1000, 11, space=ghor.Hyperbolic()),
     ]
 
 
@@ -249,9 +265,12 @@ def peers() -> list[Case]:
         found.append(
             theirs("geoopt RiemannianAdam, Lorentz", radam, 1000, 11, wrap=lorentz, space=ghor.Hyperbolic())
         )
-        # The ball's points have a coordinate less; any points in it do.
+        # The ball's points have a coordinate less; any points inside it will do.
         name, flat = "geoopt RiemannianAdam, PoincareBall", ghor.Euclidean()
         found.append(theirs(name, radam, 1000, 10, wrap=lambda x: ball(x / 10), space=flat))
+        found.append(distance("geoopt Lorentz", geoopt.Lorentz().dist, 1000, 11, space=ghor.Hyperbolic()))
+        inside = {"wrap": lambda x: nn.Parameter(x / 10), "space": flat}
+        found.append(distance("geoopt PoincareBall", geoopt.PoincareBall().dist, 1000, 10, **inside))
     except ImportError:
         pass
     try:

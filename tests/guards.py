@@ -225,6 +225,13 @@ MUTANTS = [
     ),
     # -- lifting/stack
     Mutant(
+        "the copy in the weights' own layout follows a change from outside",
+        "stack",
+        "return point if self.written is None else self.written.copy_(point)",
+        "return point if self.written is None else self.written",
+        "lifting/test_guards.py::test_a_change_is_dealt_with_once_though_the_step_is_refused",
+    ),
+    Mutant(
         "the limit of velocities on accelerators",
         "stack",
         "W = (W * self.each((self.limit / length).clamp_max(1))).nan_to_num(0, 0, 0)",

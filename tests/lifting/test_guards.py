@@ -228,6 +228,19 @@ def test_dtype_of_the_model_changed(gen):
         take_steps(opt, gen)
 
 
+@sections
+def test_a_change_is_dealt_with_once_though_the_step_is_refused(section, gen):
+    weights = [weight(9, 3), weight(9, 3, seed=1)]
+    opt = ghor.optim.Adam(weights, space=STIEFEL, section=section, error_if_nonfinite=True)
+    take_steps(opt, gen, 2)
+    weights[1].data.copy_(weight(9, 3, seed=2).data)
+    weights[0].grad.fill_(torch.inf)
+    with pytest.raises(RuntimeError, match="not finite"):
+        opt.step()
+    (stack,) = opt._partition.stacks
+    assert stack.as_left()
+
+
 def test_one_weight_of_a_stack_gets_another_dtype(gen):
     weights = [weight(8, 2), weight(8, 2, seed=1)]
     opt = ghor.optim.SGD(weights, lr=0.1, space=STIEFEL)

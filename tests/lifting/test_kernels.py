@@ -35,6 +35,27 @@ def test_kernels(case, most):
     assert count(case, 7)["kernels"] <= most
 
 
+def test_traffic():
+    x, y = torch.zeros(2, 100)
+    p = nn.Parameter(torch.zeros(100))
+    p.grad = torch.ones(100)
+    fused = torch.optim.Adam([p], fused=True)
+    fused.step()
+    most = torch.empty(100)
+
+    def in_units(run):
+        with Count() as counted:
+            run()
+        return counted.traffic / (4 * 100)
+
+    assert in_units(lambda: x + y) == 3
+    assert in_units(lambda: x.add_(y)) == 3
+    assert in_units(lambda: x.copy_(y)) == 2
+    assert in_units(lambda: torch.add(x, y, out=most)) == 3
+    assert in_units(lambda: x.expand(50, 100) + y) == 52
+    assert round(in_units(fused.step)) == 8
+
+
 def test_kernels_do_not_depend_on_the_number_of_tensors():
     few, many = (count(ours("Adam", S, 9, 3, count=n), 7)["kernels"] for n in (2, 20))
     assert few == many

@@ -197,6 +197,14 @@ def test_derivatives_of_dist(gen):
     assert not y.grad.any()
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("of", [H.dist, H.log], ids=["dist", "log"])
+def test_dist_and_log_compile_as_one_graph(of, gen):
+    x, z = (H.random(50, 5, generator=gen, dtype=F64) for _ in range(2))
+    compiled = torch.compile(of, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(x, z), of(x, z), rtol=1e-12, atol=1e-12)
+
+
 def test_nan_goes_through_dist():
     for space in (H, ghor.Sphere()):
         Y = space.random(4, 3, dtype=F64)

@@ -470,7 +470,7 @@ def _towards(x: Tensor, a: Tensor, w: Tensor, e: Tensor, factor: Tensor) -> Tens
 
 def _asinh(t: Tensor) -> Tensor:
     """asinh(t) for t >= 0; several times as fast as torch.asinh, which is not vectorised."""
-    return torch.log1p(torch.addcmul(t, t, t / (1 + torch.hypot(t, one(t.dtype, t.device)))))
+    return torch.log1p(torch.addcmul(t, t, t / (1 + torch.hypot(t, t.new_ones(())))))
 
 
 def _squared_distance(x: Tensor, e: Tensor) -> Tensor:
