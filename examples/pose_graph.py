@@ -56,7 +56,7 @@ def run(steps: int = 1000) -> Figure:
     figure = Figure(figsize=(4, 4), layout="constrained")
     axes = figure.add_subplot(aspect="equal")
     for (name, way), style in zip(ways.items(), ("k-", "C1--", "C0o-"), strict=True):
-        print(f"{name}: positions {float((way - true)[..., 3].norm(dim=-1).mean()):.2f} off in the mean")
+        print(f"{name}: positions {float((way - true)[..., 3].norm(dim=-1).mean()):.2f} off on average")
         axes.plot(way[:, 0, 3], way[:, 1, 3], style, label=name, markersize=3)
     axes.quiver(*ways["pose graph"][:, :2, 3].T, *ways["pose graph"][:, :2, 0].T, color="C0", width=0.003)
     axes.legend()

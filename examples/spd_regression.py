@@ -40,7 +40,7 @@ def run(steps: int = 300) -> Figure:
     line = seen.mean(0) + t.view(-1, 1, 1) * (t.view(-1, 1, 1) * seen).sum(0) / t.square().sum()
 
     definite = torch.linalg.eigvalsh(line)[:, 0] > 0
-    print(f"geodesic: {float(SPD.dist(fit, true).mean()):.3f} off the truth in the mean")
+    print(f"geodesic: {float(SPD.dist(fit, true).mean()):.3f} off the truth on average")
     there = SPD.dist(line[definite], true[definite]).mean()
     print(f"line: {float(there):.3f} where it is positive definite, {int(definite.sum())} of 25")
     figure = Figure(figsize=(3.6, 2.9), layout="constrained")

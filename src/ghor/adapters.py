@@ -514,7 +514,7 @@ def release(model: nn.Module) -> nn.Module:
     """Turn a model into a plain module, in place, and return it: weights stay, objects of ghor do not.
 
     Declarations are removed, active adapters are merged into the weights, and the layers put back in place;
-    multiples s Q (`ghor.nn.constrain_multiples`) become ordinary weights.
+    multiples s Q (`ghor.constrain_multiples`) become ordinary weights.
     Once saved, the model loads where ghor is not installed. If it has layers of ghor's own, such as those of
     `ghor.nn`, this raises ValueError, and nothing is changed.
 

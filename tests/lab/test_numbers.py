@@ -1,5 +1,6 @@
 """`ghor numbers`: texts say what the committed records say, and a change of either is found."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ After.
 def test_readme_and_docs_say_what_the_records_say():
     files = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     used = {name for path in files for _, name, *_ in numbers.BLOCK.findall(path.read_text())}
-    assert used == {path.stem for path in (ROOT / "results" / "numbers").iterdir()}
+    templates = {path.stem: path.read_text() for path in (ROOT / "results" / "numbers").iterdir()}
+    used |= {name for text in templates.values() for name in re.findall(r'import "([\w-]+)\.jinja"', text)}
+    assert used == set(templates)
     assert numbers.write(files, ROOT / "results", check=True) == []
 
 

@@ -1,7 +1,7 @@
 """torch's own database of optimizers as a contract: whatever torch's class does with its configurations and
 inputs the lifted one does, on Euclidean weights bit for bit, on Stiefel in the behaviours that torch's suite
 (test/test_optim.py) checks. LEFT_OUT says which of that suite's tests have no counterpart here, and why.
-Hooks and learning rates are in test_hooks.py and test_learning_rates.py.
+Hooks are in tests/_torch/test_bare_step.py, learning rates in test_learning_rates.py.
 """
 
 import copy
