@@ -736,3 +736,50 @@ def test_pickles_of_version_0_1_0(kind, net, x, gen):
     old = re.sub(rb"cghor\.adapters\n(Rotation|LowRank)Layer\n", rb"cghor.parts\n\1Part\n", saved)
     assert old != saved
     assert torch.equal(pickle.loads(old)(x), y)
+
+
+def test_one_layer_under_two_adapted_ones_is_not_merged(x):
+    net = nn.Module()
+    net.one = nn.Sequential(nn.Linear(8, 8))
+    net.two = nn.Sequential(net.one[0])
+    for part in (net.one, net.two):
+        adapt(part, "0", Rotation(4), freeze=False)
+        part[0].parts["default"].R.data.copy_(ghor.SpecialOrthogonal().random(2, 4, 4))
+    before, weight = (net.one(x), net.two(x)), net.one[0].base.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"one.0 and two.0 adapt one and the same layer"):
+        merge(net)
+    assert torch.equal(net.one[0].base.weight, weight)
+    assert all(map(torch.equal, (net.one(x), net.two(x)), before))
+
+
+def test_a_file_has_one_kind_of_adapter(net, tmp_path):
+    adapt(net, "q_proj", LowRank(2))
+    adapt(net, "v_proj", LowRank(4))
+    for write in (save, ghor.interop.save_peft):
+        with pytest.raises(ValueError, match=r"'default' is LowRank\(.*2.* on q_proj and LowRank\(.*4"):
+            write(net, tmp_path / "adapter")
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_interrupted_write_leaves_the_old_file(net, tmp_path, monkeypatch):
+    adapt(net, "q_proj", LowRank(2))
+    save(net, tmp_path / "adapter.pt")
+    before = (tmp_path / "adapter.pt").read_bytes()
+
+    def fails(self, data):
+        self.write_text("the beginning")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ghor.adapters.Path, "write_bytes", fails)
+    with pytest.raises(OSError, match="no space left"):
+        save(net, tmp_path / "adapter.pt")
+    assert (tmp_path / "adapter.pt").read_bytes() == before
+
+
+def test_what_containers_hold_is_not_released(net):
+    net.extra = {"more": [1, (ghor.Stiefel(), 2)]}
+    net.extra["self"] = net.extra
+    with pytest.raises(ValueError, match=r"extra is a ghor\.spaces\.stiefel\.Stiefel, which needs ghor"):
+        ghor.release(net)
+    net.extra["more"] = [1, 2]
+    ghor.release(net)

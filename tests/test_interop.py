@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -413,13 +414,25 @@ def test_files_of_peft_without_an_equivalent_change_nothing(config, tensors, sai
     assert str(model) == before
 
 
-def test_lora_without_an_equivalent(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1, "use_dora": True})
-    )
+@pytest.mark.parametrize(
+    ("option", "refused"),
+    [
+        ({"use_dora": True}, True),
+        ({"kasa_config": {"beta": 1}}, True),
+        ({"layer_replication": [[0, 2]]}, True),
+    ]
+    + [({"init_lora_weights": how}, True) for how in ("pissa", "pissa_niter_4", "olora", "corda", "loftq")]
+    + [({"init_lora_weights": how}, False) for how in (None, True, False, "gaussian", "eva", "orthogonal")],
+    ids=str,
+)
+def test_lora_with_and_without_an_equivalent(option, refused, tmp_path):
+    """peft subtracts what PiSSA and the like start with from the base weight, each time it loads them."""
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, **option}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     held = {"q_proj.lora_A.weight": torch.zeros(1, 8), "q_proj.lora_B.weight": torch.zeros(12, 1)}
     torch.save(held, tmp_path / "adapter_model.bin")
-    with pytest.raises(ValueError, match="use_dora=True has no equivalent"):
+    (key,) = option
+    with pytest.raises(ValueError, match=f"{key}=.* has no equivalent") if refused else nullcontext():
         load_peft(Small(), tmp_path)
 
 

@@ -20,10 +20,13 @@ terms add up.
 
 from __future__ import annotations
 
+import io
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -479,11 +482,19 @@ def merge(model: nn.Module) -> None:
 
     A layer whose weight is tied, for example to an embedding, gets a weight of its own until `unmerge`. A
     parametrized weight (`weight_norm`, `orthogonal`, ...) is written through its parametrization; if this
-    cannot represent the merged weight, ValueError is raised, and no layer is merged.
+    cannot represent the merged weight, or two adapted layers have one base, ValueError is raised, and no
+    layer is merged.
     """
     held = Counter(id(p) for m in model.modules() for p in m._parameters.values())
-    merged: list[Adapted] = []
-    for n, m in _adapted(model).items():
+    adapted, merged = _adapted(model), list[Adapted]()
+    bases = {m.base: n for n, m in adapted.items()}
+    for n, m in adapted.items():
+        if bases[m.base] != n:
+            raise ValueError(
+                f"{n} and {bases[m.base]} adapt one and the same layer, which cannot hold both; give each "
+                "a copy"
+            )
+    for n, m in adapted.items():
         if m.before_merge is not None:
             continue
         try:
@@ -536,8 +547,8 @@ def release(model: nn.Module) -> nn.Module:
 
 
 def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
-    held = {k: v for k, v in vars(module).items() if k not in (RECORD, ANCHORS)}
-    for what, value in {"": module, **held}.items():
+    held = [(k, v) for k, v in vars(module).items() if k not in (RECORD, ANCHORS, "_modules")]
+    for what, value in [("", module), *((k, x) for k, v in held for x in _within(v))]:
         kind = next((c for c in type(value).__mro__ if c.__module__.partition(".")[0] == "ghor"), None)
         if kind is not None:
             raise ValueError(
@@ -546,11 +557,29 @@ def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
             )
 
 
+def _within(value: Any) -> list[Any]:
+    """A value, and what is in it if it is a dict, list, tuple or set, at any depth."""
+    found: dict[int, Any] = {}
+    left = [value]
+    while left:
+        x = left.pop()
+        if id(x) not in found and isinstance(x, (dict, list, tuple, set)):
+            left += [*x, *x.values()] if isinstance(x, dict) else x
+        found[id(x)] = x
+    return list(found.values())
+
+
 def parts_of(model: nn.Module, name: str) -> dict[str, AdapterLayer]:
-    """One adapter of a model, by the names of its layers; ValueError if there is none."""
+    """One adapter of a model, by the names of its layers; ValueError if there is none, or several kinds."""
     parts: Any = {n: m.parts[name] for n, m in _adapted(model).items() if name in m.parts}
     if not parts:
         raise ValueError(f"the model has no adapter {name!r}")
+    kinds = {part.adapter: n for n, part in parts.items()}
+    if len(kinds) > 1:
+        (a, n), (b, m) = list(kinds.items())[:2]
+        raise ValueError(
+            f"the adapter {name!r} is {a} on {n} and {b} on {m}, and a file has one kind; give them two names"
+        )
     return parts
 
 
@@ -561,9 +590,20 @@ def save(model: nn.Module, path: Any, name: str = "default") -> None:
         f"{n}.{leaf}": p.detach().clone() for n, m in parts.items() for leaf, p in m.named_parameters()
     }
     adapter: Any = next(iter(parts.values())).adapter
-    torch.save(
-        {"kind": type(adapter).__name__, "options": asdict(adapter), "name": name, "tensors": tensors}, path
-    )
+    content = {"kind": type(adapter).__name__, "options": asdict(adapter), "name": name, "tensors": tensors}
+    if not isinstance(path, str | os.PathLike):
+        torch.save(content, path)
+        return
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_file(path, buffer.getvalue())
+
+
+def write_file(path: Any, data: bytes) -> None:
+    """Write to another name first, so that an interrupted write leaves an old file as it was."""
+    new = Path(f"{os.fspath(path)}.new")
+    new.write_bytes(data)
+    new.replace(path)
 
 
 def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = True) -> str:

@@ -19,7 +19,16 @@ from torch.nn.utils.parametrizations import _Orthogonal
 
 from ghor._torch.parametrized import remove_parametrizations
 from ghor._torch.warn import Warnings
-from ghor.adapters import LowRank, LowRankLayer, Rotation, RotationLayer, install, matrix_of, parts_of
+from ghor.adapters import (
+    LowRank,
+    LowRankLayer,
+    Rotation,
+    RotationLayer,
+    install,
+    matrix_of,
+    parts_of,
+    write_file,
+)
 from ghor.constraints.declare import constrain, nearest
 from ghor.constraints.packed import space_for
 from ghor.linalg import eye_like, frobenius, inverse, wide
@@ -296,13 +305,25 @@ def _neumann(Q: Tensor, terms: int) -> Tensor:
     return P
 
 
+# Options of LoRA that make another layer, and ways to start that leave the base weight as it is: with others,
+# such as PiSSA, peft changes the base weight when it loads the adapter.
+LORA_VARIANTS = (
+    *("use_dora", "use_qalora", "use_bdlora", "lora_bias", "alpha_pattern", "rank_pattern"),
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "layer_replication", "monteclora_config"),
+    "target_parameters",
+)
+LORA_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+
+
 def _from_lora(
     config: Mapping[str, Any],
     found: Mapping[str, Mapping[str, Tensor]],
     modules: Mapping[str, Any],
     warn: Any,
 ) -> tuple[LowRank, dict[str, Tensor]]:
-    _refuse(config, "use_dora", "use_qalora", "use_bdlora", "lora_bias", "alpha_pattern", "rank_pattern")
+    _refuse(config, *LORA_VARIANTS)
+    if config.get("init_lora_weights") not in LORA_STARTS:
+        _refuse(config, "init_lora_weights")
     rank = int(config["r"])
     factors: dict[str, Tensor] = {}
     scaling = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -363,7 +384,7 @@ def save_peft(model: nn.Module, folder: Any, name: str = "default", neumann: boo
     if config["peft_type"] == "OFT":
         config |= {"use_cayley_neumann": neumann, "num_cayley_neumann_terms": terms}
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True))
+    write_file(Path(folder) / "adapter_config.json", json.dumps(config, indent=2, sort_keys=True).encode())
     _write_safetensors(
         Path(folder) / "adapter_model.safetensors", {PREFIX + n: t for n, t in tensors.items()}
     )
@@ -413,4 +434,4 @@ def _write_safetensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
         end += t.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    file.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *chunks]))
+    write_file(file, b"".join([len(text).to_bytes(8, "little"), text, *chunks]))

@@ -631,3 +631,12 @@ def test_a_weight_that_is_computed_is_named_with_the_way_out():
         ghor.constrain(model, "1.weight", ghor.Stiefel())
     with pytest.raises(ValueError, match=r"weight of .*Linear is computed by a parametrization"):
         ghor.constrain(model[1], "weight", ghor.Stiefel())
+
+
+def test_a_weight_with_two_names_has_moved_by_both():
+    net = nn.Module()
+    net.a = net.b = nn.Linear(8, 8)
+    before = net.a.weight.detach().clone()
+    moved = ghor.constrain(net, ["a.weight", "b.weight"], ghor.Stiefel())
+    assert moved["a.weight"] == moved["b.weight"] == pytest.approx(float((net.a.weight - before).norm()))
+    assert ghor.check(net).weights["a.weight"].moved == moved["a.weight"]

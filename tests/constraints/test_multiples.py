@@ -117,3 +117,30 @@ def test_what_cannot_be_a_multiple():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ghor.constrain_multiples(nn.Linear(32, 96), "weight", ghor.Stiefel(blocks=3))
+
+
+@pytest.mark.parametrize("names", [["a.weight", "b.weight"], ["b.weight", "a.weight"]])
+def test_a_module_with_two_names_is_scaled_once(names):
+    net = nn.Module()
+    net.a = net.b = nn.Linear(8, 8)
+    size = net.a.weight.norm()
+    moved = ghor.constrain_multiples(net, names, ST)
+    assert list(moved) == names
+    assert moved["a.weight"] == moved["b.weight"] > 0
+    torch.testing.assert_close(net.a.weight.norm(), size)
+    assert len(net.a.parametrizations.weight) == 1
+
+
+def test_multiples_leave_a_padding_row_alone(gen):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Embedding(5, 4, padding_idx=0))
+    before = net[1].weight.detach().clone()
+    ghor.constrain_multiples(net, ["0.weight", "1.weight"], ghor.Sphere())
+    torch.testing.assert_close(net[1].weight.detach(), before)
+    opt = ghor.optim.SGD(net, lr=0.1)
+    net[1](torch.tensor([0, 1, 2])).square().sum().backward()
+    net[0].parametrizations.weight.original.grad = randn((4, 4), gen, torch.float32)
+    opt.step()
+    assert not net[1].weight[0].any()
+    assert torch.isfinite(net[1].weight).all()
+    net[1].weight = before  # through the inverse of the parametrization
+    torch.testing.assert_close(net[1].weight.detach(), before)

@@ -255,3 +255,57 @@ def test_what_is_refused(gen):
     AdamW([{"params": [flat], "anchor": torch.zeros(4)}], space=ghor.Euclidean())
     with pytest.raises(ValueError, match=r"the anchor of weight .* off Stiefel"):
         ghor.constrain(nn.Linear(3, 7), "weight", STIEFEL, anchor=torch.ones(7, 3))
+
+
+def test_a_weight_decays_though_another_has_no_gradient(gen):
+    """The step in which a stack splits is like every other."""
+    Y0, Z0, A = (point(STIEFEL, (7, 3), gen) for _ in range(3))
+    grads = [randn((7, 3), gen) for _ in range(3)]
+
+    def run(others):
+        Y, Z = nn.Parameter(Y0.clone()), nn.Parameter(Z0.clone())
+        params = [Y, Z] if others else [Y]
+        opt = ghor.optim.AdamW(params, space=STIEFEL, anchor=[A] * len(params), lr=1e-2, weight_decay=5.0)
+        for G in grads:
+            Y.grad = G.clone()
+            opt.step()
+        return Y.detach()
+
+    torch.testing.assert_close(run(True), run(False), rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:weight_decay=0.5 has no effect")
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_anchor_point_is_saved_before_the_first_step(steps, gen):
+    Y, Z, A = (point(STIEFEL, (7, 3), gen) for _ in range(3))
+    pair = [nn.Parameter(Y.clone()), nn.Parameter(Z.clone())]
+    opt = ghor.optim.AdamW(pair, space=STIEFEL, anchor=[A, "start"], lr=1e-2, weight_decay=0.5)
+    for _ in range(steps):
+        pair[1].grad = randn((7, 3), gen)
+        opt.step()
+    twins = [nn.Parameter(p.detach().clone()) for p in pair]
+    other = ghor.optim.AdamW(twins, space=STIEFEL, lr=1e-2, weight_decay=0.5)
+    other.load_state_dict(through_a_file(opt.state_dict()))
+    for p, q in zip(pair, twins, strict=True):
+        p.grad = torch.zeros_like(p)
+        q.grad = torch.zeros_like(q)
+    for _ in range(3):
+        opt.step()
+        other.step()
+    same([p.detach() for p in twins], [p.detach() for p in pair])
+    same(other.state[twins[0]]["decay_target"], A)
+
+
+@pytest.mark.filterwarnings("ignore:weight_decay=0.5 has no effect")
+def test_an_anchor_that_is_declared_too_late(gen):
+    layer = nn.Linear(3, 7, bias=False)
+    ghor.constrain(layer, "weight", STIEFEL)
+    opt, plain = ghor.optim.AdamW(layer, weight_decay=0.5), ghor.optim.Rprop(layer)
+    given = ghor.optim.AdamW([layer.weight], anchor="start", weight_decay=0.5)
+    layer.weight.grad = randn((7, 3), gen, torch.float32)
+    opt.step()
+    ghor.constrain(layer, "weight", STIEFEL, anchor=point(STIEFEL, (7, 3), gen, torch.float32))
+    with pytest.raises(ValueError, match=r"weight is declared with an anchor, and this optimizer has none"):
+        opt.step()
+    plain.step()  # has no decay
+    given.step()  # has an anchor of its own

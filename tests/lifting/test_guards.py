@@ -294,7 +294,7 @@ def test_a_velocity_that_has_left_ghor_moves_nothing(space, steps_before, gen):
     take_steps(opt, gen, steps_before)
     before, state = [Y.detach().clone(), Z.detach().clone()], state_of(opt)
     opt.leaks = True
-    said = f"the velocity that Leaks has for proj is 1.0e-03 off g^hor of {space}, .* nothing was moved"
+    said = f"velocity that Leaks has for proj is 1.0e-03 off g^hor of {space}, .* manifolds were not moved"
     for _ in range(2):
         with pytest.raises(ValueError, match=said.replace("^", r"\^").replace("()", r"\(\)")):
             take_steps(opt, gen)
@@ -414,3 +414,56 @@ def test_a_section_of_another_shape_is_refused(gen):
     with pytest.raises(ValueError, match=r"a loaded section of shape \(6, 6\) is not that of 9 x 2 weights"):
         opts[1].load_state_dict(opts[0].state_dict())
     take_steps(opts[1], gen)
+
+
+# -- options that are switched on between steps --------------------------------------------------------------
+
+
+def test_momentum_that_comes_later_turns_with_its_frame():
+    """SGD gives the same weights in every frame."""
+
+    def run(section):
+        gen = torch.Generator().manual_seed(3)
+        Y = nn.Parameter(STIEFEL.random(9, 3, generator=gen, dtype=torch.float64))
+        opt = ghor.optim.SGD([Y], lr=0.05, space=STIEFEL, section=section)
+        for momentum in [0.0] * 2 + [0.9] * 15 + [0.0] * 3 + [0.5] * 10:  # out of use, it turns all the same
+            opt.param_groups[0]["momentum"] = momentum
+            take_steps(opt, gen)
+        return Y.detach()
+
+    torch.testing.assert_close(run("implicit"), run("transported"), rtol=0, atol=1e-10)
+
+
+def test_state_that_cannot_turn_is_refused_before_anything_moves(gen):
+    Y, x = weight(9, 3), nn.Parameter(torch.zeros(4))
+    opt = ghor.optim.RMSprop([Y, x], space=[STIEFEL, ghor.Euclidean()], section="implicit")
+    take_steps(opt, gen)
+    before = [Y.detach().clone(), x.detach().clone()]
+    opt.param_groups[0]["centered"] = True
+    with pytest.raises(ValueError, match=r"RMSprop .*; use section='transported'"):
+        take_steps(opt, gen)
+    same([Y.detach(), x.detach()], before)
+    opt.param_groups[0]["centered"] = False
+    take_steps(opt, gen)
+
+
+def test_the_velocity_that_has_left_ghor_is_named_among_vectors(gen):
+    sphere = ghor.Sphere()
+
+    class Slips(torch.optim.SGD):
+        """SGD, and when `leaks` is set a velocity of the third point that is not in g^hor."""
+
+        leaks = False
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step()
+            if self.leaks:
+                self.param_groups[0]["params"][0][2, 0] += 1e-3
+
+    weights = [(n, nn.Parameter(sphere.random(5, generator=gen))) for n in "abc"]
+    opt = ghor.lift(Slips)(weights, lr=1e-3, space=sphere)
+    take_steps(opt, gen)
+    opt.leaks = True
+    with pytest.raises(ValueError, match=r"the velocity that Slips has for c is 1.0e-03 off"):
+        take_steps(opt, gen)

@@ -2,6 +2,7 @@
 reason."""
 
 import copy
+import pickle
 
 import lion_pytorch
 import pytest
@@ -287,3 +288,33 @@ def test_the_probe_leaves_no_trace():
     assert fired == []
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
+
+
+class Stepped(torch.optim.SGD):
+    """An optimizer of someone's own."""
+
+
+class Mine(ghor.lift(Stepped)):
+    """A subclass of what `lift` makes, with a method of its own."""
+
+    def mine(self):
+        return True
+
+
+def test_a_subclass_of_a_lifted_class_is_copied_as_itself(gen):
+    opt = Mine([nn.Parameter(ghor.Stiefel().random(5, 2, generator=gen))], space=ghor.Stiefel(), lr=0.1)
+    take_steps(opt, gen)
+    for again in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        assert type(again) is Mine
+        assert again.mine()
+        take_steps(again, gen)
+
+
+def test_options_of_a_class_that_is_lifted_already():
+    assert ghor.lift(ghor.optim.SGD) is ghor.optim.SGD
+    assert ghor.lift(ghor.optim.Muon, blocks=True) is ghor.optim.Muon
+    one_by_one = ghor.lift(Stepped, stack=False)
+    assert ghor.lift(one_by_one, stack=False) is one_by_one
+    for options in ({"blocks": True}, {"stack": False}):
+        with pytest.raises(TypeError, match="SGD is lifted already, and computes with stack=True"):
+            ghor.lift(ghor.optim.SGD, **options)

@@ -83,10 +83,11 @@ def constrain(
             warn(advice, f"{n} {advice}")  # once for all layers of one kind
     if isinstance(anchor, Tensor):
         anchor = anchor.detach().clone()  # it could be the weight itself, which moves
-    moved = {}
+    with torch.no_grad():  # all of them before any moves: one weight may be here by several names
+        distances = [torch.linalg.vector_norm(wide(full_tensor(p) - full_tensor(Y))) for *_, p, _, Y in plan]
+    moved = {n: float(distance) for (n, *_), distance in zip(plan, distances, strict=True)}
     for n, owner, leaf, p, on, point in plan:
         with torch.no_grad():
-            moved[n] = float(torch.linalg.vector_norm(wide(full_tensor(p) - full_tensor(point))))
             p.copy_(point)
         for other, twin in owners(p):  # a tied weight may have been declared by another name before
             other.__dict__[RECORD][twin], other.__dict__[RECORD].moved[twin] = on, moved[n]

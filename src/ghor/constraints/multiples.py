@@ -8,7 +8,7 @@ a layer is called, by one multiplication. A learning rate means what it means on
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +66,9 @@ def constrain_multiples(
         raise TypeError(f"multiples are those of orthogonal matrices, as of ghor.Stiefel(), got {space!r}")
     if scale != "start" and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         raise ValueError(f"scale is a positive number or 'start', got {scale!r}")
-    warn, plan = Warnings(), []
-    for n, (owner, leaf) in select(module, name).items():
+    warn, plan, chosen = Warnings(), [], select(module, name)
+    # One weight of a module that is here by several names is scaled once.
+    for (owner, leaf), n in {of: n for n, of in reversed(chosen.items())}.items():
         p: Any = owner._parameters[leaf]
         holders = [(m, k) for m in module.modules() for k, q in m._parameters.items() if q is p]
         if len(holders) > 1:
@@ -82,17 +83,18 @@ def constrain_multiples(
         dims = tuple(range(-space.dims, 0))
         s = torch.linalg.vector_norm(space.split(p.detach()), dim=dims, keepdim=True)
         s = s / math.sqrt(space.size(p.shape)[1]) if scale == "start" else torch.full_like(s, float(scale))
-        plan.append((n, owner, leaf, p.detach().clone(), Q, Multiple(space, s, learn)))
+        s = torch.where(s == 0, 1, s)  # a padding row, which stays as it is
+        plan.append((owner, leaf, p.detach().clone(), Q, Multiple(cast(MatrixSpace, on), s, learn)))
     moved = {}
-    for n, owner, leaf, before, Q, multiple in plan:
+    for owner, leaf, before, Q, multiple in plan:
         parametrize.register_parametrization(owner, leaf, multiple)
         held: Any = owner.parametrizations[leaf]  # type: ignore[index]
         with torch.no_grad():
             held.original.copy_(Q)
-        constrain(owner, [f"parametrizations.{leaf}.original"], space)
-        moved[n] = float(torch.linalg.vector_norm(getattr(owner, leaf).detach() - before))
+        constrain(owner, [f"parametrizations.{leaf}.original"], multiple.space)
+        moved[owner, leaf] = float(torch.linalg.vector_norm(getattr(owner, leaf).detach() - before))
     warn.flush()
-    return moved
+    return {n: moved[of] for n, of in chosen.items()}
 
 
 def multiples(model: nn.Module) -> dict[tuple[nn.Module, str], Multiple]:

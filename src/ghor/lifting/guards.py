@@ -99,11 +99,14 @@ def _start_again(s: Stack, changed: Tensor, warn: Warn) -> None:
 
 
 def check_velocity(s: Stack, Base: type[Optimizer]) -> None:
-    """Raise if a rule has turned B into something that is not in g^hor; nothing has moved yet."""
+    """Raise if a rule has turned B into something that is not in g^hor.
+
+    No weight on a manifold has moved yet, but the moments have, and Euclidean weights.
+    """
     if (s.age >= TRUSTED and s.age % SELDOM) or not s.W.numel():
         return
     W, projected = s.W, s.space.one.hor(s.W)
-    out = not_in_ghor(W, projected)
+    out = not_in_ghor(W, projected, s.space.dims)
     if bool(out.any()):
         i = int(out.flatten().nonzero()[0])
         raise left_ghor(Base, s.name_of_point(i), s.space, W[i], projected[i])

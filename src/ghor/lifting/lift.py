@@ -28,6 +28,12 @@ def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> 
     if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
         raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
     if issubclass(Base, Lifted):
+        in_blocks = Base.blocks or issubclass(Base, NAMED[torch.optim.Muon])
+        if (not stack and Base.stack) or (blocks and not in_blocks):
+            raise TypeError(
+                f"{Base.__name__} is lifted already, and computes with stack={Base.stack}, "
+                f"blocks={Base.blocks}; lift {Base.Base.__name__} with other options"
+            )
         return Base
     if Base in NAMED and ((stack and not blocks) or Base is torch.optim.Muon):  # Muon always has blocks
         return NAMED[Base]
@@ -40,6 +46,8 @@ def lift(Base: type[Optimizer], *, stack: bool = True, blocks: bool = False) -> 
         name, doc = Base.__name__, inspect.getdoc(Base) or ""
 
         def reduce(self: Lifted) -> Any:
+            if type(self) is not _lifted[made_by]:  # a subclass, which pickle finds by its name
+                return Lifted.__reduce__(self)
             return _unpickle, made_by, self.__getstate__()
 
         content = {

@@ -221,8 +221,8 @@ class Lifted(Optimizer):
         """Raise if a phase hook has ended the step: Base would then move the weights themselves."""
         if self._swapped is None:
             raise RuntimeError(
-                "the phase_hook has saved, copied or changed its optimizer within a step, and nothing was "
-                "moved; use step hooks for that, which run before and after it"
+                "the phase_hook has saved, copied or changed its optimizer within a step, and weights on "
+                "manifolds were not moved; use step hooks for that, which run before and after it"
             )
 
     @_disable_dynamo

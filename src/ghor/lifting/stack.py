@@ -328,7 +328,7 @@ class Stack:
                 chosen = then.unflatten(0, self.batch)[index].flatten(0, len(self.batch) - 1)
             part.seen.expected = chosen
         part.seen.versions = tuple(self.seen.versions[i] for i in index)
-        part.loaded = self.loaded
+        part.loaded, part.decays = self.loaded, self.decays
         part._show(tuple(self.seen.dicts[i] for i in index))
         return part
 

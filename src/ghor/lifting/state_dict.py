@@ -32,8 +32,14 @@ def plain(groups: list[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
                 out["state"].setdefault(key, {})
     for group, saved in zip(groups, out["param_groups"], strict=True):
         space = group["space"]
-        anchors = [a if a is None else "start" for a in anchors_of(group)]  # the point itself is in the state
-        saved["anchor"] = anchors if len(set(anchors)) > 1 else anchors[0] if anchors else None
+        # Once a weight has moved, its state holds the point.
+        held = ["decay_target" in out["state"].get(key, ()) for key in saved["params"]]
+        anchors = [
+            "start" if there and a is not None else a
+            for a, there in zip(anchors_of(group), held, strict=True)
+        ]
+        same = not any(map(torch.is_tensor, anchors)) and len(set(anchors)) == 1
+        saved["anchor"] = anchors[0] if same else anchors or None
         saved["space"] = list(map(repr, space)) if isinstance(space, (list, tuple)) else space and repr(space)
     return out
 

@@ -237,14 +237,14 @@ def _tried(case: Case) -> str | None:
     return reason
 
 
-def not_in_ghor(W: Tensor, projected: Tensor) -> Tensor:
-    """Which velocities (..., N, n) are off their projection to g^hor: max |W - projected| > 16 eps max |W|.
+def not_in_ghor(W: Tensor, projected: Tensor, dims: int) -> Tensor:
+    """Which velocities (..., *point) are off their projection to g^hor: max |W - projected| > 16 eps max |W|.
 
     Returns (...), reading no value. Velocities that are not finite are not reported: NaN > x is false, and
     `guards.after` deals with them.
     """
-    dims = tuple(range(-min(2, W.dim()), 0))
-    off, size = (W - projected).abs().amax(dims), W.abs().amax(dims)
+    of_point = tuple(range(-dims, 0))
+    off, size = (W - projected).abs().amax(of_point), W.abs().amax(of_point)
     return off > 16 * torch.finfo(W.dtype).eps * size
 
 
@@ -254,8 +254,8 @@ def left_ghor(Base: type[Optimizer], name: str, space: Space, W: Tensor, project
     return ValueError(
         f"the velocity that {Base.__name__} has for {name} is {off:.1e} off g^hor of {space}, and {size:.1e} "
         "in size: its block A must be skew, A + A* = 0 (0 on Grassmann), to machine precision. The rule is "
-        f"not elementwise on a tensor of shape {tuple(W.shape)}; nothing was moved. Use a rule that is, "
-        "such as ghor.optim.Adam"
+        f"not elementwise on a tensor of shape {tuple(W.shape)}; weights on manifolds were not moved, "
+        "Euclidean ones and moments were. Use a rule that is elementwise, such as ghor.optim.Adam"
     )
 
 
@@ -307,7 +307,7 @@ def _keeps_ghor(case: Case) -> tuple[str | None, float]:
             return NOT_FINITE, size
         if any(bool(p.any()) for p in run.weights):
             return OWN_LIST, size
-        if bool(not_in_ghor(V, case.space.hor(V)).any()):
+        if bool(not_in_ghor(V, case.space.hor(V), case.space.dims).any()):
             return NOT_ELEMENTWISE, size
         size = max(size, float(V.abs().max()))
     return None if size else STILL, size
