@@ -296,11 +296,12 @@ def test_nothing_is_remembered_of_before_a_weight_was_moved():
         assert (p - q).abs().max() <= 1e-12
 
 
-def test_an_error_in_the_closure_leaves_the_weights_where_they_were():
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_an_error_in_the_closure_leaves_the_weights_where_they_were(search):
     """Not at the step that was being tried, which no frame of ours is above."""
     net = Net()
     opt, before = (
-        ghor.optim.LBFGS(net, line_search_fn="strong_wolfe"),
+        ghor.optim.LBFGS(net, line_search_fn=search),
         [p.detach().clone() for p in net.parameters()],
     )
     closure, calls = closure_of(net, opt), []
@@ -325,26 +326,92 @@ def test_one_group():
     assert issubclass(ghor.optim.LBFGS, torch.optim.LBFGS)
 
 
-@pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_a_loss_that_is_not_finite(search):
-    """The weights stay, with a warning: also where only a later evaluation is NaN."""
-    Y = nn.Parameter(STIEFEL.random(10, 2, generator=gen(0), dtype=torch.float64))
-    opt, calls = ghor.optim.LBFGS([Y], space=STIEFEL, line_search_fn=search), []
+def spoiled(net, opt, bad):
+    """A closure whose loss is NaN in the calls `bad`, from 1 on, and where it was called, as far as it is."""
+    closure, visited = closure_of(net, opt), []
 
-    def closure(good):
-        calls.append(1)
-        opt.zero_grad()
-        loss = (Y**4).sum() * (1 if len(calls) <= good else torch.nan)
-        loss.backward()
+    def spoils():
+        visited.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        loss = closure()
+        if len(visited) in bad:
+            for p in net.parameters():
+                p.grad.mul_(torch.nan)
+            return loss * torch.nan
         return loss
 
-    before = Y.detach().clone()
-    with pytest.warns(UserWarning, match="not finite"):
-        opt.step(lambda: closure(0))
-    assert torch.equal(Y, before)
-    calls.clear()
-    opt.step(lambda: closure(2))
-    assert STIEFEL.residual(Y.detach()) < 1e-12
+    return spoils, visited
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("first", [1, 2, 4])
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_a_loss_that_is_not_finite(search, first, strict):
+    """The weights stay where loss and gradient were finite, with a warning or an error; then it goes on."""
+    net = Net()
+    opt = ghor.optim.LBFGS(
+        net, lr=1 if search else 0.01, line_search_fn=search, max_iter=30, error_if_nonfinite=strict
+    )
+    closure, visited = spoiled(net, opt, range(first, 1000))
+    refused = pytest.raises(RuntimeError, match="Y is not finite") if strict else None
+    with refused or pytest.warns(UserWarning, match="not finite"):
+        opt.step(closure)
+    good = visited[: max(1, first - 1)]
+    here = torch.cat([p.detach().flatten() for p in net.parameters()])
+    assert any(torch.equal(here, x) for x in good)
+    assert search or torch.equal(here, good[-1])
+    loss = [float(closure_of(net, opt)().detach())]
+    for _ in range(20):
+        loss.append(float(opt.step(closure_of(net, opt)).detach()))
+    assert float(STIEFEL.residual(net.Y.detach())) <= 1e-12
+    assert loss[1] == loss[0]
+    assert loss[-1] < loss[0]
+    assert search is None or float(net.b.grad.norm()) <= 1e-4
+
+
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("first", [2, 5])
+def test_a_step_that_was_taken_back_is_tried_again(first, section):
+    """With the same memory: the points of a run without NaN, to the bit."""
+    runs = []
+    for bad in ([], [first]):
+        net = Net()
+        opt = ghor.optim.LBFGS(net, lr=0.01, max_iter=10, section=section)
+        closure, visited = spoiled(net, opt, bad)
+        with pytest.warns(UserWarning, match="not finite") if bad else warnings.catch_warnings():
+            opt.step(closure)
+        opt.step(closure)
+        runs.append(visited)
+    plain, again = runs
+    assert all(map(torch.equal, again[:first], plain[:first]))
+    assert len(again) == first + 10
+    rest = again[first:]
+    assert all(map(torch.equal, rest, plain[first - 2 : first - 2 + len(rest)]))
+
+
+def test_euclidean_weights_go_to_nan_as_torchs_do():
+    """But for error_if_nonfinite, which torch's has not: nothing is lost."""
+    for cls, more in (
+        (torch.optim.LBFGS, {}),
+        (ghor.optim.LBFGS, {"space": ghor.Euclidean()}),
+        (ghor.optim.LBFGS, {"space": ghor.Euclidean(), "error_if_nonfinite": True}),
+    ):
+        x, calls = nn.Parameter(torch.ones(3)), []
+        opt = cls([x], max_iter=5, **more)
+
+        def closure(x=x, opt=opt, calls=calls):
+            calls.append(1)
+            opt.zero_grad()
+            loss = (x**4).sum() * (1 if len(calls) == 1 else torch.nan)
+            loss.backward()
+            return loss
+
+        if "error_if_nonfinite" in more:
+            with pytest.raises(RuntimeError, match="stay where they were before"):
+                opt.step(closure)
+            assert torch.equal(x, torch.ones(3))
+        else:
+            opt.step(closure)
+            assert x.isnan().all()
 
 
 def test_a_euclidean_weight_that_was_written_leaves_the_frames():

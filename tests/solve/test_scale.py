@@ -1,4 +1,4 @@
-"""No result of a solver depends on the scale of the loss, or on the unit in which positions are measured.
+"""No result of a solver depends on the scale of the loss, on the unit of positions, or on a sphere's radius.
 
 Powers of two commute with rounding: scaled by them a run is the same to the last bit.
 """
@@ -99,6 +99,76 @@ def test_a_pose_far_away(method, space, shape, way):
         assert result.success, result.status
         assert result.evaluations <= 50
         assert float((result.x - goal).norm()) <= 1e-9 * (1 + float(goal.norm()))
+
+
+# -- spheres of other radii
+
+STRETCH = torch.diag(torch.arange(1.0, 6, dtype=torch.float64))  # y^T STRETCH y is 1 at the least
+
+
+def on_the_ellipsoid(y):
+    """For every row its own multiple, so that points of a batch are no copies."""
+    weights = torch.arange(1, y.numel() // 5 + 1, dtype=y.dtype)
+    return ((y @ STRETCH.to(y.dtype) * y).sum(-1) * weights).sum()
+
+
+def rows(count, dtype=torch.float64):
+    return ghor.Sphere().random(count, 5, generator=gen(0), dtype=dtype)
+
+
+# Of one number, of each point's own, and of several in one batch.
+RADII = [
+    *((2.0, 2.0**power, 2.0 ** (power - 1)) for power in (-30, 31)),
+    *(("start", "start", torch.tensor(powers).exp2()) for powers in ([[30.0]] * 3, [[-20.0], [0.0], [20.0]])),
+]
+
+
+@pytest.mark.parametrize(("radius", "other", "factor"), RADII, ids=["small", "large", "start", "several"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_radius_of_a_sphere(method, radius, other, factor):
+    x = rows(3) * (2 if radius == 2 else 1)
+    one = ghor.minimize(on_the_ellipsoid, x, ghor.Sphere(radius=radius), method)
+    two = ghor.minimize(lambda y: on_the_ellipsoid(y / factor), x * factor, ghor.Sphere(radius=other), method)
+    same_run(one, two, factor)
+    assert one.gradient_norm == two.gradient_norm  # by radians
+
+
+@pytest.mark.parametrize(("radius", "other", "factor"), RADII, ids=["small", "large", "start", "several"])
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_the_radius_of_a_sphere_in_the_optimizer(search, radius, other, factor):
+    ends = []
+    for space, scale in ((radius, 1.0), (other, factor)):
+        y = torch.nn.Parameter(rows(3) * (2 if radius == 2 else 1) * scale)
+        opt = ghor.optim.LBFGS([y], space=ghor.Sphere(radius=space), max_iter=60, line_search_fn=search)
+
+        def closure(y=y, opt=opt, scale=scale):
+            opt.zero_grad()
+            loss = on_the_ellipsoid(y / scale)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        ends.append((y.detach() / scale, opt.state[y]["n_iter"], opt.state[y]["func_evals"]))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1:] == ends[1][1:]
+    assert ends[0][1] < 60
+
+
+@pytest.mark.parametrize(
+    ("dtype", "radii"), [(torch.float64, (1e-3, 1e3)), (torch.float32, (1e-3, 1e3, 1e8))], ids=str
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_sphere_of_any_radius_is_as_the_unit_sphere(method, dtype, radii):
+    """To rounding, which may take an iteration more. The value is 6 at the least: 1 + 2 + 3."""
+    x = rows(3, dtype)
+    one = ghor.minimize(on_the_ellipsoid, x, ghor.Sphere(), method, retraction="geodesic")
+    for r in radii:
+        for radius in (r, "start"):
+            space = ghor.Sphere(radius=radius)
+            two = ghor.minimize(lambda y, r=r: on_the_ellipsoid(y / r), x * r, space, method)
+            assert two.success
+            assert abs(two.iterations - one.iterations) <= 3
+            assert abs(two.value - 6) <= 100 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -38,7 +38,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
     Options and state are torch's: `closure` is called several times per step, there is one parameter group,
     and all weights are on one device. On Euclidean weights alone it is torch's LBFGS up to rounding.
     Elsewhere a pair counts only if its curvature is positive beyond rounding, the memory is emptied if a
-    direction does not descend, and no step is longer than the retraction allows.
+    direction does not descend, no step is longer than the retraction allows, and one to where the gradient is
+    not finite is taken back. On a sphere W is in radians, so nothing depends on its radius.
     """
 
     __module__ = "ghor.optim"
@@ -190,15 +191,25 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         for p, Y in zip(self.param_groups[0]["params"], points.tensors(), strict=True):
             p.copy_(Y)
 
-    def _stays(self, g: Tensor, flat_spaces: bool) -> bool:
-        """Whether the gradient is not finite, so that the weights stay where they are.
+    def _stays(self, at: Place, flat_spaces: bool) -> bool:
+        """Whether the gradient is not finite, so that the weights stay where they are, or go back there.
 
-        If all weights are Euclidean, they go to NaN, as in torch.
+        With `error_if_nonfinite` raises; otherwise Euclidean weights alone go to NaN, as in torch.
         """
-        if flat_spaces or bool(torch.isfinite(g).all()):
+        if bool(torch.isfinite(at.gradient).all()):
             return False
-        self._warn("nonfinite", "a gradient is not finite (is the loss?): the weights stay where they are")
-        return True
+        group = self.param_groups[0]
+        if group["error_if_nonfinite"]:
+            parts = [(i, part) for b in at.points.batches for i, part in b.parts(at.gradient)]
+            bad = next(i for i, part in parts if not bool(torch.isfinite(part).all()))
+            raise RuntimeError(
+                f"the gradient of {name_of(group, 0, bad)} is not finite after a step; the weights stay "
+                "where they were before it (error_if_nonfinite=True)"
+            )
+        if not flat_spaces:
+            text = "a gradient is not finite (is the loss?): the weights stay where they are"
+            self._warn("nonfinite", text)
+        return not flat_spaces
 
     def _solve(self, closure: Callable[[], Any]) -> Any:
         group, params = self.param_groups[0], self.param_groups[0]["params"]
@@ -209,20 +220,19 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         points, state = self._locate(), self.state[params[0]]
         state.setdefault("func_evals", 0)
         state.setdefault("n_iter", 0)
-        losses: list[Any] = []
+        losses, places = list[Any](), list[Place]()
 
         def evaluate(at: Points) -> Place:
             if losses:  # the first evaluation is at the weights as they are
                 self._put(at)
             losses.append(closure())
             state["func_evals"] += 1
-            return Place(at, float(losses[-1]), at.gradient([p.grad for p in params]))
+            places[:] = [Place(at, float(losses[-1]), at.gradient([p.grad for p in params]))]
+            return places[0]
 
         place = evaluate(points)
         self._refuse_nonfinite()
-        if float(place.gradient.abs().max()) <= group["tolerance_grad"] or self._stays(
-            place.gradient, flat_spaces
-        ):
+        if float(place.gradient.abs().max()) <= group["tolerance_grad"] or self._stays(place, flat_spaces):
             return losses[0]
         d, t, before = state.get("d"), state.get("t"), state.get("prev_flat_grad")
         size, least = group["history_size"], ABSOLUTE if flat_spaces else None
@@ -231,7 +241,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             for iteration in range(1, last + 1):
                 g, then = place.gradient, place.value
                 state["n_iter"] += 1
-                fresh = d is None or state["n_iter"] == 1
+                # Also after a first step that was not taken, t = 0.
+                fresh = d is None or state["n_iter"] == 1 or not (flat_spaces or t or pairs.informed)
                 if not fresh:
                     pairs.update(d * t, before, g)
                 d = pairs.direction(g) if not fresh else g.neg()
@@ -242,25 +253,28 @@ class LBFGS(Lifted, torch.optim.LBFGS):
                 before = g
                 if slope > -group["tolerance_change"]:
                     break
+                length, t = t, 0.0  # until a step is taken
                 if wolfe is not None:
                     slack = 0.0 if flat_spaces else 10 * points.eps * abs(then)
                     tolerance, left = group["tolerance_change"], group["max_eval"] - len(losses)
                     bounds = {"size": float(d.abs().max()), "tolerance": tolerance, "iterations": left}
-                    step = search(place, d, slope, t, evaluate, pairs.vectors, **bounds, slack=slack)
+                    step = search(place, d, slope, length, evaluate, pairs.vectors, **bounds, slack=slack)
                     t, place, d, before = step.t, step.place, step.direction, step.before
                     points = place.points
                     self._put(points)
+                    if t == 0 and self._stays(places[0], flat_spaces):
+                        break
                 else:
-                    ray, along, before = Ray(points, d), d.clone(), g.clone()
-                    t = min(t, ray.ceiling())
-                    at = ray.at(t, [along, before])
-                    ray.renew(at, t, pairs.vectors)
-                    points, d = at, along
-                    self._put(points)
+                    ray, along, old = Ray(points, d), d.clone(), g.clone()
+                    length = min(length, ray.ceiling())
+                    at = ray.at(length, [along, old])
                     if iteration != last:  # as in torch: after the last one, the next step evaluates there
-                        place = evaluate(points)
-                        if self._stays(place.gradient, flat_spaces):
+                        new = evaluate(at)
+                        if self._stays(new, flat_spaces):
                             break
+                        place = new
+                    ray.renew(at, length, pairs.vectors)
+                    points, d, t, before = at, along, length, old
                 if (
                     iteration == last
                     or len(losses) >= group["max_eval"]

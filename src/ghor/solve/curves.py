@@ -171,7 +171,7 @@ class Ray:
             # See `CayleyCurve`.
             W = batch.space.hor(W) if batch.curved and not batch.free else W
             # The longest turn of a point at t = 1.
-            turns = batch.space.step_length(W) if batch.curved else None
+            turns = batch.turns(W) if batch.curved else None
             turn = 0.0 if turns is None else float(turns.max() if turns.dim() else turns)
             self.curves.append(Curve(batch, W, turn, points.retraction))
 

@@ -11,15 +11,19 @@ import torch
 from torch import Generator
 
 from ghor.solve.curves import Ray
+from ghor.solve.points import Points
 from ghor.solve.problem import Given, Loss, Problem, Spaces
+
+STRAIGHT = 0.01  # how far log10 of errors may be from a line, in the mean
 
 
 @dataclass(frozen=True, repr=False)
 class Slope:
     """Remainders `error` at steps t, and the `slope` of log(error) against log(t) where that is a line.
 
-    `order` is the slope for right derivatives; `ok` compares the two, and printing a Slope gives the verdict.
-    An expansion that is exact to rounding passes, with the slope inf.
+    Steps are in radians, and in parts of the size of positions and Euclidean entries. `order` is the slope
+    for right derivatives; `ok` compares the two, and printing a Slope gives the verdict. An expansion that is
+    exact to rounding passes, with the slope inf. If f changes too little to tell, the slope is NaN.
     """
 
     slope: float
@@ -34,16 +38,19 @@ class Slope:
 
     def __repr__(self) -> str:
         of = {2: "gradient", 3: "Hessian"}.get(self.order, "expansion")
+        if math.isnan(self.slope) and math.isfinite(self.error[0]):
+            return f"Slope({of} inconclusive: the change of f is below its rounding)"
         verdict = f"{of} ok" if self.ok else f"{of} NOT ok"
         return f"Slope({verdict}: slope {self.slope:.2f}, right derivatives have {self.order})"
 
     def draw(self, axes: Any = None) -> Any:
         """Draw the errors and a line of the right slope with matplotlib; returns the axes."""
         axes = importlib.import_module("matplotlib.pyplot").gca() if axes is None else axes
-        top, least = max(self.error) or 1.0, min((e for e in self.error if e > 0), default=1.0)
+        seen = [(e, t) for t, e in zip(self.t, self.error, strict=True) if 0 < e < math.inf]
+        (top, last), (least, _) = max(seen, default=(1.0, 1.0)), min(seen, default=(1.0, 1.0))
         axes.loglog(self.t, self.error, label=f"error, slope {self.slope:.2f}")
         axes.loglog(
-            self.t, [top * (t / self.t[-1]) ** self.order for t in self.t], "--", label=f"slope {self.order}"
+            self.t, [top * (t / last) ** self.order for t in self.t], "--", label=f"slope {self.order}"
         )
         axes.set(xlabel="t", ylabel="remainder of the expansion", ylim=(least / 2, 2 * top))
         axes.legend()
@@ -70,33 +77,57 @@ def check_hessian(
 
 def _check(f: Loss, x: Given, space: Spaces, order: int, generator: Generator | None, draw: bool) -> Slope:
     problem = Problem(f, x, space)
-    place = problem.place(problem.points("geodesic", "transported"), twice=order == 3)
-    g, value = place.gradient, place.value
+    points = problem.points("geodesic", "transported")
+    place = problem.place(points, twice=order == 3)
+    g, value, (_, grads) = place.gradient, place.value, place.graph
     raw = [
-        torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
-        for p in place.points.tensors()
+        torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device) for p in points.tensors()
     ]
-    W = place.points.gradient(raw)
-    W = W / W.norm()
+    W = points.gradient(raw)
+    W = points.sized(W / W.norm())
     first, second = float(g.dot(W)), float(W.dot(problem.hessian(place)(W))) if order == 3 else 0.0
-    steps = [10 ** (-k / 4) for k in range(32, -1, -1)]
-    ray = Ray(place.points, W)
-    errors = [abs(problem.value(ray.at(t)) - value - t * first - t * t / 2 * second) for t in steps]
-    noise = 100 * torch.finfo(g.dtype).eps * max(abs(value), float(g.norm()))
-    result = Slope(_steepness(steps, errors, noise), order, steps, errors)
+    steps, ray = _steps(points), Ray(points, W)
+    values = [problem.value(ray.at(t)) for t in steps]
+    errors = [abs(f - value - t * first - t * t / 2 * second) for t, f in zip(steps, values, strict=True)]
+    terms = [abs(t * first if order == 2 else t * t / 2 * second) for t in steps]
+    eps, size = torch.finfo(g.dtype).eps, max(abs(value), float(points.sized(g).norm()))
+    noise = [100 * eps * max(size, abs(f)) for f in values]
+    # On a curved space a derivative that is zero is so to the rounding of what cancels there.
+    zero = 100 * eps * sum(float(b.Y.norm() * b.stacked(grads).norm()) for b in points.batches if b.curved)
+    result = Slope(_steepness(steps, errors, terms, noise, zero), order, steps, errors)
     if draw:
         result.draw()
     return result
 
 
-def _steepness(steps: list[float], errors: list[float], noise: float) -> float:
-    """The slope over that decade in which the errors above rounding are closest to a line."""
-    if any(map(math.isnan, errors)):
-        return math.nan
-    kept = [(math.log10(t), math.log10(e)) for t, e in zip(steps, errors, strict=True) if e > noise]
+def _steps(points: Points) -> list[float]:
+    """Four steps a decade: up to a radian or the size of the positions, and from 1e-8 of that.
+
+    The scale of f may be another, so there are also those of 1e-8 to 1 in the unit of the positions.
+    """
+    sizes = points.sizes()
+    more, longer = math.log10(max(1.0, *sizes)), -math.log10(min(1.0, *sizes))
+    last = 0 if points.radian > 0 else math.ceil(4 * longer)  # no more than a radian
+    return [10 ** (k / 4) for k in range(-32 - math.ceil(4 * more), last + 1)]
+
+
+def _steepness(
+    steps: list[float], errors: list[float], terms: list[float], noise: list[float], zero: float
+) -> float:
+    """The slope over the first decade in which the errors above rounding are a line, or closest to one.
+
+    The first, because an error of low order is lost among those of high order in long steps. Steps count
+    where f is finite. If there is no such decade, the slope is inf where some term is ten times its error and
+    rounding, or where all are zero and nothing else is seen; otherwise NaN.
+    """
+    seen = [row for row in zip(steps, errors, terms, noise, strict=True) if math.isfinite(row[1])]
+    kept = [(math.log10(t), math.log10(e)) for t, e, _, least in seen if e > least]
     if len(kept) < 5:
-        return math.inf
+        told = any(term > 0 and term >= 10 * max(e, least) for _, e, term, least in seen)
+        nothing = len(seen) > 0 and not kept and max(terms) <= zero
+        return math.inf if told or nothing else math.nan
     x, y = torch.tensor(kept, dtype=torch.float64).unfold(0, 5, 1).unbind(1)  # windows of five
     x, y = x - x.mean(1, True), y - y.mean(1, True)
     slope = (x * y).sum(1) / (x * x).sum(1)
-    return float(slope[(y - slope[:, None] * x).square().sum(1).argmin()])
+    bend = (y - slope[:, None] * x).square().mean(1).sqrt()
+    return float(slope[bend.clamp_min(STRAIGHT).argmin()])

@@ -5,15 +5,17 @@ g^hor (<A, A'>/2 + <B, B'> on matrix spaces). Vectors at different points belong
 can be compared and added: transported frames leave their coordinates alone, implicit ones turn them (see
 `ghor.spaces.sections`).
 
-Turns are measured in radians, and the turn of a step is limited. Positions and Euclidean entries come in a
-unit of the user's choice, so no constant here may stand for a length of theirs.
+Turns are measured in radians, and the turn of a step is limited. On a sphere of radius r, where W is a
+length, a flat vector holds W/r, and a gradient is that by radians, r B: a run is the same as on the unit
+sphere. Positions and Euclidean entries come in a unit of the user's choice, so no constant here may stand for
+a length of theirs.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -22,7 +24,7 @@ from torch.linalg import vector_norm as norm
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.retraction import Retraction
-from ghor.spaces import Euclidean, PositionsOrientations, Space, SpecialEuclidean
+from ghor.spaces import Euclidean, PositionsOrientations, Space, SpecialEuclidean, Sphere
 from ghor.spaces.grassmann import Subspaces
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.orthogonal import Orthogonal
@@ -50,6 +52,7 @@ class PointBatch:
     """
 
     section: Section
+    radius: Tensor | None = None  # of spheres where it is not one, as a factor of points
     lean: bool
     Y: Tensor
     G: Tensor  # the Euclidean gradient here, when it is known
@@ -57,6 +60,8 @@ class PointBatch:
 
     def __init__(self, space: Space, index: list[int], like: Tensor, begin: int) -> None:
         self.space, self.index, self.shape, self.out = space.one, index, like.shape, like.dtype
+        # The space in which lengths of W are angles.
+        self.angular: Any = space.one.unit if isinstance(space.one, Sphere) else space.one
         self.by_rows, self.laid = space.by_rows, space.by_rows(like).shape
         self.dtype = COMPUTE_DTYPE.get(like.dtype, like.dtype)
         split = space.split(like).shape
@@ -111,7 +116,7 @@ class PointBatch:
         if not self.lean:
             B = torch.empty_like(G, memory_format=torch.contiguous_format)
             self.section.global_grad(self.Y, G, B)
-            return self.flat(B)
+            return self.flat(B) if self.radius is None else (B * self.radius).reshape(-1)
         # `MatrixSpace.global_grad` in fewer operations, with A scaled on the way.
         space, Lambda = cast(Orthogonal, self.space), cast(Transported, self.section).Lambda
         M = space.matrix(G)
@@ -147,6 +152,10 @@ class PointBatch:
         """This batch's part of a flat vector."""
         return u if u.numel() == self.part.stop - self.part.start else u[self.part]
 
+    def parts(self, u: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """The index of each weight, and its part of a flat vector."""
+        return zip(self.index, self.own(u).chunk(len(self.index)), strict=True)
+
     def each(self, X: Tensor) -> Sequence[Tensor]:
         """Split X, with one entry for each point, by weights: (points of a weight, ...)."""
         return (X if len(self.full_shape) > self.E.dim() else X.unsqueeze(0)).chunk(len(self.index))
@@ -162,15 +171,21 @@ class PointBatch:
         W = self.scaled(u)
         return W if self.root is None else W / self.root
 
+    def turns(self, W: Tensor) -> Tensor:
+        """The `step_length` of coordinates at each point, on spheres the angle."""
+        return self.angular.step_length(W if self.radius is None else W / self.radius)
+
     def expansion(self, G: Tensor, g: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """v -> Y'(0) v and <G, Y''(0) v> for Y(u) = Lambda R(u) E, the second in g^hor and flat.
 
         All retractions agree to second order. G are the Euclidean gradients, g is the gradient in g^hor. With
         Lambda^H G = [C; D] and W^2 E = [A^2 - B* B; B A] the second is
-        [skew(C A^H + A^H C + B^H D); D A^H - (B*)^H (C + C*)]/2 on matrix spaces. Elsewhere both are
-        derivatives of the product Y'(u)^H G.
+        [skew(C A^H + A^H C + B^H D); D A^H - (B*)^H (C + C*)]/2 on matrix spaces, which is -<Y, G> v on
+        spheres. Elsewhere both are derivatives of the product Y'(u)^H G.
         """
         space, section, Y = self.space, self.section, self.Y
+        if self.radius is not None:
+            return self._expansion_on_spheres(G, self.radius)
         if not (self.matrices and isinstance(space, MatrixSpace)):
             with torch.enable_grad():
                 u, G = torch.zeros_like(g, requires_grad=True), G.requires_grad_()
@@ -201,6 +216,24 @@ class PointBatch:
             bend[..., :n, :] = space.skew(C @ A.mH + A.mH @ C + B.mH @ D) / 2
             bend[..., n:, :] = D @ (A.mH / 2) - space.star(B).mH @ S
             return space.unmatrix(Delta, Y.shape), self.flat(space.unmatrix(bend, Y.shape))
+
+        return formula
+
+    def _expansion_on_spheres(self, G: Tensor, r: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """`expansion` on spheres of radius r: r Q v and -<Y, G> v."""
+        section, Y, unit = self.section, self.Y, self.angular
+        normal = (unit.matrix(Y) * unit.matrix(G)).sum((-2, -1), keepdim=True)
+        if isinstance(section, Implicit):
+            y, sign = Y / r, section.R.sign()
+            P = unit.implicit_inverse(y, sign)
+
+        def formula(v: Tensor) -> tuple[Tensor, Tensor]:
+            V = unit.matrix(self.scaled(v))
+            if isinstance(section, Implicit):
+                Delta = unit.unmatrix(unit.implicit_apply(y, sign, P, V), Y.shape) * r
+            else:
+                Delta = unit.unmatrix(section.Lambda[..., :-1] @ V, Y.shape)
+            return Delta, unit.unmatrix(V * -normal, Y.shape).reshape(-1)
 
         return formula
 
@@ -257,6 +290,10 @@ class Points:
             batch.section = from_state(KINDS[kind], batch.space, batch.E, held, Y, False, turning)
             batch.take_back(vectors, turning)
             batch.Y = batch.section.point(Y)
+            if getattr(space, "radius", 1) != 1:
+                # All coordinates that are not zero have weight one, so this is the whole scale.
+                batch.radius = batch.space.each(batch.section.radius(), batch.Y)
+                batch.root = 1 / batch.radius
             # Frames [Y, Q] that are stored have formulas with fewer operations.
             batch.lean = batch.matrices and isinstance(batch.space, Orthogonal) and kind == "transported"
             if batch.Y.data_ptr() == tensors[index[0]].data_ptr():
@@ -326,6 +363,20 @@ class Points:
         ways = [way for b in self.batches if (way := b.way(b.Y)) is not None]
         return math.hypot(self.radian, *(float(norm(way.flatten())) for way in ways)) if ways else self.radian
 
+    def sizes(self) -> list[float]:
+        """The size of the positions of each batch; 1 where there are none, or all are zero."""
+        ways = [b.way(b.Y) for b in self.batches]
+        return [1.0 if way is None else float(norm(way)) or 1.0 for way in ways]
+
+    def sized(self, u: Tensor) -> Tensor:
+        """A flat vector, with the entries of positions multiplied by their size."""
+        u = u.clone()
+        for b, size in zip(self.batches, self.sizes(), strict=True):
+            if (way := b.way(X := b.scaled(u))) is not None:
+                way.mul_(size)
+                b.take_back([u], [X])
+        return u
+
     def first_step(self, g: Tensor, value: float) -> float:
         """t for a step -t g where no curvature is known: `FIRST` of the extent of every batch, or less.
 
@@ -340,7 +391,7 @@ class Points:
                 steps.append(
                     (
                         FIRST * b.reach * math.sqrt(b.count),
-                        float(norm(b.space.step_length(G))),
+                        float(norm(b.angular.step_length(G))),
                     )
                 )
             if (way := b.way(b.Y)) is not None:
