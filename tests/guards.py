@@ -53,6 +53,7 @@ FILES = {
     "adapters": "adapters.py",
     "interop": "interop.py",
     "precision": "_torch/precision.py",
+    "transforms": "_torch/transforms.py",
     "gradient": "_torch/gradient.py",
 }
 
@@ -759,7 +760,7 @@ MUTANTS = [
     Mutant(
         "the worst point of a weight counts",
         "validation",
-        "worst = (residual / allowed).argmax(1, keepdim=True)",
+        "worst = torch.where(residual <= allowed, 0, residual / allowed).argmax(1, keepdim=True)",
         "worst = torch.zeros_like(residual[:, :1], dtype=torch.int64)",
         "constraints/test_validation.py::test_every_point_of_a_weight_counts",
     ),
@@ -1134,7 +1135,7 @@ MUTANTS = [
     Mutant(
         "matrices without full rank",
         "orthogonal",
-        "if not bool((rank == M.shape[-1]).all()):",
+        "if not everywhere(rank == M.shape[-1]):",
         "if False:",
         "constraints/test_validation.py::test_constrain_what_has_no_point_near",
     ),
@@ -1176,7 +1177,7 @@ MUTANTS = [
     Mutant(
         "second derivatives of hyperbolic distances",
         "hyperbolic",
-        "_split(x, z) if torch.is_grad_enabled() else parts",
+        "_split(x, z) if again else parts",
         "parts",
         "spaces/test_hyperbolic.py::test_derivatives_of_dist",
     ),
@@ -1244,10 +1245,59 @@ MUTANTS = [
         "laws/test_other_spaces.py::test_points_stay_positive_definite",
     ),
     Mutant(
+        "derivatives in forward mode",
+        "transforms",
+        "return X.requires_grad or transformed(X)",
+        "return X.requires_grad",
+        "laws/test_derivatives.py::test_forward_and_reverse_mode_are_differences",
+    ),
+    Mutant(
+        "solves in nested forward mode",
+        "linalg",
+        "if transformed(A):",
+        "if False:",
+        "laws/test_derivatives.py::test_jacobians_and_second_derivatives_of_distances",
+    ),
+    Mutant(
+        "one more step for second derivatives",
+        "linalg",
+        "return (X + inverse(X).mH) / 2 if differentiated(X) else X",
+        "return X",
+        "laws/test_derivatives.py::test_second_derivatives_of_rotations_at_any_angle",
+    ),
+    Mutant(
+        "points without weight",
+        "base",
+        "X = torch.where(w > 0, X, Y)",
+        "pass",
+        "spaces/test_base.py::test_points_without_weight_do_not_count",
+    ),
+    Mutant(
+        "nearly antipodal points",
+        "sphere",
+        "torch.where(c < 0, z + y, z - y)",
+        "z - y",
+        "spaces/test_sphere.py::test_logarithms_of_nearly_antipodal_points",
+    ),
+    Mutant(
+        "zero is not definite",
+        "spd",
+        "torch.where(size == 0, math.inf, size)",
+        "size",
+        "spaces/test_spd.py::test_zero_is_off_the_space",
+    ),
+    Mutant(
+        "tiny matrices hide no bad one",
+        "validation",
+        "torch.where(residual <= allowed, 0, residual / allowed)",
+        "(residual / allowed)",
+        "spaces/test_spd.py::test_a_tiny_matrix_hides_no_bad_one",
+    ),
+    Mutant(
         "SPD points that are indefinite are off",
         "spd",
-        "return frobenius(Y - Y.mT) / 2 + _indefinite(symmetric(compute(Y.detach()))) * frobenius(Y)",
-        "return frobenius(Y - Y.mT) / 2",
+        "return torch.where(_indefinite(symmetric(compute(Y.detach()))), off + whole, off)",
+        "return off",
         "laws/test_other_spaces.py::test_what_has_no_digits_or_is_indefinite_is_off",
     ),
     Mutant(
@@ -1444,8 +1494,8 @@ MUTANTS = [
     Mutant(
         "third derivatives of symmetric functions",
         "linalg",
-        "bend = _Last.apply(bend, T, G, H) if torch.is_grad_enabled() else bend",
-        "pass",
+        "bend = _Last.apply(V @ (bend + bend.mH) @ V.mH, T, G, H)",
+        "bend = V @ (bend + bend.mH) @ V.mH",
         "laws/test_points.py::test_logarithms_are_differentiated_twice_where_eigenvalues_meet",
     ),
     Mutant(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ghor._torch.transforms import differentiated, transformed
 from ghor._torch.values import may_read
 
 LONG, PART = 4096, 512  # the most terms that float32 sums well, and the terms in each part of a longer sum
@@ -32,6 +33,34 @@ def wide(X: Tensor) -> Tensor:
 def as_real(X: Tensor) -> Tensor:
     """View a complex tensor as pairs (..., 2) of real numbers, as torch's optimizers do; real ones stay."""
     return torch.view_as_real(X.resolve_conj()) if X.is_complex() else X
+
+
+def with_value(X: Tensor, value: Tensor) -> Tensor:
+    """`value`, with the derivatives of X, which is the same up to rounding."""
+    out: Tensor = _WithValue.apply(X, value)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WithValue(torch.autograd.Function):
+    """X + (value - X.detach()), without its rounding; and `detach` acts on the innermost transform alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(X: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None]:
+        return G, None
+
+    @staticmethod
+    def jvp(ctx: Any, dX: Tensor, dvalue: Any) -> Tensor:
+        return with_value(dX, dX)  # torch loses a further tangent of anything else (pytorch#197867)
 
 
 def phases(d: Tensor) -> Tensor:
@@ -117,8 +146,37 @@ def spectral_bound(X: Tensor, multiplicity: int = 1) -> Tensor:
 
 
 def largest(X: Tensor) -> float:
-    """The largest entry, NaN if there is a NaN, and 0 for an empty batch."""
+    """The largest entry, NaN if there is a NaN, and 0 for an empty batch; of all points of a torch.vmap."""
+    if X.numel() and transformed(X):
+        return float(_Largest.apply(X))  # type: ignore[no-untyped-call]
     return float(X.amax() if X.numel() > 1 else X) if X.numel() else 0.0
+
+
+class _Largest(torch.autograd.Function):
+    """The largest entry, of all members where torch.vmap batches X, which lets no value of one be read."""
+
+    @staticmethod
+    def forward(X: Tensor) -> Tensor:
+        return X.amax()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, X: Tensor) -> tuple[Tensor, None]:
+        return _Largest.apply(X), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        return None
+
+    jvp = backward
+
+
+def everywhere(X: Tensor) -> bool:
+    """Whether all entries of X, a tensor of bools, are true; of all points of a torch.vmap."""
+    return largest(~X) == 0 if transformed(X) else bool(X.all())
 
 
 def eye_like(X: Tensor) -> Tensor:
@@ -263,7 +321,9 @@ def _by_products(M: Tensor, most: int) -> Tensor | None:
 
 
 def solve(A: Tensor, B: Tensor, left: bool = True) -> Tensor:
-    """A^-1 B, or B A^-1 if not `left`; not finite where A is singular."""
+    """A^-1 B, or B A^-1 if not `left`, of matrices; not finite where A is singular."""
+    if transformed(A):  # a derivative of torch's own rule for forward mode is wrong (pytorch#192540)
+        return inverse(A) @ B if left else B @ inverse(A)
     return _each(lambda a, b: torch.linalg.solve_ex(a, b, left=left)[0], A, B)
 
 
@@ -326,7 +386,8 @@ def _polar_newton(X: Tensor) -> Tensor:
         X, last = (X + inverse(X).mH) / 2, X
         if largest((X - last).detach().abs()) <= 8 * torch.finfo(X.dtype).eps:
             break
-    return X
+    # Once more for the second derivative: one step from a unitary X has only the first one of the limit.
+    return (X + inverse(X).mH) / 2 if differentiated(X) else X
 
 
 # -- the exponential -----------------------------------------------------------------------------------------
@@ -358,7 +419,7 @@ def phi(X: Tensor) -> Tensor:
         _, W = torch.while_loop(lambda j, _: j < top, lambda j, W: (j + 1, double(j, W)), (start, W))
         return W
     # Where s may not be read, 12 doublings: as many as the longest step of an optimizer needs.
-    for j in range(int(s.max()) if may_read(X) and X.numel() > 0 else 12):
+    for j in range(int(largest(s)) if may_read(X) and X.numel() > 0 else 12):
         W = double(j, W)
     return W
 
@@ -385,8 +446,7 @@ def gram_function(M: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero:
     # LAPACK would raise, and the rest of the batch would be lost.
     M = torch.where(bad, torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device), M)
     U, s, _ = torch.linalg.svd(M.detach(), full_matrices=False)
-    eigen = s.square().flip(-1), U.flip(-1)  # ascending, as from eigh
-    out = _Function.apply(M @ M.mH, f, zero, eigen)  # type: ignore[no-untyped-call]
+    out = _function(M @ M.mH, s.square().flip(-1), U.flip(-1), f, zero)  # ascending, as from eigh
     return torch.where(bad, torch.nan, out)
 
 
@@ -396,58 +456,107 @@ def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], 
     f returns f(t) and f'(t), and can itself be differentiated. Eigenvalues count as equal where they differ
     by a small part of zero + |t|: zero=0 for functions that are singular at 0, such as log.
     """
-    return _Function.apply(T, f, zero)  # type: ignore[no-untyped-call]
+    t, V = torch.linalg.eigh(T.detach())
+    return _function(T, t, V, f, zero)
+
+
+def _function(T: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
+    """f(T) from the eigenvalues t and eigenvectors V, which may be known to more digits than T has."""
+    out: Tensor = _Function.apply(T, t, V, f, zero)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Function(torch.autograd.Function):
-    """f(T) = V f(t) V^H; `eigen` are t and V, if they are known to more digits than T has."""
+    """V f(t) V^H, as a function of T = V t V^H alone."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, T: Tensor, f: Any, zero: float, eigen: Any = None) -> Tensor:
-        t, V = torch.linalg.eigh(T) if eigen is None else eigen
-        ctx.save_for_backward(T, t, V)
-        ctx.of = f, zero
+    def forward(T: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
         return V @ (f(t)[0].unsqueeze(-1) * V.mH)
 
     @staticmethod
-    def backward(ctx: Any, G: Tensor) -> tuple[Tensor, None, None, None]:
-        T, t, V = ctx.saved_tensors
-        return _Derivative.apply(T, G, t, V, *ctx.of), None, None, None  # type: ignore[no-untyped-call]
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:3])
+        ctx.of = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
+        return _derivative(ctx, G), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dT: Tensor, *_: Any) -> Tensor:
+        return _derivative(ctx, dT)
+
+
+def _derivative(ctx: Any, G: Tensor) -> Tensor:
+    """The derivative of f(T) along G, which is its own adjoint."""
+    T, t, V = ctx.saved_tensors
+    out: Tensor = _Derivative.apply(T, G, t, V, *ctx.of)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Derivative(torch.autograd.Function):
-    """V (f[t_i, t_j] G_ij) V^H, with G in the basis V: the derivative of f(T), which is its own adjoint."""
+    """V (f[t_i, t_j] G_ij) V^H, with G in the basis V, as a function of T and G."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, T: Tensor, G: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
-        ctx.save_for_backward(T, G, t, V)
-        ctx.of = f, zero
+    def forward(T: Tensor, G: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
         return V @ (_first(t, f, zero) * _in_basis(G, V)) @ V.mH
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:4])
+        ctx.of = inputs[4:]
+
+    @staticmethod
     def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, ...]:
-        """sum_k f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj): f[., ., .] is symmetric in its three arguments."""
-        T, G, t, V = ctx.saved_tensors
-        with torch.no_grad():
-            A, B, F = _in_basis(G, V), _in_basis(H, V), _second(t, *ctx.of)
-            bend = torch.einsum("...ikj,...ik,...kj->...ij", F.to(A.dtype), A, B)
-            bend = V @ (bend + bend.mH) @ V.mH
-        bend = _Last.apply(bend, T, G, H) if torch.is_grad_enabled() else bend  # type: ignore[no-untyped-call]
-        return bend, _Derivative.apply(T, H, t, V, *ctx.of), None, None, None, None  # type: ignore[no-untyped-call]
+        return *_bend(ctx, H, H), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dT: Tensor | None, dG: Tensor | None, *_: Any) -> Tensor | None:
+        bend, along = _bend(ctx, dT, dG)
+        return along if bend is None else bend if along is None else bend + along
+
+
+def _bend(ctx: Any, H: Tensor | None, dG: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The second derivative of f(T) along G and H, and the first along dG; None where there is no direction.
+
+    sum_k f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj): f[., ., .] is symmetric in its three arguments.
+    """
+    T, G, t, V = ctx.saved_tensors
+    along = None if dG is None else _Derivative.apply(T, dG, t, V, *ctx.of)  # type: ignore[no-untyped-call]
+    if H is None:
+        return None, along
+    A, B, F = _in_basis(G.detach(), V), _in_basis(H.detach(), V), _second(t, *ctx.of)
+    bend = torch.einsum("...ikj,...ik,...kj->...ij", F.to(A.dtype), A, B)
+    bend = _Last.apply(V @ (bend + bend.mH) @ V.mH, T, G, H)  # type: ignore[no-untyped-call]
+    return bend, along
 
 
 class _Last(torch.autograd.Function):
     """The identity; raises when differentiated, instead of silently giving a zero third derivative."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, X: Tensor, *of: Tensor) -> Tensor:
+    def forward(X: Tensor, *of: Tensor) -> Tensor:
         return X.clone()
 
     @staticmethod
-    def backward(ctx: Any, G: Tensor) -> Any:
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
             "functions of symmetric matrices (log, dist, project) are differentiated twice here, not more"
         )
+
+    jvp = backward
 
 
 def _in_basis(G: Tensor, V: Tensor) -> Tensor:
@@ -479,9 +588,7 @@ def _second(t: Tensor, f: Any, zero: float) -> Tensor:
     low, middle, high = torch.stack(torch.meshgrid(i, i, i, indexing="ij")).sort(0)[0]  # eigenvalues ascend
     a, b, c, F = t[..., low], t[..., middle], t[..., high], _first(t, f, zero)
     near = _near(a, c, zero)
-    with torch.enable_grad():
-        mean = ((a + b + c) / 3).requires_grad_()
-        (bend,) = torch.autograd.grad(f(mean)[1].sum(), mean)
+    bend = torch.func.grad(lambda t: f(t)[1].sum())((a + b + c) / 3)
     return torch.where(
         near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a)
     )

@@ -300,12 +300,28 @@ def test_what_is_linear_is_additive(space, shape, dtype, gen):
         close(f(a + b), f(a) + f(b), 40 * tol(Y))
 
 
-@law("dist", dtypes=F64)
-def test_dist_has_a_derivative_where_the_points_meet(space, shape, dtype, gen):
+@law("dist")
+def test_dist_and_its_derivative_are_0_where_the_points_meet(space, shape, dtype, gen):
     for Y in (space.E(shape, dtype=dtype), point(space, shape, gen, dtype)):
-        Z = Y.clone().requires_grad_()
-        space.dist(Y, Z).sum().backward()
-        assert torch.isfinite(Z.grad).all()
+        Y, Z = Y.requires_grad_(), Y.detach().clone().requires_grad_()
+        d = space.dist(Y, Z)
+        for X in (d, *torch.autograd.grad(d.sum(), (Y, Z))):
+            close(X, torch.zeros_like(X), 0)
+
+
+@law("dist", "exp", "norm", "rgrad", "tangent")
+def test_dist_of_near_points_has_its_digits_and_its_derivative(space, shape, dtype, gen):
+    """As many as the distance leaves of those of the points; the gradient of a distance has length 1."""
+    Y = point(space, shape, gen, dtype)
+    size = eps(Y) ** 0.4  # 5e-7 and 2e-3
+    V = tangent(space, Y, gen, size)
+    Z = space.exp(Y, V).requires_grad_()
+    d = space.dist(Y, Z)
+    (G,) = torch.autograd.grad(d.sum(), Z)
+    close(d, space.norm(Y, V), 2 * tol(Y))
+    Z = Z.detach()
+    length = space.norm(Z, space.rgrad(Z, G))
+    close(length, torch.ones_like(length), 2 * tol(Y) / size + 10 * size)
 
 
 @law("log", "dist", "exp", "metric", dtypes=F64)

@@ -8,6 +8,7 @@ from table import SPACES, close, each_space, has, kinds, name, point, randn, sha
 
 import ghor
 from ghor.spaces.base import ELSEWHERE
+from ghor.spaces.framed import Framed
 
 MEANS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "mean")]
 
@@ -112,6 +113,46 @@ def test_the_mean_of_equal_and_of_nearly_equal_points(space, shape, gen):
     close(space.mean(torch.stack([Y, Y, Y])), Y, 1e-14)
     points = torch.stack([space.exp(Y, tangent(space, Y, gen, 1e-15)) for _ in range(3)])
     close(space.mean(points), Y, 1e-13)
+
+
+# Points times a factor are where no shortest geodesic leads: opposite, or turned by pi.
+FAR = [
+    (ghor.Sphere(), (2, 5), -torch.ones(1)),
+    (ghor.Sphere(radius=2.5), (5,), -torch.ones(1)),
+    (ghor.SpecialOrthogonal(), (4, 4), torch.tensor([-1.0, -1, 1, 1])),
+    (ghor.Stiefel(), (5, 2), -torch.ones(1)),
+    (ghor.SpecialEuclidean(), (3, 4), torch.tensor([-1.0, -1, 1, 1])),
+    (ghor.PositionsOrientations(), (2, 3), torch.tensor([[1.0], [-1]])),
+]
+
+
+@pytest.mark.parametrize(("space", "shape", "factor"), FAR, ids=name)
+def test_points_without_weight_do_not_count(space, shape, factor, gen):
+    """Not even those to which no shortest geodesic leads."""
+    Y = point(space, shape, gen)
+    points = torch.stack([Y, space.exp(Y, tangent(space, Y, gen, 0.3)), Y * factor])
+    with pytest.raises(ValueError, match=r"antipodal|cut locus"):
+        space.mean(points, torch.tensor([2.0, 1, 1]))
+    expected = space.mean(points[:2], torch.tensor([2.0, 1]))
+    close(space.mean(points, torch.tensor([2.0, 1, 0])), expected, 1e-13)
+    batch = torch.stack([points, points.flip(0)], 1)  # each with its own weights
+    weights = torch.tensor([[2.0, 0], [1, 1], [0, 2]]).view(3, 2, *[1] * (len(shape) - space.dims))
+    close(space.mean(batch, weights.expand(3, 2, *shape[: -space.dims])), expected, 1e-13)
+    if isinstance(space, Framed):  # poses
+        close(
+            space.mean(points, torch.tensor([2.0, 1, 0]), kind="frechet"),
+            space.mean(points[:2], torch.tensor([2.0, 1]), kind="frechet"),
+            1e-9,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=name)
+@pytest.mark.parametrize(("space", "shape"), MEANS, ids=name)
+def test_the_mean_of_an_empty_batch_is_empty(space, shape, dtype):
+    points = torch.zeros(4, 0, *shape, dtype=dtype)
+    for weights in (None, torch.ones(4), torch.ones(4, 0)):
+        M = space.mean(points, weights)
+        assert (M.shape, M.dtype) == ((0, *shape), dtype)
 
 
 def test_what_has_no_mean(gen):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import point, tangent
+from table import name, point, tangent
 
 import ghor
 
@@ -55,3 +55,14 @@ def test_holonomy_of_the_sphere():
         step = space.log(at, to)
         v, at = space.transport(at, step, v), to
     assert (v - torch.tensor([0.0, -1.0, 0.0], dtype=torch.float64)).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("space", [ghor.SpecialOrthogonal(), ghor.Unitary()], ids=name)
+def test_logarithms_say_that_entries_are_nan(space, gen):
+    Y = point(space, (3, 3), gen)
+    for bad in (torch.nan, torch.inf):
+        Z = Y.clone()
+        Z[0, 0] = bad
+        for points in ((Y, Z), (Z, Y)):
+            with pytest.raises(ValueError, match="NaN or infinite entries"):
+                space.log(*points)

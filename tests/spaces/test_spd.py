@@ -37,6 +37,39 @@ def test_indefinite_matrices_are_off_the_space(gen):
     assert on[least > 6 * torch.finfo(torch.float32).eps].all()  # nor is a definite one refused
 
 
+@pytest.mark.parametrize("power", [-110, -100, -83, -40, 0, 40, 83, 100, 120])
+def test_residuals_have_the_unit_of_the_matrix(power, gen):
+    """In float32, where squares of 1e-25 and of 1e25 are out of range; units are powers of two."""
+    good = SPD.random(3, 3, generator=gen)
+    skewed, indefinite = good.clone(), torch.diag(torch.tensor([1.0, -1e-3, 1.0]))
+    skewed[0, 2] += 0.1
+    unit = 2.0**power
+    for X in (good, -good, skewed, indefinite):
+        torch.testing.assert_close(SPD.residual(unit * X), unit * SPD.residual(X), rtol=1e-6, atol=1e-44)
+        torch.testing.assert_close(SPD.tolerance(unit * X), unit * SPD.tolerance(X), rtol=1e-6, atol=1e-44)
+        assert (SPD.residual(unit * X) <= SPD.tolerance(unit * X)) == (X is good)
+    ghor.optim.Adam([torch.nn.Parameter(unit * good)], space=SPD)
+    for bad in (-good, skewed, indefinite):
+        with pytest.raises(ValueError, match=r"off SPD"):
+            ghor.optim.Adam([torch.nn.Parameter(unit * bad)], space=SPD)
+
+
+def test_a_tiny_matrix_hides_no_bad_one():
+    """Whose residual is 0, as is what its tolerance is rounded to."""
+    tiny = torch.full((1, 1), 1e-44)
+    assert SPD.residual(tiny) == SPD.tolerance(tiny) == 0
+    for stack in ([tiny, -tiny / tiny], [-tiny / tiny, tiny]):
+        with pytest.raises(ValueError, match=r"off SPD"):
+            ghor.optim.Adam([torch.nn.Parameter(torch.stack(stack))], space=SPD)
+
+
+def test_zero_is_off_the_space():
+    for n in (1, 3):
+        assert SPD.residual(torch.zeros(2, n, n)).tolist() == [math.inf, math.inf]
+        with pytest.raises(ValueError, match=r"off SPD"):
+            ghor.optim.Adam([torch.nn.Parameter(torch.zeros(n, n))], space=SPD)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 def test_projections_are_on_the_space_and_its_points_stay(dtype, gen):
     X = SPD.project(randn((200, 4, 4), gen, dtype) + torch.eye(4, dtype=dtype))

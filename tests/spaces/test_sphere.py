@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 
+import mpmath
 import pytest
 import torch
 from table import close, randn
@@ -104,6 +105,37 @@ def test_the_angle_is_exact_everywhere(angle):
     assert torch.isfinite(G).all()
     if 0 < angle < math.pi:
         close(S.rgrad(y.detach(), G), torch.tensor([0.0, -1.0, 0.0], dtype=F64), 1e-8)
+
+
+def exact_log(y, z):
+    """theta K/|K|, K = z - (y.z) y of the normalised vectors, with 40 digits."""
+    with mpmath.workdps(40):
+        y, z = (mpmath.matrix(x.tolist()) for x in (y, z))
+        y, z = y / mpmath.norm(y), z / mpmath.norm(z)
+        c = (y.T * z)[0]
+        K = z - c * y
+        s = mpmath.norm(K)
+        return torch.tensor([float(k) for k in K * (mpmath.atan2(s, c) / s)], dtype=F64)
+
+
+@pytest.mark.parametrize("short_of", [1e-1, 1e-3, 1e-5, 1e-8, 1e-12])
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_logarithms_of_nearly_antipodal_points(dtype, short_of, gen):
+    """Down to 16 eps short of pi, closer than which points count as antipodal: in float32 2e-6."""
+    y = S.random(5, generator=gen, dtype=F64)
+    v = S.tangent(y, randn((5,), gen))
+    z = S.exp(y, v * ((math.pi - short_of) / v.norm())).to(dtype)
+    y, eps = y.to(dtype), torch.finfo(dtype).eps
+    if short_of < 8 * eps:
+        with pytest.raises(ValueError, match="antipodal"):
+            S.log(y, z)
+        return
+    close(S.log(y, z), exact_log(y, z), 8 * eps)
+    close(torch.linalg.vector_norm(S.log(y, z)), S.dist(y, z), 8 * eps)
+    t = randn((2, 3), gen, dtype)  # an orientation is a point of the sphere
+    P, Y, Z = ghor.PositionsOrientations(), torch.stack([t[0], y[:3]]), torch.stack([t[1], -y[:3]])
+    Y, Z = P.project(Y), P.project(Z + short_of * randn((2, 3), gen, dtype))
+    assert (P.exp(Y, P.log(Y, Z)) - Z).abs().max() <= 100 * eps
 
 
 # -- radius --------------------------------------------------------------------------------------------------
@@ -238,6 +270,30 @@ def test_lengths_of_half_precision_weights_stay(gen):
     (state,) = opt.state.values()
     close(space.lengths(state["master"].double()) / space.lengths(start.double()), torch.ones(4), 1e-6)
     close(space.lengths(Y.double()) / space.lengths(start.double()), torch.ones(4), 4e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_long_vectors_of_half_precision(dtype, gen):
+    """Whose squares float16 does not hold, as it holds nothing above 65504."""
+    space = ghor.Sphere(radius="start")
+    y = torch.full((4,), 150.0, dtype=dtype)
+    z = y * torch.tensor([1, -1, 1, 1], dtype=dtype)
+    assert space.residual(y) == 0 == space.residual(400 * y)  # 400 y has length 120000
+    assert space.residual(y * math.inf) == space.residual(0 * y) == math.inf
+    assert space.lengths(y).dtype == space.residual(y).dtype == dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(space.lengths(y).double(), torch.tensor(300.0, dtype=F64), rtol=eps, atol=0)
+    angle = 300 * math.acos(0.5)
+    torch.testing.assert_close(space.dist(y, z).double().item(), angle, rtol=4 * eps, atol=0)
+    torch.testing.assert_close(space.log(y, z).double().norm().item(), angle, rtol=4 * eps, atol=0)
+    rounded = (space.random(9, 40, generator=gen) * 200).to(dtype)
+    assert torch.isfinite(space.dist(rounded, rounded.roll(1, -1))).all()  # of one length up to rounding
+
+
+def test_an_empty_shape_is_named():
+    for shape, where in (((0, 5), 0), ((4, 0, 5), 1), ((4, 0), 1)):
+        with pytest.raises(ValueError, match=rf"dimension {where} of shape .* is empty"):
+            S.check_shape(shape)
 
 
 def test_constrain_project_and_check_know_the_radius(gen, capsys):

@@ -97,7 +97,8 @@ def worst_residual(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
     # Tolerances that grow with the point overflow far out, where its residual is infinite.
     most = torch.finfo(residual.dtype).max
     allowed = space.tolerance(Y).to(residual).reshape(len(Y), -1).clamp_max(most)
-    worst = (residual / allowed).argmax(1, keepdim=True)  # for argmax a NaN is the largest
+    # A residual of 0 is good even where nothing is allowed, 0/0; for argmax a NaN is the largest.
+    worst = torch.where(residual <= allowed, 0, residual / allowed).argmax(1, keepdim=True)
     return residual.gather(1, worst).flatten(), allowed.gather(1, worst).flatten()
 
 

@@ -363,7 +363,11 @@ class Space(ABC):
         return bool((off <= tol * size).all())
 
     def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
-        """gamma(1) on the geodesic gamma from Y with velocity Delta."""
+        """gamma(1) on the geodesic gamma from Y with velocity Delta.
+
+        On an accelerator, where values are not read, the exponential of a rotation has a fixed number of
+        squarings, enough for Delta up to about 1000 radians; a longer one gives a wrong point there.
+        """
         return self.retract(Y, Delta, "geodesic")
 
     def inner(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
@@ -377,7 +381,7 @@ class Space(ABC):
         return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """Length of the shortest geodesic from Y to Z."""
+        """Length of the shortest geodesic from Y to Z; its derivative where Y = Z is 0, as `log` is there."""
         return self.norm(Y, self.log(Y, Z))
 
     def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -457,6 +461,8 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
         )
     if not bool(torch.isfinite(points).all()):
         raise ValueError(f"{space}.mean: there are NaN or infinite entries among the points")
+    if 0 in batch:
+        return points[0].clone()
     X = wide(points)
     if X.dtype != points.dtype:  # rounded points are off the space by more than `log` allows in float64
         X = space.project(X)
@@ -471,6 +477,7 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
         raise ValueError(f"{space}.mean takes nonnegative weights with a positive sum")
     w = (w / total).reshape(*batch, *[1] * space.dims)
     Y = X.gather(0, w.argmax(0, keepdim=True).expand(1, *X.shape[1:]))[0]
+    X = torch.where(w > 0, X, Y)  # points without weight may be too far away for `log`
     rounding = 16 * torch.finfo(X.dtype).eps
     last = torch.full((), torch.inf, dtype=torch.float64, device=X.device)
     done = torch.zeros((), dtype=torch.bool, device=X.device)

@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from ghor._torch.values import may_read
-from ghor.linalg import eye_like
+from ghor.linalg import everywhere, eye_like
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import Space, compute
 
@@ -47,7 +47,7 @@ class Framed(Space):
         """Raise for tensors that have no nearest point."""
         self.check_shape(X.shape)
         self.check_dtype(X.dtype)
-        if not bool(torch.isfinite(X).all()):
+        if not everywhere(torch.isfinite(X)):
             raise ValueError(f"a tensor with NaN or infinite entries has no nearest point on {self}")
         if not good:
             raise ValueError(

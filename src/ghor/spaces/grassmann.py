@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ghor.linalg import gram_function, solve
+from ghor.linalg import everywhere, gram_function, solve
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.orthogonal import Orthogonal
 
@@ -63,7 +63,7 @@ class Grassmann(Subspaces, Orthogonal):
     """
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """L f(L^H L), L = (Z - Y Y^H Z)(Y^H Z)^-1, f(t) = atan(sqrt t)/sqrt t, in O(N n^2).
+        """L f(L^H L), L = (D - Y Y^H D)(Y^H Z)^-1, D = Z - Y, f(t) = atan(sqrt t)/sqrt t, in O(N n^2).
 
         The singular values of L are the tangents of the principal angles; f makes them angles. Near pi/2 it
         is exact to eps/(pi/2 - angle), as far as the points determine it.
@@ -71,10 +71,11 @@ class Grassmann(Subspaces, Orthogonal):
         M, ZM = self.matrix(Y), self.matrix(Z)
         YZ = M.mH @ ZM
         with torch.no_grad():
-            if not bool((torch.linalg.svdvals(YZ)[..., -1] > 1e-6).all()):
+            if not everywhere(torch.linalg.svdvals(YZ)[..., -1] > 1e-6):
                 raise ValueError(
                     f"{self}.log: a principal angle is pi/2, the shortest geodesic is not unique"
                 )
-        L = solve(YZ, ZM - M @ YZ, left=False)
+        D = ZM - M
+        L = solve(YZ, D - M @ (M.mH @ D), left=False)
         Delta = L @ gram_function(L.mH, _atan_ratio)
         return self.unmatrix(Delta, Y.shape)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
+from ghor._torch.transforms import differentiated, transformed
 from ghor._torch.values import may_read
 from ghor.linalg import MANY, is_by_coordinates, largest, norms, row_dots, row_sums
 from ghor.retraction import Retraction, geodesic
@@ -142,7 +143,7 @@ class Hyperbolic(Padded, Framed):
         x, O = Lambda[..., 0, :], Lambda[..., 1:, 1:]
         b = _boost(Lambda, self.hold(Lambda, W, R, Lambda.dtype))
         x_new = _lifted(Step(-1, x, b, R, long=True).point())
-        if not W.requires_grad:  # the derivative at 0 is not that of a constant
+        if not differentiated(W):  # the derivative at 0 is not that of a constant
             x_new = torch.where((b != 0).any(-1, keepdim=True), x_new, x)
         x_new = x_new.unsqueeze(-2)
         if Lambda.shape[-2] > 1:
@@ -163,7 +164,7 @@ class Hyperbolic(Padded, Framed):
         far = 0.25 / torch.finfo(dtype).eps
         if longest is not None and float(Lambda[..., 0, 0].max()) * math.exp(longest * 4 / 3) <= far:
             return W
-        free = may_read(W) and not (W.requires_grad or torch.compiler.is_compiling())
+        free = may_read(W) and not (differentiated(W) or torch.compiler.is_compiling())
         with torch.no_grad():
             x0, xs = Lambda[..., 0, :1], Lambda[..., 0, 1:]
             length = torch.linalg.vector_norm(W, dim=-1, keepdim=True)
@@ -444,7 +445,8 @@ def _slopes(
 ) -> tuple[Tensor | None, Tensor | None]:
     """grad times the derivatives of d(x, z), as rows (0, g); 0 where x = z."""
     # If they are differentiated again, everything has to be a function of x and z.
-    a, w, e = _split(x, z) if torch.is_grad_enabled() else parts
+    again = torch.is_grad_enabled() or transformed(x) or transformed(z)
+    a, w, e = _split(x, z) if again else parts
     zero = d == 0
     factor = torch.where(zero, 0, -grad / torch.where(zero, 1, d).sinh()).unsqueeze(-1)
     Gx = _towards(x, a, w, e, factor) if of_x else None

@@ -19,11 +19,13 @@ import torch
 from torch import Generator, Tensor
 
 from ghor._torch.precision import full_precision
+from ghor._torch.transforms import differentiated
 from ghor._torch.values import may_read
 from ghor.linalg import (
     NARROW,
     add_product,
     dot,
+    everywhere,
     eye_like,
     frobenius,
     inverse,
@@ -37,6 +39,7 @@ from ghor.linalg import (
     spectral_bound,
     symmetric_function,
     times,
+    with_value,
 )
 from ghor.retraction import Retraction
 from ghor.spaces.base import Space, compute
@@ -86,24 +89,24 @@ class Orthogonal(MatrixSpace):
         """The nearest point, X (X^H X)^(-1/2), the polar factor of X; X must have full rank."""
         self.check(X.shape, X.dtype)
         M = compute(self.matrix(X))
-        if not bool(torch.isfinite(M).all()):
+        if not everywhere(torch.isfinite(M)):
             raise ValueError(f"a matrix with NaN or infinite entries has no nearest point on {self}")
         tiny = torch.finfo(M.dtype).tiny
         # Scaled by the largest entry, because 1e30 squared overflows float32.
         M = M / M.detach().abs().amax((-2, -1), keepdim=True).clamp_min(tiny)
         U, s, Vh = torch.linalg.svd(M.detach(), full_matrices=False)
         rank = (s > s[..., :1] * max(M.shape[-2:]) * torch.finfo(M.dtype).eps).sum(-1)
-        if not bool((rank == M.shape[-1]).all()):
+        if not everywhere(rank == M.shape[-1]):
             raise ValueError(
-                f"a matrix of rank {int(rank.min())} < {M.shape[-1]} has no nearest point on {self}; "
+                f"a matrix of rank {-int(largest(-rank))} < {M.shape[-1]} has no nearest point on {self}; "
                 f"initialise it first, for example with {self}.random{tuple(X.shape)}"
             )
         Y = self._orient(U, Vh) @ Vh
         Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # LAPACK's U V^H is orthogonal to 1e-5 in float32
         # The SVD has no derivative where singular values coincide, as all of them do on the space.
-        if X.requires_grad:
+        if differentiated(X):
             smooth = M @ symmetric_function(M.mH @ M, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
-            Y = Y + (smooth - smooth.detach())
+            Y = with_value(smooth, Y)
         return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()
 
     def _orient(self, U: Tensor, V: Tensor) -> Tensor:
@@ -331,6 +334,8 @@ def require_geodesic(space: Space, Y: Tensor, Z: Tensor, Delta: Tensor) -> Tenso
     with torch.no_grad():
         off = largest((space.exp(Y, Delta) - Z).abs())
     if not off <= torch.finfo(Y.dtype).eps ** 0.5:
+        if not everywhere(torch.isfinite(Y) & torch.isfinite(Z)):
+            raise ValueError(f"{space}.log: there are NaN or infinite entries among the points")
         raise ValueError(
             f"{space}.log: the points are at or near the cut locus, or in different components (exp(log) "
             f"misses by {off:.1e})"

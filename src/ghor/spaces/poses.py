@@ -223,7 +223,8 @@ class PositionsOrientations(Framed):
         Lambda = self.section(Y)
         turn = torch.stack([Z[..., 0, :] - Y[..., 0, :], S2.log(Y[..., 1, :], Z[..., 1, :])], -2)
         way, w = self.global_rep(Lambda, turn).unbind(-2)
-        return self.push(Lambda, torch.stack([solve(phi(_hat(w)), way), w], -2))
+        v = solve(phi(_hat(w)), way.unsqueeze(-1)).squeeze(-1)
+        return self.push(Lambda, torch.stack([v, w], -2))
 
     def mean(self, points: Tensor, weights: Tensor | None = None, kind: MeanKind = "group") -> Tensor:
         """The mean of kind "group" or "frechet", see `SpecialEuclidean.mean`."""
@@ -240,6 +241,7 @@ def _mean_of_kind(space: Framed, Y: Tensor, points: Tensor, weights: Tensor | No
     X = space.project(wide(points.detach()))
     w = torch.ones(len(X)) if weights is None else weights.detach()
     w = w.to(X).reshape(*w.shape, *[1] * (X.dim() - 2 - w.dim()))
+    X = torch.where(w[..., None, None] > 0, X, wide(Y))
 
     def squares(Y: Tensor) -> Tensor:
         V = space.log(Y.expand_as(X), X)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ghor.linalg import det, log_rotation
+from ghor._torch.transforms import differentiated
+from ghor.linalg import det, everywhere, eye_like, log_rotation
 from ghor.spaces.base import compute
 from ghor.spaces.orthogonal import Orthogonal, require_geodesic
 
@@ -25,9 +26,10 @@ class OrthogonalGroup(Orthogonal):
         return Y
 
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """Y log(Y^H Z), the principal logarithm."""
+        """Y log(Y^H Z), the principal logarithm; Y^H Z = I + Y^H (Z - Y) is I where Z = Y."""
         M = self.matrix(Y)
-        Delta = self.unmatrix(M @ log_rotation(M.mH @ self.matrix(Z)), Y.shape)
+        R = eye_like(M) + M.mH @ self.matrix(Z - Y)
+        Delta = self.unmatrix(M @ log_rotation(R), Y.shape)
         return require_geodesic(self, Y, Z, Delta)
 
 
@@ -66,7 +68,7 @@ class SpecialOrthogonal(OrthogonalGroup):
 
     def project(self, X: Tensor) -> Tensor:
         """The nearest rotation; if det X < 0, with the vector of the smallest singular value negated."""
-        if X.requires_grad and bool((det(self.matrix(X).detach()) < 0).any()):
+        if differentiated(X) and not everywhere(~(det(self.matrix(X).detach()) < 0)):
             raise ValueError(f"{self}.project of a matrix with det < 0 has no derivative here; detach it")
         return super().project(X)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
-from ghor.linalg import frobenius, log_gram, solve, symmetric, symmetric_function
+from ghor._torch.transforms import differentiated
+from ghor.linalg import everywhere, frobenius, log_gram, solve, symmetric, symmetric_function
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, readable
@@ -48,12 +50,14 @@ class SPD(Framed):
 
     @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
-        """||P - P^T||/2, plus ||P|| for a matrix that is not certain to be positive definite."""
-        return frobenius(Y - Y.mT) / 2 + _indefinite(symmetric(compute(Y.detach()))) * frobenius(Y)
+        """||P - P^T||/2, plus ||P|| where P is not certain to be positive definite; infinite for P = 0."""
+        off, size = _size(Y - Y.mT) / 2, _size(Y)
+        whole = torch.where(size == 0, math.inf, size)
+        return torch.where(_indefinite(symmetric(compute(Y.detach()))), off + whole, off)
 
     def tolerance(self, Y: Tensor) -> Tensor:
         """Rounding of the entries, relative to the size of P."""
-        return self.room(Y) * frobenius(compute(Y))
+        return self.room(Y) * _size(compute(Y))
 
     def from_normal(self, X: Tensor) -> Tensor:
         """exp(S), S symmetric and normal with ||S||_2 near sqrt(2)."""
@@ -68,7 +72,7 @@ class SPD(Framed):
         self.check_project(X)
         S = symmetric(compute(X))
         w, V = torch.linalg.eigh(S.detach())
-        self.check_project(X, bool((w[..., -1] > 0).all()))
+        self.check_project(X, everywhere(w[..., -1] > 0))
         least = 10 * X.shape[-1] * torch.finfo(S.dtype).eps * w[..., -1:]
         more = symmetric((V * (least - w).clamp_min(0).unsqueeze(-2)) @ V.mT)
         return torch.where(_indefinite(S.detach())[..., None, None], S + more, S).to(X.dtype)
@@ -109,7 +113,7 @@ class SPD(Framed):
         not be longer than that, and in the optimizer it never is.
         """
         size = frobenius(W.detach())
-        long = readable(W) and not bool((size <= 1.001 * self.max_velocity).all())
+        long = readable(W) and not everywhere(size <= 1.001 * self.max_velocity)
         if long:  # a NaN is no matrix that has lost its digits, and is not held
             Lambda = torch.where(torch.isnan(size)[..., None, None, None], torch.nan, Lambda)
         if R.name == "cayley" and long:
@@ -117,7 +121,7 @@ class SPD(Framed):
         else:
             step = _from_factor(Lambda[..., 1, :, :] + Lambda[..., 1, :, :] @ R.dense(W))
         step = self.within_digits(Lambda, step)
-        if W.requires_grad:  # the derivative at 0 is not that of a constant
+        if differentiated(W):  # the derivative at 0 is not that of a constant
             return step
         return torch.where((size != 0)[..., None, None, None], step, Lambda)
 
@@ -145,7 +149,7 @@ class SPD(Framed):
         Lambda = self.frame(Y)
         W = self.global_rep(Lambda, Delta)
         moved = _moved_far(Lambda, W, by_name(retraction), self.max_velocity)[..., 0, :, :]
-        if W.requires_grad:  # the derivative at 0 is not that of a constant
+        if differentiated(W):  # the derivative at 0 is not that of a constant
             return moved
         return torch.where((W != 0).flatten(-2).any(-1)[..., None, None], moved, Y)
 
@@ -182,6 +186,13 @@ class SPD(Framed):
     def log_euclidean(self, Y: Tensor, Z: Tensor) -> Tensor:
         """||log Y - log Z||_F, the distance in the log-Euclidean metric."""
         return frobenius(log_gram(_cholesky(Y)) - log_gram(_cholesky(Z)))
+
+
+def _size(P: Tensor) -> Tensor:
+    """||P||_F, also where squares of entries would be out of range, 1e-25 and 1e25 in float32."""
+    largest = P.detach().abs().amax((-2, -1), keepdim=True)
+    largest = torch.where(largest == 0, 1, largest)
+    return frobenius(P / largest) * largest[..., 0, 0]
 
 
 def _cholesky(P: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import eye_like, is_by_coordinates, norms
+from ghor.linalg import everywhere, eye_like, is_by_coordinates, norms
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
 from ghor.spaces.orthogonal import Orthogonal
@@ -65,8 +65,11 @@ class Sphere(Padded, Orthogonal):
         return self.flatten
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        if len(shape) < self.flatten or 0 in shape:
+        if len(shape) < self.flatten:
             raise ValueError(f"{self} holds vectors (..., N) with N >= 2, got shape {tuple(shape)}")
+        if 0 in shape:
+            empty = f"dimension {tuple(shape).index(0)} of shape {tuple(shape)} is empty"
+            raise ValueError(f"{self} has no points here: {empty}")
         if self.along == "columns" and len(shape) < 2:
             raise ValueError(
                 f"{self} holds the columns of matrices (..., N, K), got shape "
@@ -119,8 +122,8 @@ class Sphere(Padded, Orthogonal):
         return self if self.radius == 1 else replace(self, radius=1.0)
 
     def lengths(self, Y: Tensor) -> Tensor:
-        """|Y| of each vector: (..., N) -> (...)."""
-        return _square(self.vector(Y)).sqrt()
+        """|Y| of each vector: (..., N) -> (...); 256 squared overflows float16."""
+        return _square(compute(self.vector(Y))).sqrt().to(Y.real.dtype)
 
     def each(self, r: Tensor, X: Tensor) -> Tensor:
         """One number for each point, (...), expanded to the shape of points X."""
@@ -159,8 +162,8 @@ class Sphere(Padded, Orthogonal):
         if not isinstance(self.radius, str):
             y = self.vector(Y / self.radius)
             return (_square(y) - 1).abs()
-        length = self.lengths(Y)
-        return torch.where((length > 0) & torch.isfinite(length), 0.0, math.inf).to(length.dtype)
+        length = self.lengths(compute(Y))
+        return torch.where((length > 0) & torch.isfinite(length), 0.0, math.inf).to(Y.dtype)
 
     def random(
         self,
@@ -180,11 +183,11 @@ class Sphere(Padded, Orthogonal):
         self.check(X.shape, X.dtype)
         Y = compute(self.read(X))
         y = self.vector(Y)
-        if not bool(torch.isfinite(y).all()):
+        if not everywhere(torch.isfinite(y)):
             raise ValueError(f"a vector with NaN or infinite entries has no nearest point on {self}")
         # Scaled by the largest entry, because 1e30 squared overflows float32.
         largest = y.detach().abs().amax(-1, keepdim=True)
-        if not bool((largest > 0).all()):
+        if not everywhere(largest > 0):
             raise ValueError(
                 f"a vector of length 0 has no nearest point on {self}; initialise it first, for example with "
                 f"{self}.random{tuple(X.shape)}"
@@ -445,8 +448,8 @@ class Sphere(Padded, Orthogonal):
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """theta/sin(theta) (Z - cos(theta) Y), with theta from both its sine and its cosine.
 
-        So it is accurate to rounding, relatively for near points, too. Geodesics of complex vectors are not
-        circles: see `canonical_log`.
+        So it is accurate to rounding, relatively for near points, too, and for points that are nearly
+        antipodal. Geodesics of complex vectors are not circles: see `canonical_log`.
         """
         if Y.is_complex():
             return canonical_log(self, Y, Z) if Y.numel() else torch.zeros_like(Y)
@@ -455,10 +458,11 @@ class Sphere(Padded, Orthogonal):
             r = self.scale(Y)
             return self.unit.log(Y / r, Z / self.scale(Z)) * r
         y, z = self.vector(Y), self.vector(Z)
-        c, D = scalar(y, z), z - y
-        K = D - scalar(y, D) * y  # z - c y, but for near points not a difference of large numbers
+        c = scalar(y, z)
+        D = torch.where(c < 0, z + y, z - y)
+        K = D - scalar(y, D) * y  # z - c y, but for near and far points not a difference of large numbers
         s2 = scalar(K, K)
-        if bool((c <= -1 + 4 * torch.finfo(Y.dtype).eps).any()):
+        if not everywhere((c >= 0) | (s2 > (16 * torch.finfo(Y.dtype).eps) ** 2) | torch.isnan(s2)):
             raise ValueError(f"{self}.log: the points are antipodal, the shortest geodesic is not unique")
         # theta/sin(theta) = 1 + s^2/6 + 3 s^4/40 + ...; sqrt has no derivative at 0
         small = (s2 < 1e-6) & (c > 0)
@@ -470,7 +474,7 @@ class Sphere(Padded, Orthogonal):
         """Raise ValueError for points that no one sphere holds."""
         if isinstance(self.radius, str):
             a, b = self.lengths(Y.detach()), self.lengths(Z.detach())
-            if bool(((a - b).abs() > 1e-3 * a).any()):
+            if not everywhere(~((a - b).abs() > max(1e-3, torch.finfo(Y.dtype).eps) * a)):
                 raise ValueError(f"points of different lengths are on different spheres of {self}")
 
     def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:

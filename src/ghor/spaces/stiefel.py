@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ghor.linalg import det, largest, log_rotation
+from ghor._torch.transforms import differentiated
+from ghor.linalg import det, frobenius, largest, log_rotation
 from ghor.spaces.orthogonal import Orthogonal, require_geodesic
 
 
@@ -34,17 +35,48 @@ def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
     M = space.matrix(Y)
     n = M.shape[-1]
     Lambda = space.section_matrix(M)
-    V = space.section_matrix(Lambda.mH @ space.matrix(Z))
+    E = torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device)
+    V = space.section_matrix(E + Lambda.mH @ space.matrix(Z - Y))  # E itself where Z = Y
     # A reflection has no real logarithm, so det V is made positive; the last columns may be chosen freely.
     if M.shape[-2] > n and not V.is_complex():
         flip = torch.sign(det(V.detach()))[..., None, None]
         V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
-    tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]
-    for _ in range(200):
-        L = log_rotation(V)
-        C = L[..., n:, n:]
-        if largest(C.detach().abs()) <= tol:
-            break
-        V = torch.cat([V[..., :n], V[..., n:] @ torch.linalg.matrix_exp(-C)], -1)
-    Delta = space.unmatrix(Lambda @ L[..., :n], Y.shape)
+    with torch.no_grad():
+        found, _ = _completed(V.detach(), n)
+    if differentiated(V):
+        # The completion that was found does not follow Z. As many iterations from there as it takes to undo
+        # a turn of the completion make it do so: errors of a derivative shrink at the same rate.
+        with torch.no_grad():
+            steps = _completed(_turned(found, 0.1 * _generic(V, n)), n)[1]
+        V = torch.cat([V[..., :n], V[..., n:] @ (V[..., n:].mH @ found[..., n:]).detach()], -1)
+        for _ in range(steps):
+            V = _turned(V, -log_rotation(V)[..., n:, n:])
+    else:
+        V = found
+    Delta = space.unmatrix(Lambda @ log_rotation(V)[..., :n], Y.shape)
     return require_geodesic(space, Y, Z, Delta)
+
+
+def _completed(V: Tensor, n: int) -> tuple[Tensor, int]:
+    """V with the last columns of Zimmermann's iteration, and how many iterations that took."""
+    tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]
+    steps, C = 0, log_rotation(V)[..., n:, n:]
+    while largest(C.abs()) > tol and steps < 200:
+        V = _turned(V, -C)
+        steps, C = steps + 1, log_rotation(V)[..., n:, n:]
+    return V, steps
+
+
+def _turned(V: Tensor, C: Tensor) -> Tensor:
+    """V diag(I, exp(C)) for C of the size of the lower right block."""
+    n = V.shape[-1] - C.shape[-1]
+    return torch.cat([V[..., :n], V[..., n:] @ torch.linalg.matrix_exp(C)], -1)
+
+
+def _generic(V: Tensor, n: int) -> Tensor:
+    """A skew matrix of Frobenius norm 1, of the size of the lower right block of V, without any pattern."""
+    p = V.shape[-1] - n
+    X = torch.arange(1, p * p + 1, dtype=torch.float64).square().sin().view(p, p)
+    X = (X * (1 + 1j) if V.is_complex() else X).to(V)
+    S = X - X.mH
+    return S / frobenius(S).clamp_min(torch.finfo(V.dtype).tiny)
