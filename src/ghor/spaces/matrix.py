@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
-from ghor._torch.transforms import differentiated
 from ghor.linalg import LONG, defect, eye_like, frobenius, product
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import Space
@@ -305,14 +304,13 @@ class MatrixSpace(Space):
         Bs = self.star(B)
         C = Bs @ B if N <= LONG else product(Bs, B)
         if R.factors is not None:
-            kept = differentiated(W)
-            M, F2 = R.factors(A, C, not kept)
-            if kept:  # W becomes [M; B], so that F = W F2
+            M, F2 = R.factors(A, C, not W.requires_grad)
+            if W.requires_grad:  # W becomes [M; B], so that F = W F2
                 A.copy_(M)
             Vt = W.mT @ Lambda.mT
             Dt = F2.mT @ Vt
             # Into Vt, because new memory costs several times what is computed here.
-            room = None if torch.compiler.is_compiling() or differentiated(Dt) else Vt
+            room = None if torch.compiler.is_compiling() or Dt.requires_grad else Vt
             Tt = torch.add(Yt, Dt, alpha=0.5, out=room)
         else:
             F1, F2, T1, T2 = R.thin(A, C)
