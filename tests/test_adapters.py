@@ -748,6 +748,13 @@ def test_one_layer_under_two_adapted_ones_is_not_merged(x):
     before, weight = (net.one(x), net.two(x)), net.one[0].base.weight.detach().clone()
     with pytest.raises(ValueError, match=r"one.0 and two.0 adapt one and the same layer"):
         merge(net)
+    net.two[0].active = []
+    with pytest.raises(ValueError, match="would change the other"):
+        merge(net)
+    net.one[0].active = []
+    merge(net)  # nothing to write
+    unmerge(net)
+    net.one[0].active = net.two[0].active = ["default"]
     assert torch.equal(net.one[0].base.weight, weight)
     assert all(map(torch.equal, (net.one(x), net.two(x)), before))
 
@@ -773,7 +780,23 @@ def test_an_interrupted_write_leaves_the_old_file(net, tmp_path, monkeypatch):
     monkeypatch.setattr(ghor.adapters.Path, "write_bytes", fails)
     with pytest.raises(OSError, match="no space left"):
         save(net, tmp_path / "adapter.pt")
-    assert (tmp_path / "adapter.pt").read_bytes() == before
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("adapter.pt", before)]
+
+
+def test_a_file_is_written_where_a_link_points_and_stays_private(net, tmp_path):
+    adapt(net, "q_proj", LowRank(2))
+    file, link = tmp_path / "adapter.pt", tmp_path / "latest.pt"
+    file.write_bytes(b"old")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    save(net, link)
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert load(Net(), file) == "default"
+    save(net, tmp_path / ("long" * 60 + ".pt"))
+    with pytest.raises(IsADirectoryError):
+        save(net, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_what_containers_hold_is_not_released(net):

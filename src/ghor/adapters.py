@@ -23,11 +23,13 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections import Counter
+import shutil
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
@@ -487,12 +489,14 @@ def merge(model: nn.Module) -> None:
     """
     held = Counter(id(p) for m in model.modules() for p in m._parameters.values())
     adapted, merged = _adapted(model), list[Adapted]()
-    bases = {m.base: n for n, m in adapted.items()}
+    users: dict[nn.Module, list[str]] = defaultdict(list)
     for n, m in adapted.items():
-        if bases[m.base] != n:
+        users[m.base].append(n)
+    for names in users.values():
+        if len(names) > 1 and any(adapted[n].active for n in names):
             raise ValueError(
-                f"{n} and {bases[m.base]} adapt one and the same layer, which cannot hold both; give each "
-                "a copy"
+                f"{' and '.join(names)} adapt one and the same layer, so what is merged for one would change "
+                "the other; give each a copy"
             )
     for n, m in adapted.items():
         if m.before_merge is not None:
@@ -600,10 +604,19 @@ def save(model: nn.Module, path: Any, name: str = "default") -> None:
 
 
 def write_file(path: Any, data: bytes) -> None:
-    """Write to another name first, so that an interrupted write leaves an old file as it was."""
-    new = Path(f"{os.fspath(path)}.new")
-    new.write_bytes(data)
-    new.replace(path)
+    """Write under another name first, so that an interrupted write leaves an old file as it was."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():  # a device; a folder raises
+        target.write_bytes(data)
+        return
+    new = target.with_name(f".{uuid4().hex}.new")
+    try:
+        new.write_bytes(data)
+        if target.exists():
+            shutil.copymode(target, new)
+        new.replace(target)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = True) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghor._torch.transforms import differentiated, transformed
+from ghor._torch.transforms import differentiated, transformed, within_a_transform
 from ghor._torch.values import may_read
 
 LONG, PART = 4096, 512  # the most terms that float32 sums well, and the terms in each part of a longer sum
@@ -35,12 +35,25 @@ def as_real(X: Tensor) -> Tensor:
     return torch.view_as_real(X.resolve_conj()) if X.is_complex() else X
 
 
-def with_value(X: Tensor, value: Tensor) -> Tensor:
-    """`value`, with the derivatives of X, which is the same up to rounding."""
-    out: Tensor = _WithValue.apply(X, value)  # type: ignore[no-untyped-call]
+def _compilable(rule: Any) -> Any:
+    """A Function with a `jvp`, which torch.compile does not take, and its twin without: for `_apply`."""
+    own = {key: value for key, value in vars(rule).items() if key in ("forward", "setup_context", "backward")}
+    return rule, type(rule)(rule.__name__, (torch.autograd.Function,), own)
+
+
+def _apply(rules: Any, *args: Any) -> Tensor:
+    """Apply a `_compilable` Function."""
+    eager, compiled = rules
+    out: Tensor = (compiled if torch.compiler.is_compiling() else eager).apply(*args)
     return out
 
 
+def with_value(X: Tensor, value: Tensor) -> Tensor:
+    """`value`, with the derivatives of X, which is the same up to rounding."""
+    return _apply(_WithValue, X, value)
+
+
+@_compilable
 class _WithValue(torch.autograd.Function):
     """X + (value - X.detach()), without its rounding; and `detach` acts on the innermost transform alone."""
 
@@ -462,10 +475,10 @@ def symmetric_function(T: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], 
 
 def _function(T: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
     """f(T) from the eigenvalues t and eigenvectors V, which may be known to more digits than T has."""
-    out: Tensor = _Function.apply(T, t, V, f, zero)  # type: ignore[no-untyped-call]
-    return out
+    return _apply(_Function, T, t, V, f, zero)
 
 
+@_compilable
 class _Function(torch.autograd.Function):
     """V f(t) V^H, as a function of T = V t V^H alone."""
 
@@ -493,10 +506,10 @@ class _Function(torch.autograd.Function):
 def _derivative(ctx: Any, G: Tensor) -> Tensor:
     """The derivative of f(T) along G, which is its own adjoint."""
     T, t, V = ctx.saved_tensors
-    out: Tensor = _Derivative.apply(T, G, t, V, *ctx.of)  # type: ignore[no-untyped-call]
-    return out
+    return _apply(_Derivative, T, G, t, V, *ctx.of)
 
 
+@_compilable
 class _Derivative(torch.autograd.Function):
     """V (f[t_i, t_j] G_ij) V^H, with G in the basis V, as a function of T and G."""
 
@@ -528,15 +541,16 @@ def _bend(ctx: Any, H: Tensor | None, dG: Tensor | None) -> tuple[Tensor | None,
     sum_k f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj): f[., ., .] is symmetric in its three arguments.
     """
     T, G, t, V = ctx.saved_tensors
-    along = None if dG is None else _Derivative.apply(T, dG, t, V, *ctx.of)  # type: ignore[no-untyped-call]
+    along = None if dG is None else _apply(_Derivative, T, dG, t, V, *ctx.of)
     if H is None:
         return None, along
     A, B, F = _in_basis(G.detach(), V), _in_basis(H.detach(), V), _second(t, *ctx.of)
     bend = torch.einsum("...ikj,...ik,...kj->...ij", F.to(A.dtype), A, B)
-    bend = _Last.apply(V @ (bend + bend.mH) @ V.mH, T, G, H)  # type: ignore[no-untyped-call]
+    bend = _apply(_Last, V @ (bend + bend.mH) @ V.mH, T, G, H)
     return bend, along
 
 
+@_compilable
 class _Last(torch.autograd.Function):
     """The identity; raises when differentiated, instead of silently giving a zero third derivative."""
 
@@ -582,13 +596,22 @@ def _first(t: Tensor, f: Any, zero: float) -> Tensor:
     return torch.where(near, mean, (ft.unsqueeze(-1) - ft.unsqueeze(-2)) / torch.where(near, 1, a - b))
 
 
+def _slope(f: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """f'(t), entry by entry. (torch.func.grad refuses to work below hooks of saved tensors.)"""
+    if within_a_transform():
+        return torch.func.grad(lambda t: f(t).sum())(t)
+    with torch.enable_grad():
+        t = t.detach().requires_grad_()
+        return torch.autograd.grad(f(t).sum(), t)[0]
+
+
 def _second(t: Tensor, f: Any, zero: float) -> Tensor:
     """f[a, b, c] = (f[b, c] - f[a, b])/(c - a), a <= b <= c; f''/2 at their mean where all three coincide."""
     i = torch.arange(t.shape[-1], device=t.device)
     low, middle, high = torch.stack(torch.meshgrid(i, i, i, indexing="ij")).sort(0)[0]  # eigenvalues ascend
     a, b, c, F = t[..., low], t[..., middle], t[..., high], _first(t, f, zero)
     near = _near(a, c, zero)
-    bend = torch.func.grad(lambda t: f(t)[1].sum())((a + b + c) / 3)
+    bend = _slope(lambda t: f(t)[1], (a + b + c) / 3)
     return torch.where(
         near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a)
     )

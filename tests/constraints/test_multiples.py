@@ -144,3 +144,12 @@ def test_multiples_leave_a_padding_row_alone(gen):
     assert torch.isfinite(net[1].weight).all()
     net[1].weight = before  # through the inverse of the parametrization
     torch.testing.assert_close(net[1].weight.detach(), before)
+
+
+def test_weights_keep_their_order():
+    """A state dict of an optimizer knows weights by their order."""
+    names = ["weight_ih_l0", "weight_hh_l0"]
+    lstm = nn.LSTM(4, 4)
+    ghor.constrain_multiples(lstm, names, ghor.Sphere())
+    found = [n.split(".")[1] for n, _ in lstm.named_parameters() if "original" in n]
+    assert found == names

@@ -175,3 +175,28 @@ def test_second_derivatives_of_rotations_at_any_angle(degrees):
 
     agree(grad(square)(angle), 2 * angle, "first derivative")
     agree(grad(grad(square))(angle), torch.tensor(2.0), "second derivative")
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("of", ["dist", "log", "exp"])
+def test_gradients_of_functions_of_symmetric_matrices_compile_as_one_graph(of, gen):
+    space = ghor.SPD()
+    x, z = (space.random(3, 3, generator=gen, dtype=torch.float64) for _ in range(2))
+    x.requires_grad_()
+    f = getattr(space, of)
+    (G,) = torch.autograd.grad(torch.compile(f, backend="eager", fullgraph=True)(x, z).sum(), x)
+    agree(G, torch.autograd.grad(f(x, z).sum(), x)[0], of)
+
+
+def test_second_derivatives_where_tensors_are_saved_elsewhere(gen):
+    space = ghor.SPD()
+    x, z = (space.random(3, 3, generator=gen, dtype=torch.float64) for _ in range(2))
+    x.requires_grad_()
+
+    def second():
+        (G,) = torch.autograd.grad(space.dist(x, z) ** 2, x, create_graph=True)
+        return torch.autograd.grad(G.square().sum(), x)[0]
+
+    expected = second()
+    with torch.autograd.graph.save_on_cpu():
+        agree(second(), expected, "dist")

@@ -309,3 +309,31 @@ def test_an_anchor_that_is_declared_too_late(gen):
         opt.step()
     plain.step()  # has no decay
     given.step()  # has an anchor of its own
+
+
+@pytest.mark.filterwarnings("ignore:AdamW. no parameter is on a manifold", "ignore:weight changed outside")
+def test_anchors_that_are_not_late(gen):
+    """Of a Euclidean weight, of one that does not decay, and where a group has lost what is declared."""
+    layer, other = nn.Linear(3, 7, bias=False), nn.Linear(3, 7, bias=False)
+    ghor.constrain(other, "weight", ghor.Euclidean(), anchor="start")
+    opt = ghor.optim.AdamW(other, weight_decay=0.5)
+    other.weight.grad = randn((7, 3), gen, torch.float32)
+    opt.step()
+    ghor.constrain(layer, "weight", STIEFEL)
+    still = ghor.optim.SGD(layer, lr=0.1)
+    layer.weight.grad = randn((7, 3), gen, torch.float32)
+    still.step()
+    ghor.constrain(layer, "weight", STIEFEL, anchor="start")
+    still.step()
+    opt = ghor.optim.AdamW(layer, weight_decay=0.5)
+    opt.step()
+    opt.param_groups[0]["anchor"] = None
+    opt.step()
+    assert opt.param_groups[0]["anchor"] == "start"
+
+
+def test_a_state_dict_has_a_copy_of_the_anchor(gen):
+    Y, A = (point(STIEFEL, (7, 3), gen) for _ in range(2))
+    opt = ghor.optim.AdamW([nn.Parameter(Y)], space=STIEFEL, anchor=A, weight_decay=0.5)
+    opt.state_dict()["param_groups"][0]["anchor"][0].zero_()
+    same(opt.param_groups[0]["anchor"][0], A)

@@ -5,7 +5,20 @@ import warnings
 
 import pytest
 import torch
-from steps import STIEFEL, Net, build, gradients, same, sections, state_of, take_steps, train, values, weight
+from steps import (
+    STIEFEL,
+    Net,
+    build,
+    gradients,
+    same,
+    sections,
+    state_of,
+    take_steps,
+    through_a_file,
+    train,
+    values,
+    weight,
+)
 from table import each_shape_and_section, name, point, randn
 from torch import nn
 
@@ -419,32 +432,51 @@ def test_a_section_of_another_shape_is_refused(gen):
 # -- options that are switched on between steps --------------------------------------------------------------
 
 
-def test_momentum_that_comes_later_turns_with_its_frame():
-    """SGD gives the same weights in every frame."""
+def as_it_is(opt):
+    return opt
+
+
+def loaded(opt):
+    opt.load_state_dict(through_a_file(opt.state_dict()))
+    return opt
+
+
+class Bound(torch.optim.SGD):
+    """SGD with momentum betas[0], for which it keeps a state only where that is not 0."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.0, 0.9)):
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            group["betas"] = betas
+        self.defaults["betas"] = betas
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["momentum"] = group["betas"][0]
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "values"),
+    [(ghor.optim.SGD, "momentum", (0.0, 0.9, 0.5)), (Bound, "betas", ((0.0, 0.9), (0.9, 0.9), (0.5, 0.9)))],
+    ids=["SGD", "Bound"],
+)
+@pytest.mark.parametrize("between", [as_it_is, loaded, copy.deepcopy], ids=lambda f: f.__name__)
+def test_momentum_that_comes_and_goes_turns_with_its_frame(cls, key, values, between):
+    """SGD gives the same weights in every frame, also if it is copied while there is no momentum."""
+    none, much, some = values
 
     def run(section):
         gen = torch.Generator().manual_seed(3)
         Y = nn.Parameter(STIEFEL.random(9, 3, generator=gen, dtype=torch.float64))
-        opt = ghor.optim.SGD([Y], lr=0.05, space=STIEFEL, section=section)
-        for momentum in [0.0] * 2 + [0.9] * 15 + [0.0] * 3 + [0.5] * 10:  # out of use, it turns all the same
-            opt.param_groups[0]["momentum"] = momentum
+        opt = ghor.lift(cls)([Y], lr=0.05, space=STIEFEL, section=section)
+        for value in [none] * 2 + [much] * 15 + [none] * 4 + [some] * 10:
+            opt.param_groups[0][key] = value
             take_steps(opt, gen)
-        return Y.detach()
+            opt = between(opt) if value == none else opt
+        return opt.param_groups[0]["params"][0].detach()
 
     torch.testing.assert_close(run("implicit"), run("transported"), rtol=0, atol=1e-10)
-
-
-def test_state_that_cannot_turn_is_refused_before_anything_moves(gen):
-    Y, x = weight(9, 3), nn.Parameter(torch.zeros(4))
-    opt = ghor.optim.RMSprop([Y, x], space=[STIEFEL, ghor.Euclidean()], section="implicit")
-    take_steps(opt, gen)
-    before = [Y.detach().clone(), x.detach().clone()]
-    opt.param_groups[0]["centered"] = True
-    with pytest.raises(ValueError, match=r"RMSprop .*; use section='transported'"):
-        take_steps(opt, gen)
-    same([Y.detach(), x.detach()], before)
-    opt.param_groups[0]["centered"] = False
-    take_steps(opt, gen)
 
 
 def test_the_velocity_that_has_left_ghor_is_named_among_vectors(gen):

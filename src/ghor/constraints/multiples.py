@@ -67,8 +67,10 @@ def constrain_multiples(
     if scale != "start" and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         raise ValueError(f"scale is a positive number or 'start', got {scale!r}")
     warn, plan, chosen = Warnings(), [], select(module, name)
-    # One weight of a module that is here by several names is scaled once.
-    for (owner, leaf), n in {of: n for n, of in reversed(chosen.items())}.items():
+    first: dict[tuple[nn.Module, str], str] = {}  # a weight that is here by several names is scaled once
+    for n, of in chosen.items():
+        first.setdefault(of, n)
+    for (owner, leaf), n in first.items():
         p: Any = owner._parameters[leaf]
         holders = [(m, k) for m in module.modules() for k, q in m._parameters.items() if q is p]
         if len(holders) > 1:

@@ -44,7 +44,7 @@ from ghor.constraints.declare import declared_spaces
 from ghor.lifting import guards
 from ghor.lifting.param_groups import check_group, name_of, named_duplicate, spaces_of, with_names
 from ghor.lifting.partition import Partition, copied
-from ghor.lifting.probe import given_options, options_of, parity, verify
+from ghor.lifting.probe import given_options, options_of, vectors, verify
 from ghor.lifting.stack import Stack
 from ghor.lifting.state_dict import check_loaded, keep_our_keys, plain, restore, up_to_date
 from ghor.spaces import Euclidean, Space
@@ -398,8 +398,7 @@ class Lifted(Optimizer):
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
         """The keys of state tensors that turn with the frame of an implicit section."""
-        options = options_of(self.Base, self._options, group)
-        return {key for key, kind in parity(self.Base, options).items() if kind == "vector"}
+        return vectors(self.Base, options_of(self.Base, self._options, group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ghor.lifting.lifted import Lifted
-from ghor.lifting.probe import options_of, parity
+from ghor.lifting.probe import options_of, vectors
 from ghor.lifting.stack import Stack
 
 
@@ -28,7 +28,7 @@ class InBlocks(Lifted):
 
     def turning_keys(self, group: dict[str, Any]) -> set[str]:
         """All state tensors. They must be vectors; rules with other state need a transported section."""
-        return set(parity(self.Base, options_of(self.Base, self._options, group), only_vectors=True))
+        return vectors(self.Base, options_of(self.Base, self._options, group), only_vectors=True)
 
     def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
         """Put blocks in place of the shadows, with their views of gradient and state."""

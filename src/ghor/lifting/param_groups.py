@@ -167,23 +167,27 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
 
 
 def refuse_late_declarations(groups: list[dict[str, Any]]) -> None:
-    """Raise if a weight has got another space, or an anchor, since the optimizer took it."""
-    declared, anchors = spaces_by_id(), anchors_by_id()
+    """Raise if a weight has been constrained to another space since the optimizer took it."""
+    declared = spaces_by_id()
     for gi, group in enumerate(groups):
-        decays = any(key in group for key in DECAYS)
-        for i, (p, space, anchor) in enumerate(
-            zip(group["params"], spaces_of(group), anchors_of(group), strict=True)
-        ):
-            if anchor is None and id(p) in anchors and decays:
-                raise ValueError(
-                    f"{name_of(group, gi, i)} is declared with an anchor, and this optimizer has none for "
-                    "it; constrain first, then build the optimizer"
-                )
+        for i, (p, space) in enumerate(zip(group["params"], spaces_of(group), strict=True)):
             if declared.get(id(p), space) != space:
                 raise ValueError(
                     f"{name_of(group, gi, i)} was constrained to {declared[id(p)]} after this optimizer "
                     f"took it on {space}, and would leave it; constrain first, then build the optimizer"
                 )
+
+
+def refuse_late_anchors(group: dict[str, Any], gi: int) -> None:
+    """Raise if a weight that decays has got an anchor since the optimizer took it without one."""
+    declared = anchors_by_id() if any(group.get(key) for key in DECAYS) else {}
+    members = zip(group["params"], spaces_of(group), anchors_of(group), strict=True) if declared else ()
+    for i, (p, space, anchor) in enumerate(members):
+        if anchor is None and id(p) in declared and not isinstance(space, Euclidean):
+            raise ValueError(
+                f"{name_of(group, gi, i)} is declared with an anchor, and this optimizer has none for it; "
+                "constrain first, then build the optimizer"
+            )
 
 
 def _anchors(group: dict[str, Any], gi: int, count: int) -> list[Any]:

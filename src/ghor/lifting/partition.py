@@ -21,6 +21,7 @@ from ghor.lifting.param_groups import (
     check_group,
     check_options,
     name_of,
+    refuse_late_anchors,
     refuse_late_declarations,
     same_anchor,
     spaces_of,
@@ -80,6 +81,8 @@ class Partition:
                 and all(map(operator.is_, checked["params"], group["params"]))
             ):
                 check_group(group, gi, optimizer.defaults, optimizer._warn)
+            else:
+                refuse_late_anchors(group, gi)
             euclidean = []
             members = zip(group["params"], spaces_of(group), anchors_of(group), strict=True)
             for i, (p, space, anchor) in enumerate(members):
@@ -105,8 +108,6 @@ class Partition:
                     kinds[kind].append((p, name, anchor))
             self.euclidean.append(euclidean)
         self.stacks = [self._stack(optimizer, gi, space, alike) for (gi, space, *_), alike in kinds.items()]
-        implicit = {s.gi for s in self.stacks if s.kind == "implicit"}
-        self.switches = {gi: _switches(optimizer.param_groups[gi]) for gi in implicit}
         for s in self.stacks:
             s.publish(state, only_if_any=True)
         self.groups = copied(optimizer.param_groups)
@@ -155,25 +156,11 @@ class Partition:
         """The partition that holds now, and its stacks that move in this step."""
         if self.declarations != Record.changes:
             refuse_late_declarations(optimizer.param_groups)
+            for gi, group in enumerate(optimizer.param_groups):
+                refuse_late_anchors(group, gi)
             self.declarations = Record.changes
         now = self if self.holds(optimizer) else Partition(optimizer, self.groups, self)
-        now.look_at_switches(optimizer)
         return now, now.moving(optimizer)
-
-    def look_at_switches(self, optimizer: Lifting) -> None:
-        """Find out what turns with implicit sections if an option was switched on, such as momentum.
-
-        What was a vector stays one, though it may be out of use. Raises ValueError, before anything moves, if
-        there is now state that cannot turn.
-        """
-        for gi, seen in self.switches.items():
-            group = optimizer.param_groups[gi]
-            if (now := _switches(group)) != seen:
-                vectors = optimizer.turning_keys(group)
-                for s in self.stacks:
-                    if s.gi == gi and s.kind == "implicit":
-                        s.vectors = s.vectors | vectors
-                self.switches[gi] = now
 
     def moving(self, optimizer: Lifting) -> list[Stack]:
         """The stacks with gradients; raises for bad weights or gradients before anything moves."""
@@ -209,11 +196,6 @@ def _is_large(p: Tensor) -> bool:
     accelerator one kernel for all of them is still better than one for each.
     """
     return p.numel() >= LARGE and may_read(p) and not is_sharded(p)
-
-
-def _switches(group: dict[str, Any]) -> list[bool]:
-    """Which numbers among a group's options are not 0: schedules change others without making a new rule."""
-    return [value != 0 for value in group.values() if isinstance(value, (int, float))]
 
 
 def copied(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ def plain(groups: list[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
         # Once a weight has moved, its state holds the point.
         held = ["decay_target" in out["state"].get(key, ()) for key in saved["params"]]
         anchors = [
-            "start" if there and a is not None else a
+            "start" if there and a is not None else a.clone() if torch.is_tensor(a) else a
             for a, there in zip(anchors_of(group), held, strict=True)
         ]
         same = not any(map(torch.is_tensor, anchors)) and len(set(anchors)) == 1

@@ -41,30 +41,40 @@ def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
     if M.shape[-2] > n and not V.is_complex():
         flip = torch.sign(det(V.detach()))[..., None, None]
         V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
-    with torch.no_grad():
-        found, _ = _completed(V.detach(), n)
-    if differentiated(V):
-        # The completion that was found does not follow Z. As many iterations from there as it takes to undo
-        # a turn of the completion make it do so: errors of a derivative shrink at the same rate.
+    V, L, first, _ = _completed(V, n)
+    if first < _tolerance(V) ** 0.3 and differentiated(V):
+        # The value was found before its derivative, which takes as many iterations as to undo a turn: their
+        # errors shrink at the same rate.
         with torch.no_grad():
-            steps = _completed(_turned(found, 0.1 * _generic(V, n)), n)[1]
-        V = torch.cat([V[..., :n], V[..., n:] @ (V[..., n:].mH @ found[..., n:]).detach()], -1)
+            steps = _completed(_turned(V.detach(), 0.1 * _generic(V, n)), n)[-1]
         for _ in range(steps):
             V = _turned(V, -log_rotation(V)[..., n:, n:])
-    else:
-        V = found
-    Delta = space.unmatrix(Lambda @ log_rotation(V)[..., :n], Y.shape)
+        L = log_rotation(V)
+    Delta = space.unmatrix(Lambda @ L[..., :n], Y.shape)
     return require_geodesic(space, Y, Z, Delta)
 
 
-def _completed(V: Tensor, n: int) -> tuple[Tensor, int]:
-    """V with the last columns of Zimmermann's iteration, and how many iterations that took."""
-    tol = 4 * torch.finfo(V.dtype).eps * V.shape[-1]
-    steps, C = 0, log_rotation(V)[..., n:, n:]
-    while largest(C.abs()) > tol and steps < 200:
-        V = _turned(V, -C)
-        steps, C = steps + 1, log_rotation(V)[..., n:, n:]
-    return V, steps
+def _completed(V: Tensor, n: int) -> tuple[Tensor, Tensor, float, int]:
+    """V with the last columns of Zimmermann's iteration, log V, the least C of a point before, the steps."""
+    steps, L = 0, log_rotation(V)
+    sizes = _sizes(L, n)
+    first = -largest(-sizes)
+    while largest(sizes) > _tolerance(V) and steps < 200:
+        V = _turned(V, -L[..., n:, n:])
+        steps, L = steps + 1, log_rotation(V)
+        sizes = _sizes(L, n)
+    return V, L, first, steps
+
+
+def _tolerance(V: Tensor) -> float:
+    """The size of C at which the iteration ends."""
+    return 4 * float(torch.finfo(V.dtype).eps) * V.shape[-1]
+
+
+def _sizes(L: Tensor, n: int) -> Tensor:
+    """The largest entry of the lower right block of each matrix; 0 where there is none."""
+    C = L.detach()[..., n:, n:].abs()
+    return C.amax((-2, -1)) if C.numel() else C.new_zeros(C.shape[:-2])
 
 
 def _turned(V: Tensor, C: Tensor) -> Tensor:

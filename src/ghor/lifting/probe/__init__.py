@@ -57,7 +57,7 @@ from ghor.lifting.probe.runs import (
     shadow,
     to_be_tried,
 )
-from ghor.lifting.probe.turning import parity
+from ghor.lifting.probe.turning import parity, vectors
 from ghor.spaces import Euclidean, Space, Stiefel
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "options_of",
     "parity",
     "refuse_unless_it_lifts",
+    "vectors",
     "verify",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ghor.lifting.param_groups import DECAYS
 from ghor.lifting.probe.runs import Case, Run, frozen, shadow, to_be_tried
 from ghor.spaces import Stiefel
 
@@ -28,6 +30,24 @@ def parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool = 
     if key not in known:
         known[key] = _parity(Base, options, only_vectors)
     return known[key]
+
+
+def vectors(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool = False) -> set[str]:
+    """The state tensors of Base that turn with a frame, among them those that it may get later.
+
+    A momentum can be switched on between two steps, and a state may come from a run that had one: the rule is
+    also tried with each of its numbers that is 0, weight decay apart, set to 1/2.
+    """
+    kinds = parity(Base, options, only_vectors)
+    for key, value in options.items():
+        several = isinstance(value, (tuple, list))
+        numbers = value if several else (value,)
+        if key == "lr" or key in DECAYS or not any(type(x) in (int, float) and x == 0 for x in numbers):
+            continue
+        new = [0.5 if type(x) in (int, float) and x == 0 else x for x in numbers]
+        with suppress(Exception):  # not every rule can be built so
+            kinds = parity(Base, {**options, key: tuple(new) if several else new[0]}, only_vectors) | kinds
+    return {key for key, kind in kinds.items() if kind == "vector"}
 
 
 def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) -> dict[str, str]:
