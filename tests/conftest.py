@@ -17,7 +17,9 @@ hypothesis.settings.load_profile("any machine")
 THINNED = {
     "test_exp_inverts_log_of_any_points": 5,
     "test_autograd_goes_through_the_point_functions": 8,
-    "test_forward_and_reverse_mode_are_differences": 4,
+    "test_forward_and_reverse_mode_are_differences": 6,
+    "test_jacobians_and_second_derivatives_of_distances": 2,
+    "test_a_vmap_is_a_stack": 2,
     "test_a_logarithm_found_by_iteration_has_its_derivative": 4,
     "test_resume_is_exact_for_every_optimizer_space_and_section": 4,
     "test_a_step_does_not_depend_on_how_a_weight_is_spread": 4,
