@@ -153,3 +153,12 @@ def test_weights_keep_their_order():
     ghor.constrain_multiples(lstm, names, ghor.Sphere())
     found = [n.split(".")[1] for n, _ in lstm.named_parameters() if "original" in n]
     assert found == names
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-25, 1e25])
+def test_a_weight_of_any_size_keeps_it(size):
+    layer = nn.Linear(9, 4)
+    layer.weight.data.mul_(size)
+    before = layer.weight.detach().double().norm()
+    ghor.constrain_multiples(layer, "weight", ST)
+    torch.testing.assert_close(layer.weight.detach().double().norm(), before, rtol=1e-5, atol=0)

@@ -18,6 +18,7 @@ from ghor._torch.warn import Warnings
 from ghor.constraints.declare import Names, constrain
 from ghor.constraints.packed import space_for
 from ghor.constraints.selection import Predicate, select
+from ghor.linalg import wide
 from ghor.spaces.matrix import MatrixSpace
 from ghor.spaces.orthogonal import Orthogonal
 
@@ -83,7 +84,7 @@ def constrain_multiples(
         if advice is not None:
             warn(advice, f"{n} {advice}")
         dims = tuple(range(-space.dims, 0))
-        s = torch.linalg.vector_norm(space.split(p.detach()), dim=dims, keepdim=True)
+        s = torch.linalg.vector_norm(wide(space.split(p.detach())), dim=dims, keepdim=True).to(p.dtype)
         s = s / math.sqrt(space.size(p.shape)[1]) if scale == "start" else torch.full_like(s, float(scale))
         s = torch.where(s == 0, 1, s)  # a padding row, which stays as it is
         plan.append((owner, leaf, p.detach().clone(), Q, Multiple(cast(MatrixSpace, on), s, learn)))
