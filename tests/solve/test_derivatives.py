@@ -126,3 +126,13 @@ def test_derivatives_on_spheres_of_other_radii(space, shape):
     for check, order in zip(CHECKS, (2, 3), strict=True):
         found = check(lambda Y: torch.sin(Y / 1e3 + 1).sum(), x, space, generator=gen(2))
         assert abs(found.slope - order) <= 0.1
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e9])
+def test_errors_are_in_the_units_of_f(scale):
+    x = point(torch.float32)
+    one, other = (
+        ghor.check_gradient(lambda x, s=s: s * (x**4).sum(), x, generator=gen(1)).error[-1]
+        for s in (1.0, scale)
+    )
+    assert other == pytest.approx(scale * one, rel=1e-5)

@@ -221,3 +221,39 @@ def test_a_tolerance_of_the_users_is_absolute():
     for scale, met in ((1.0, False), (1e-20, True)):
         result = ghor.minimize(lambda Y, c=scale: c * f(Y), x, STIEFEL, tol=1e-18)
         assert result.success is met
+
+
+class Ones(torch.autograd.Function):
+    """|x - 1|^2, with ones for its gradient 2 (x - 1): uphill wherever x is below 1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x - 1).square().sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.ones(3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("start", [0.0, 1e-300, 1e-30, 1e-12, 1e-9, 1e-3])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_start_near_zero(method, start):
+    """There the size of x says nothing about f: neither that its gradient is rounding, nor that it is not."""
+    x = torch.full((3,), start, dtype=torch.float64)
+    result = ghor.minimize(lambda x: (x - 1).square().sum(), x, method=method)
+    assert result.success
+    assert float((result.x - 1).abs().max()) <= 1e-10
+    assert not ghor.minimize(Ones.apply, x, method=method).success
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_from_a_euclidean_minimum_is_a_success(method, dtype):
+    A = torch.randn(10, 4, generator=gen(0), dtype=torch.float64).to(dtype)
+    b, x = torch.randn(10, generator=gen(1), dtype=torch.float64).to(dtype), torch.zeros(4, dtype=dtype)
+    for unit in (1.0, 1e-6, 1e6):
+        for _ in range(3):
+            result = ghor.minimize(lambda x, u=unit: (A @ x / u - b).square().sum(), x, method=method)
+            assert result.success, result.status
+            x = result.x
+        x = x / unit

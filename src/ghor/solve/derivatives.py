@@ -94,7 +94,8 @@ def _check(f: Loss, x: Given, space: Spaces, order: int, generator: Generator | 
     noise = [100 * eps * max(size, abs(f)) for f in values]
     # On a curved space a derivative that is zero is so to the rounding of what cancels there.
     zero = 100 * eps * sum(float(b.Y.norm() * b.stacked(grads).norm()) for b in points.batches if b.curved)
-    result = Slope(_steepness(steps, errors, terms, noise, zero), order, steps, errors)
+    slope, unit = _steepness(steps, errors, terms, noise, zero), problem.unit or 1.0
+    result = Slope(slope, order, steps, [e * unit for e in errors])  # in the units of f
     if draw:
         result.draw()
     return result

@@ -43,6 +43,8 @@ SHORT = 64  # entries of vectors up to which frames are stored
 
 # The length of a step when no curvature is known, as a part of a radian or of the size of the positions.
 FIRST = 0.1
+# A change of f by this many eps |f| can be told from rounding.
+VISIBLE = 1000
 
 
 class PointBatch:
@@ -100,12 +102,12 @@ class PointBatch:
     def stacked(self, grads: Sequence[Tensor | None]) -> Tensor:
         """The Euclidean gradients of these weights, (M, *point)."""
         if self.straight and (G := grads[self.index[0]]) is not None and G.layout is torch.strided:
-            return G.detach()
+            return G.detach().resolve_conj()
         own = []
         for i in self.index:
             G = self.Y.new_zeros(self.shape) if (G := grads[i]) is None else G.detach()
             G = G.to_dense() if G.is_sparse else G
-            own.append(G if G.dtype == self.dtype else G.to(self.dtype))
+            own.append((G if G.dtype == self.dtype else G.to(self.dtype)).resolve_conj())
         return self.points(torch.stack(own) if len(own) > 1 else own[0])
 
     def gradient(self, grads: Sequence[Tensor | None]) -> Tensor:
@@ -126,6 +128,8 @@ class PointBatch:
             H = B.mT
         else:
             B = H = (torch.mm if M.dim() == 2 else torch.bmm)(M.mH, Lambda).mH.contiguous()
+            if self.complex:  # a single column is contiguous as it is, and would be conjugated in name only
+                B = H = B.resolve_conj()
         A = H[..., :n, :] if N > n else H
         if self.free:
             A.zero_()
@@ -380,9 +384,10 @@ class Points:
     def first_step(self, g: Tensor, value: float) -> float:
         """t for a step -t g where no curvature is known: `FIRST` of the extent of every batch, or less.
 
-        Positions have no natural length. Theirs is taken from their own entries, with t at most |f|/|g|^2, at
-        which the value would fall to zero along the tangent (Hager and Zhang, 2006). So -t g depends neither
-        on the scale of f nor on the unit of length, unless both x and f are zero.
+        Positions have no natural length. Theirs is taken from their own entries, unless these are so close to
+        0 that f could not show the change, with t at most |f|/|g|^2, at which the value would fall to zero
+        along the tangent (Hager and Zhang, 2006). So -t g depends neither on the scale of f nor on the unit
+        of length, unless both x and f are zero.
         """
         steps = []
         for b in self.batches:
@@ -395,7 +400,9 @@ class Points:
                     )
                 )
             if (way := b.way(b.Y)) is not None:
-                steps.append((FIRST * float(norm(way)), float(norm(b.way(G)))))
+                size, slope = FIRST * float(norm(way)), float(norm(b.way(G)))
+                if size * slope >= VISIBLE * self.eps * abs(value):
+                    steps.append((size, slope))
         length = float(norm(g))
         if self.widest() == math.inf:
             steps.append((abs(value) / length, length))

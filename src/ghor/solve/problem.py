@@ -18,7 +18,8 @@ from torch import Tensor
 from ghor._torch.gradient import gradients
 from ghor.constraints.validation import check_on_space
 from ghor.retraction import by_name
-from ghor.solve.points import Points
+from ghor.solve.curves import Ray
+from ghor.solve.points import VISIBLE, Points
 from ghor.spaces import Euclidean, Space
 from ghor.spaces.base import compute
 
@@ -100,7 +101,7 @@ class Problem:
             )
         self.f, self.evaluations, self.products = f, 0, 0
         self.unit: float | None = None  # f is divided by it, see `place`
-        self.pack: Callable[[list[Tensor]], Any] = lambda points: points
+        self.pack: Callable[[list[Tensor]], Any] = list  # a new one: f may write to it
         if not isinstance(x, Tensor | Mapping) and (not isinstance(x, Sequence) or _numbers(x)):
             raise TypeError(
                 f"x0 is a {type(x).__name__}; points are tensors: write torch.as_tensor(x0), and let f "
@@ -113,7 +114,8 @@ class Problem:
             self.pack = lambda points: dict(zip(x, points, strict=True))
         else:
             names, points = [f"x[{i}]" for i in range(len(x))], list(x)
-            self.pack = tuple if isinstance(x, tuple) else self.pack
+            if isinstance(x, tuple):
+                self.pack = getattr(type(x), "_make", tuple)  # a namedtuple has names
         if isinstance(space, str):
             raise TypeError(f"space is the string {space!r}, not a space; write ghor.Stiefel(), for example")
         if isinstance(space, type):
@@ -175,11 +177,11 @@ class Problem:
         x = [p.detach().requires_grad_() for p in points.tensors()]
         with torch.enable_grad():
             value = self._loss(x)
-            if not value.requires_grad:
+            grads = gradients(value, x, twice) if value.requires_grad else ()
+            if all(G is None for G in grads):
                 raise ValueError(
                     "f does not depend on x, or was computed without gradients; use x in torch operations"
                 )
-            grads = gradients(value, x, twice)
         place = Place(points, value.item(), points.gradient(grads), (x, grads))
         if self.unit is None:
             self.unit = unit = _unit(place.gradient)
@@ -298,10 +300,24 @@ class Log:
         size = max(abs(place.value), abs(self.first[0]))
         if not extent < math.inf:  # it ran away
             return
-        if self.by_default and (newton <= 100 * eps * extent or norm * extent <= math.sqrt(eps) * size):
+        unseen = 0 < norm * extent <= math.sqrt(eps) * size
+        if self.by_default and (newton <= 100 * eps * extent or (unseen and self.tells(place))):
             self.success = True
             value, norm = place.value * self.unit, norm * self.unit
             self.status = f"{value} is the smallest value to rounding, gradient norm {norm:.1e}"
+
+    def tells(self, place: Place) -> bool:
+        """Whether the extent of the points is a length over which f varies.
+
+        Positions alone may be small only because the run started near 0, as most do. Theirs counts once the
+        gradient has fallen, or if f rises both ways along it, by steps whose predicted change can be seen.
+        """
+        points, g, value = place.points, place.gradient, place.value
+        if points.radian > 0 or place.norm <= 0.1 * self.first[1]:
+            return True
+        t = VISIBLE * points.eps * abs(value) / place.norm**2
+        rise, ray = 10 * points.eps * abs(value), Ray(points, g)
+        return all(not self.problem.value(ray.at(s)) - value <= rise for s in (-t, t))
 
     def over(self, place: Place) -> bool:
         """Record this place; returns whether to stop here."""
@@ -321,9 +337,9 @@ class Log:
         self.history.append(record)
         if self.progress:
             self.show(record)
-        extent = place.extent if self.by_default else 0.0
-        if extent > 0:
-            target = max(target, place.points.eps * abs(place.value) / extent)
+        rounding = place.points.eps * abs(place.value) / place.extent if place.extent > 0 else 0.0
+        if self.by_default and target < place.norm <= rounding and self.tells(place):
+            target = rounding
         if self.told_to_stop(record, place):
             self.status = "the callback asked to stop"
         elif not (math.isfinite(place.value) and math.isfinite(place.norm)):
@@ -350,7 +366,10 @@ class Log:
         if self.callback is None:
             return False
         more = (self.problem.pack(place.points.tensors()),) if self.with_point else ()
-        return self.callback(record, *more) is True
+        answer = self.callback(record, *more)
+        # Comparisons of tensors and arrays have a bool of their own.
+        truth = str(getattr(answer, "dtype", "")) in ("bool", "torch.bool") and bool(answer)
+        return answer is True or truth
 
     def show(self, record: Record) -> None:
         """Print a line of the table of records, under a heading."""
