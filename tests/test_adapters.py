@@ -270,6 +270,16 @@ def test_half_precision_layers_have_adapters_in_full(kind, x):
     assert isinstance(layer[0], Adapted)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, Rotation(4, "left")], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_start_as_their_layer_under_autocast(kind, dtype, x):
+    layer = nn.Sequential(nn.Linear(8, 12, dtype=dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        before = layer(x)
+        adapt(layer, ["0"], kind)
+        torch.testing.assert_close(layer(x), before, rtol=0, atol=0)  # compares dtypes, too
+
+
 def test_what_cannot_be(net):
     before = str(net)
     for targets, kind, message in (
@@ -285,6 +295,11 @@ def test_what_cannot_be(net):
         with pytest.raises(ValueError, match=message):
             adapt(net, targets, kind)
     assert str(net) == before
+    lazy = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(12))
+    before = str(lazy)
+    with pytest.raises(ValueError, match=r"1\.weight has no shape yet: call the lazy module once"):
+        adapt(lazy, ["0", "1"], LowRank(2))
+    assert str(lazy) == before
     adapt(net, ["head"], LowRank(2))
     with pytest.raises(ValueError, match="head has an adapter 'default' already"):
         adapt(net, ["head"], LowRank(2))
@@ -469,6 +484,23 @@ def test_one_angle_for_every_size(block, gen):
         if p.requires_grad and n[-1] in "LRUV":
             chord = (p.detach() - before[n]).norm(dim=-2)
             assert (chord - 0.01).abs().max() <= 2e-4  # second order, and eps = 1e-8 of Adam
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5, 2), torch.float64), *(((*k, N, 1), torch.complex128) for k in ((), (3,)) for N in (1, 2, 5))],
+)
+def test_one_angle_for_real_and_complex_columns(shape, dtype, gen):
+    """A complex column of N entries has 2N - 1 coordinates; that of a 1 x 1 matrix is its angle."""
+    model = nn.Module()
+    model.weight = nn.Parameter(randn(shape, gen, dtype))
+    ghor.constrain(model, "weight", ghor.Stiefel())
+    before = model.weight.detach().clone()
+    opt = ghor.optim.Adam(angle_groups(model, 0.01, retraction="geodesic"))
+    model.weight.grad = randn(shape, gen, dtype)
+    opt.step()
+    chord = (model.weight.detach() - before).norm(dim=-2)
+    assert (chord - 0.01).abs().max() <= 2e-4  # as above
 
 
 # -- weights and layers that are shared --------------------------------------------------------------------
@@ -677,6 +709,18 @@ def test_a_layer_is_not_put_into_itself(kind, tmp_path):
 
 
 @pytest.mark.parametrize("freeze", [True, False])
+def test_a_further_adapter_leaves_the_others_as_frozen_as_they_were(freeze, net, tmp_path):
+    adapt(net, ["q_proj"], Rotation(4), "old")
+    adapt(net, ["v_proj"], Rotation(4), "frozen")
+    net.v_proj.parts["frozen"].requires_grad_(False)
+    save(net, tmp_path / "old.pt", "old")
+    adapt(net, ["q_proj", "v_proj"], LowRank(2), "new", freeze=freeze)
+    load(net, tmp_path / "old.pt", "again", freeze=freeze)
+    trained = {n.split(".parts.")[1].split(".")[0] for n, p in net.named_parameters() if p.requires_grad}
+    assert trained == {"old", "new", "again"}
+
+
+@pytest.mark.parametrize("freeze", [False, True])
 def test_biases_of_adapted_layers_can_be_trained(freeze, net):
     net.requires_grad_(False)
     adapt(net, ["q_proj", "v_proj"], Rotation(4), train=["bias"], freeze=freeze)

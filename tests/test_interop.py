@@ -367,6 +367,31 @@ def test_untrained_lora_is_zero(peft, tmp_path):
     assert max(float(ghor.Stiefel().residual(p.detach().double())) for p in (part.U, part.V)) <= 1e-6
 
 
+def test_a_head_with_buffers_is_read(peft, gen, tmp_path):
+    """Buffers may be integers, as the number of batches that a BatchNorm has seen."""
+    plain = Small()
+    plain.head = nn.Sequential(nn.BatchNorm1d(12), nn.Linear(12, 3))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["head"])
+    model = peft.get_peft_model(copy.deepcopy(plain), config)
+    for _ in range(3):
+        model(randn((6, 8), gen, torch.float32))
+    model.save_pretrained(tmp_path)
+    load_peft(plain, tmp_path)
+    theirs = model.base_model.model.head.modules_to_save["default"].state_dict()
+    assert theirs["0.num_batches_tracked"] == 3
+    for n, t in plain.head.state_dict().items():
+        torch.testing.assert_close(t, theirs[n], rtol=0, atol=0)
+
+
+def test_a_file_in_numbers_that_are_not_read_is_refused(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "OFT"}))
+    entry = {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}
+    header = json.dumps({"q_proj.oft_R.weight": entry}).encode()
+    (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(ValueError, match=r"q_proj.oft_R.weight in F8_E4M3; what can be read here is F64"):
+        load_peft(Small(), tmp_path)
+
+
 @pytest.mark.parametrize("kind", [Rotation(4), LowRank(2), LowRank(2, full=True)], ids=repr)
 def test_files_are_those_of_safetensors(kind, gen, tmp_path):
     """Read by the library of that name; the whole way through our own reader gives the same model."""

@@ -33,6 +33,7 @@ from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from ghor._torch.parametrized import remove_parametrizations
@@ -106,7 +107,10 @@ class RotationLayer(AdapterLayer):
         if self.left is None:
             return y
         y = turned(self.left, y)
-        return y if bias is None else y + (bias - turned(self.left, bias))
+        if bias is None:
+            return y
+        bias = bias.to(y.dtype)  # under autocast the layer has added it in the precision of y
+        return y + (bias - turned(self.left, bias))
 
     def transform_weight(self, weight: Tensor) -> Tensor:
         weight = weight if self.left is None else turned(self.left, weight.mT).mT
@@ -147,7 +151,7 @@ class LowRankLayer(AdapterLayer):
         return X @ self.S.mT if "S" in self._parameters else X * self.s
 
     def output_term(self, x: Tensor) -> Tensor:
-        return (self.scaled(x.to(self.V.dtype) @ self.V) @ self.U.mT).to(x.dtype)
+        return self.scaled(x.to(self.V.dtype) @ self.V) @ self.U.mT
 
     def weight_term(self) -> Tensor:
         return self.U @ self.scaled(self.V).mT
@@ -228,7 +232,7 @@ class Adapted(nn.Module):
             y = layer.transform_output(y, self.bias)
         for layer in layers:
             term = layer.output_term(x)
-            y = y if term is None else y + term
+            y = y if term is None else y + term.to(y.dtype)
         return y
 
     @property
@@ -356,8 +360,9 @@ def adapt(
 
     Linear layers are nn.Linear and Hugging Face's Conv1D. A target is the end of a layer's name ("q_proj") or
     a glob ("model.layers.[0-7].*.q_proj"). A layer that occurs in several places of the model gets one
-    adapter for all of them. All other parameters are frozen, except adapters that are there already and the
-    parameters that `train` selects, such as those of a new head; with `freeze=False` they stay as they are.
+    adapter for all of them. All other parameters are frozen, except adapters that are there already, which
+    stay as they are, and the parameters that `train` selects, such as those of a new head, which are trained;
+    with `freeze=False` none is frozen.
     """
     _check_name(name)
     if type(adapter) not in (Rotation, LowRank):
@@ -417,10 +422,11 @@ def _exchange(model: nn.Module, new: Mapping[Any, nn.Module]) -> None:
 
 
 def _freeze(model: nn.Module) -> None:
-    """Freeze everything but the adapters."""
+    """Freeze everything but the adapters, which stay as they are."""
     ours = {id(p) for m in _adapted(model).values() for p in m.parts.parameters()}
     for p in model.parameters():
-        p.requires_grad_(id(p) in ours)
+        if id(p) not in ours:
+            p.requires_grad_(False)
 
 
 def _new_layer(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, name: str) -> AdapterLayer:
@@ -433,6 +439,8 @@ def _new_layer(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, 
     if isinstance(layer, Adapted) and (name in layer.parts or layer.before_merge is not None):
         raise ValueError(f"{n} has an adapter {name!r} already, or is merged; give another name, or unmerge")
     W = matrix_of(layer.base if isinstance(layer, Adapted) else layer)
+    if is_lazy(W):
+        raise ValueError(f"{n}.weight has no shape yet: call the lazy module once, then put an adapter on it")
     out, into = W.shape
     try:
         new = adapter.layer(out, into, {"device": W.device, "dtype": COMPUTE_DTYPE.get(W.dtype, W.dtype)})
@@ -463,18 +471,22 @@ def angle_groups(model: nn.Module, angle: float, **options: Any) -> list[dict[st
 
     Adam moves each coordinate of the velocity by about lr, whatever the gradient, so a column with N - 1
     coordinates turns by lr sqrt(N - 1): eight times as far in blocks of 65 as in blocks of 2. Here every
-    column turns by `angle` a step: lr = angle/sqrt(N - 1) for rotations of SO(N) and factors N x n. Other
-    parameters have the learning rate of the optimizer; `options` go into every group. For rules like Adam,
-    whose steps do not grow with the gradient.
+    column turns by `angle` a step: lr = angle/sqrt(N - 1) for rotations of SO(N) and factors N x n, and
+    angle/sqrt(2N - 1) for complex factors, whose columns have 2N - 1 coordinates. Other parameters have the
+    learning rate of the optimizer; `options` go into every group. For rules like Adam, whose steps do not
+    grow with the gradient.
 
     >>> optimizer = ghor.optim.AdamW(angle_groups(model, 0.02), lr=1e-3)
     """
     groups: dict[Any, dict[str, Any]] = {}
     for name, p, space in declared_spaces(model):
         if p.requires_grad:
-            N = space.size(p.shape)[0] if isinstance(space, (SpecialOrthogonal, Stiefel)) else None
-            own = {} if N is None else {"lr": angle / math.sqrt(N - 1)}
-            group = groups.setdefault((space, N), {"params": [], "space": space, **options, **own})
+            coordinates = None
+            if isinstance(space, (SpecialOrthogonal, Stiefel)):
+                N = space.size(p.shape)[0]
+                coordinates = 2 * N - 1 if p.is_complex() else N - 1
+            own = {} if coordinates is None else {"lr": angle / math.sqrt(coordinates)}
+            group = groups.setdefault((space, coordinates), {"params": [], "space": space, **options, **own})
             group["params"].append((name, p))
     return list(groups.values())
 

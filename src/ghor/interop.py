@@ -216,7 +216,18 @@ def _parametrized(f: nn.Module, name: str) -> Space | None:
 
 PREFIX, VERSION = "base_model.model.", "0.21.2"  # of peft's names; the version whose formulas these are
 MOST_TERMS = 64  # of a Neumann series that we write
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 def load_peft(model: nn.Module, folder: Any, name: str = "default", freeze: bool = True) -> list[str]:
@@ -229,8 +240,8 @@ def load_peft(model: nn.Module, folder: Any, name: str = "default", freeze: bool
 
     The second is the inverse of the first, and not a rotation: the nearest rotation is taken, with a warning
     that says how far off P is. R = P^T, exact up to rounding for the first. LoRA becomes `LowRank`: s are
-    the singular values of scaling B A. Other weights of the file (biases, a new head) are copied to the
-    parameters of these names. What has no equivalent raises ValueError, and nothing is changed.
+    the singular values of scaling B A. Other tensors of the file (biases, a new head) are copied to the
+    parameters and buffers of these names. What has no equivalent raises ValueError, and nothing is changed.
     """
     config, tensors = _read_peft(Path(folder))
     kind = config.get("peft_type")
@@ -243,16 +254,17 @@ def load_peft(model: nn.Module, folder: Any, name: str = "default", freeze: bool
         found.setdefault(layer, {})[end] = tensors.pop(n)
     if not found or any(len(of_layer) < len(ends) for of_layer in found.values()):
         raise ValueError(f"{folder} does not have {' and '.join(ends)} for every layer")
-    parameters, warn = dict(model.named_parameters(remove_duplicate=False)), Warnings()
+    places: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    places |= dict(model.named_buffers(remove_duplicate=False))
     for n, t in tensors.items():
-        if n not in parameters or parameters[n].shape != t.shape:
+        if n not in places or places[n].shape != t.shape:
             raise ValueError(f"{folder} has {n} of shape {tuple(t.shape)}, which has no place in this model")
-    convert = _from_oft if kind == "OFT" else _from_lora
+    convert, warn = _from_oft if kind == "OFT" else _from_lora, Warnings()
     adapter, factors = convert(config, found, dict(model.named_modules()), warn)
     install(model, adapter, factors, name, freeze)
     with torch.no_grad():
         for n, t in tensors.items():
-            parameters[n].copy_(t)
+            places[n].copy_(t)
     warn.flush()
     return list(found)
 
@@ -410,11 +422,16 @@ def _read_safetensors(file: Path) -> dict[str, Tensor]:
     for name, entry in json.loads(data[8:start]).items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
+            if entry["dtype"] not in DTYPES:
+                raise ValueError(
+                    f"{file} has {name} in {entry['dtype']}; what can be read here is {', '.join(DTYPES)}: "
+                    "save it in one of these"
+                )
             dtype = DTYPES[entry["dtype"]]
             numbers = (
                 torch.frombuffer(data[start + begin : start + end], dtype=dtype)
                 if end > begin
-                else torch.empty(0)
+                else torch.empty(0, dtype=dtype)
             )
             tensors[name] = numbers.view(entry["shape"])
     return tensors

@@ -345,6 +345,11 @@ def det(X: Tensor) -> Tensor:
     return _each(torch.linalg.det, X)
 
 
+def det_sign(X: Tensor) -> Tensor:
+    """The sign of the determinant, which itself underflows for large matrices of small entries."""
+    return _each(lambda X: torch.linalg.slogdet(X)[0], X)
+
+
 def _each(function: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
     """Apply a function that uses LU to a batch of matrices; large ones on the CPU one by one.
 

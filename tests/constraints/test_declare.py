@@ -162,6 +162,20 @@ def test_tied_weights_are_one_weight(gen):
     assert ghor.Stiefel().residual(b.weight.detach().double()) <= F32
 
 
+def test_a_weight_that_another_model_declares_is_on_its_space_here_too():
+    a, b = nn.Linear(9, 3, bias=False), nn.Linear(9, 3, bias=False)
+    b.weight = a.weight
+    ghor.constrain(a, "weight", ghor.Stiefel())
+    assert [group["space"] for group in ghor.param_groups(b)] == [ghor.Stiefel()]
+    assert list(ghor.check(b).weights) == ["weight"]
+    for source in (b, ghor.param_groups(b), b.parameters()):
+        assert spaces_in(ghor.optim.SGD(source)) == {b.weight: ghor.Stiefel()}
+    with torch.no_grad():
+        b.weight.mul_(2)
+    assert list(ghor.project(b)) == ["weight"]
+    assert ghor.Stiefel().residual(a.weight.detach().double()) <= F32
+
+
 def test_meta_device():
     """There is nothing to move: refused with the way out, which works; a declaration made before is kept on
     meta."""
@@ -641,3 +655,12 @@ def test_a_weight_with_two_names_has_moved_by_both():
     distance = float(torch.dist(net.a.weight.detach(), before))
     assert moved["a.weight"] == moved["b.weight"] == pytest.approx(distance)
     assert ghor.check(net).weights["a.weight"].moved == moved["a.weight"]
+
+
+def test_a_weight_that_is_not_a_number_is_the_worst():
+    layer = nn.Linear(4, 4)
+    ghor.constrain(layer, "weight", ghor.Stiefel())
+    layer.weight.data[0, 0] = math.nan
+    table = ghor.check(layer)
+    assert not table.ok
+    assert table.worst == math.inf

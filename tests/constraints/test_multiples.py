@@ -162,3 +162,44 @@ def test_a_weight_of_any_size_keeps_it(size):
     before = layer.weight.detach().double().norm()
     ghor.constrain_multiples(layer, "weight", ST)
     torch.testing.assert_close(layer.weight.detach().double().norm(), before, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float16, 1e3), (torch.bfloat16, 1e37), (torch.float32, 1e37)]
+)
+def test_a_norm_may_be_beyond_the_dtype_where_the_scale_is_not(dtype, size, gen):
+    layer = nn.Linear(100, 100, bias=False, dtype=dtype)
+    layer.weight.data = (randn((100, 100), gen, torch.float64) * size).to(dtype)
+    before = layer.weight.detach().double()
+    moved = ghor.constrain_multiples(layer, "weight", ST)["weight"]
+    after = layer.weight.detach().double()
+    assert float(after.norm() / before.norm()) == pytest.approx(1, rel=2e-2)  # bfloat16 has eight bits
+    assert moved == pytest.approx(float((after - before).norm()), rel=1e-6)
+
+
+def test_how_far_tiny_weights_have_moved(gen):
+    layer = nn.Linear(9, 4)
+    layer.weight.data.mul_(1e-30)
+    before = layer.weight.detach().double()
+    moved = ghor.constrain_multiples(layer, "weight", ST)["weight"]
+    assert 0 < moved == pytest.approx(float((layer.weight.detach().double() - before).norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("radius", [2.0, "start"])
+def test_a_radius_is_a_multiple_already(radius):
+    layer = nn.Linear(4, 6)
+    before = layer.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"use ghor\.Sphere\(\) in place of Sphere\(radius="):
+        ghor.constrain_multiples(layer, "weight", ghor.Sphere(radius=radius))
+    assert torch.equal(layer.weight, before)
+
+
+def test_multiples_of_a_constrained_weight():
+    """The declaration of the weight itself, and its anchor, are gone: it is Q that is declared now."""
+    layer = nn.Linear(4, 4)
+    ghor.constrain(layer, "weight", ST, anchor="start")
+    ghor.constrain(layer, "bias", ghor.Sphere())
+    ghor.constrain_multiples(layer, "weight", ST, scale=2.0)
+    assert ghor.check(layer).ok
+    assert sorted(ghor.check(layer).weights) == ["bias", "parametrizations.weight.original"]
+    ghor.optim.SGD(layer, lr=0.1)

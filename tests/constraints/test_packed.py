@@ -475,6 +475,25 @@ def test_patterns_and_predicates():
     assert f"{chosen['layers.0.self_attn.in_proj_weight']:.1e}" in ghor.check(copy.deepcopy(model))
 
 
+@pytest.mark.parametrize(
+    ("which", "names"),
+    [
+        ("head.w*", ["head.weight"]),
+        ("head*.weight", ["head.weight", "heads.a.weight"]),
+        ("*.weight", ["emb.weight", "heads.a.weight"]),
+        (["head.weight", "*.weight"], ["head.weight", "heads.a.weight"]),
+        (["e*", "head.w*"], ["emb.weight"]),
+        (["e*", "head.weight"], ["emb.weight", "head.weight"]),
+    ],
+)
+def test_patterns_find_a_tied_weight_by_each_name_and_select_it_once(which, names):
+    model = nn.ModuleDict({"emb": nn.Embedding(9, 4), "head": nn.Linear(4, 9, bias=False)})
+    model["heads"] = nn.ModuleDict({"a": nn.Linear(4, 9, bias=False)})
+    model["head"].weight = model["emb"].weight
+    assert list(ghor.constrain(model, which, ST)) == names
+    assert declared_space(model["emb"].weight) == ST
+
+
 def test_the_space_may_depend_on_the_weight():
     model = nn.ModuleDict({"q": nn.Linear(8, 16), "k": nn.Linear(8, 8)})
     ghor.constrain(model, "?.weight", lambda name, p: ghor.Stiefel(blocks=len(p) // 4))

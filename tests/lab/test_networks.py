@@ -164,7 +164,11 @@ def test_a_copy_is_the_network_of_its_generator():
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("copies", "lead"), [((), ()), ((), (2, 3)), ((3,), ()), ((3,), (1,)), ((3,), (2, 3)), ((2, 3), (3,))]
+    ("copies", "lead"),
+    [
+        *[((), ()), ((), (2, 3)), ((3,), ()), ((3,), (1,)), ((3,), (2, 3)), ((2, 3), (3,))],
+        *[((1, 3), (2, 3)), ((3, 1), (3, 2)), ((3, 1), (2,)), ((3, 1), (4, 1, 2)), ((2, 1, 3), (2, 4, 3))],
+    ],
 )
 def test_copies_are_a_loop(copies, lead, gen):
     model = stir(SymplecticAutoencoder(6, 4, **SMALL, copies=copies, generator=gen, dtype=F64), gen)
@@ -178,7 +182,7 @@ def test_copies_are_a_loop(copies, lead, gen):
         if shape
         else [[]]
     ):
-        i = tuple(index[len(shape) - len(copies) :])
+        i = tuple(j % k for j, k in zip(index[len(shape) - len(copies) :], copies, strict=True))
         one.load_state_dict({name: p[i] for name, p in model.state_dict().items()})
         torch.testing.assert_close(
             y[tuple(index)], one(z.expand(*shape, 5, 6)[tuple(index)]), rtol=0, atol=1e-13

@@ -248,3 +248,28 @@ def test_geodesics_to_the_origin_and_beyond(dtype):
                 a, b = (mp.sqrt(1 + (x.T * x)[0]) for x in (end, found))
                 off = mp.acosh(max(1, a * b - (end.T * found)[0]))
                 assert off <= 2 * math.asinh(8 * eps * math.exp(r) * math.sinh(t)) + 8 * eps, (r, t)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "condition"),
+    [(torch.float32, 1e2), (torch.float32, 1e5), (torch.float64, 1e6), (torch.float64, 1e12)],
+    ids=name,
+)
+@pytest.mark.parametrize("space", [ghor.Stiefel(), ghor.Grassmann()], ids=name)
+def test_the_derivative_of_a_projection(space, dtype, condition, gen):
+    """Against that of the polar factor U V^T of M = U S V^T in 50 digits. Its own condition is that of M."""
+    Q, R = (torch.linalg.qr(torch.randn(k, N, generator=gen, dtype=torch.float64))[0] for k in (5, N))
+    M = ((Q * condition ** -torch.linspace(0, 1, N, dtype=torch.float64)) @ R.mT).to(dtype)
+    C, dM = (torch.randn(5, N, generator=gen, dtype=torch.float64).to(dtype) for _ in range(2))
+    X = M.clone().requires_grad_()
+    (space.project(X) * C).sum().backward()
+    U, s, Vt = mp.svd_r(exact(M))
+    D, within = exact(dM), mp.matrix(N, N)
+    T = U.T * D * Vt.T
+    for i in range(N):
+        for j in range(N):
+            within[i, j] = (T[i, j] - T[j, i]) / (s[i] + s[j])
+    dY = U * within * Vt + (D - U * U.T * D) * Vt.T * mp.diag([1 / x for x in s]) * Vt
+    G, Cs = exact(X.grad), exact(C)
+    found, true = (sum(a * b for a, b in zip(A, B, strict=True)) for A, B in ((G, D), (Cs, dY)))
+    assert abs(found - true) <= 20 * condition * torch.finfo(dtype).eps * mp.norm(dY) * mp.norm(Cs)

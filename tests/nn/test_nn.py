@@ -77,6 +77,16 @@ def test_gradients(gen):
     )
 
 
+@pytest.mark.parametrize("shape", [(0, 6), (2, 0, 6), (0, 3, 6), (2, 0, 3, 6), (0, 0, 6)])
+def test_nothing_in_nothing_out(shape):
+    """No tokens, or an empty batch."""
+    layer = StiefelAttention(6, 2)
+    y = layer(torch.zeros(shape))
+    assert y.shape == shape
+    y.sum().backward()
+    assert not layer.weight.grad.any()
+
+
 def test_patches_are_column_major():
     tokens = patches(torch.arange(16.0).reshape(1, 4, 4), 2)[:, 0].T
     assert tokens.tolist() == [[0, 4, 1, 5], [8, 12, 9, 13], [2, 6, 3, 7], [10, 14, 11, 15]]

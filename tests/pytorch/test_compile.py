@@ -59,9 +59,9 @@ class Net(nn.Module):
         return (self.x @ (self.a + self.b) @ self.wide + self.bias - self.y).square().sum()
 
 
-def lifted(cls, net, **kwargs):
+def lifted(cls, net, lr=1e-2, **kwargs):
     return getattr(ghor.optim, cls)(
-        [{"params": list(net.parameters()), "space": net.spaces}], lr=1e-2, **kwargs
+        [{"params": list(net.parameters()), "space": net.spaces}], lr=lr, **kwargs
     )
 
 
@@ -195,7 +195,7 @@ def test_other_spaces(space):
     nets = []
     for compiled in (False, True):
         net = Net(space)
-        train = runner(net, lifted("SGD", net, momentum=0.9), compiled)
+        train = runner(net, lifted("SGD", net, lr=1e-3, momentum=0.9), compiled)
         for _ in range(6):
             train()
         nets.append(net)

@@ -14,6 +14,24 @@ def test_determinant_minus_one_is_named(dtype):
     assert space.hint(-Y) == space.hint(space.project(Y)) == ghor.Stiefel().hint(Y) == ""
 
 
+@pytest.mark.parametrize("size", [1e-40, 1.0, 1e40])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_determinant_beyond_the_range_of_floats_has_a_sign(sign, size, gen):
+    """That of 1e-40 X is 1e-400, which is 0 in float64."""
+    space = ghor.SpecialOrthogonal()
+    X = space.random(10, 10, generator=gen, dtype=torch.float64) * torch.linspace(
+        1, 2, 10, dtype=torch.float64
+    )
+    X[0] *= sign
+    torch.testing.assert_close(space.project(size * X), space.project(X))
+    differentiated = (size * X).requires_grad_()
+    if sign < 0:
+        with pytest.raises(ValueError, match="a matrix with det < 0 has no derivative here"):
+            space.project(differentiated)
+    else:
+        assert space.project(differentiated).requires_grad
+
+
 def covariant_derivative_of_transport(transport, A, B, t, h=1e-4):
     """d/dt (Y^T V) + [A, Y^T V]/2 along Y = exp(t A): zero for the Levi-Civita connection of a group."""
     Y = torch.linalg.matrix_exp(t * A)

@@ -49,6 +49,12 @@ def test_points_are_drawn_to_rounding(space, gen):
         assert space.residual(U).max() <= 1e-13
 
 
+def test_points_are_drawn_with_both_signs(gen):
+    """Of every entry, equally often: LAPACK's Q alone has negative diagonals."""
+    U = ghor.SymplecticStiefel().random(500, 4, 2, generator=gen)
+    assert (U > 0).float().mean(0).sub(0.5).abs().max() <= 0.1  # 4.5 deviations of 500 draws
+
+
 @pytest.mark.parametrize("steps", [150, pytest.param(10_000, marks=pytest.mark.slow)])
 @each_dtype
 @each_space

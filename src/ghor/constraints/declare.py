@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
-from ghor.constraints.registry import ANCHORS, RECORD, Record, no_longer_parameters, owners
+from ghor.constraints.registry import ANCHORS, RECORD, Record, no_longer_parameters, owners, spaces_by_id
 from ghor.constraints.selection import Predicate, select
 from ghor.constraints.validation import batch_dims, check_anchor, check_parameter
 from ghor.linalg import frobenius, wide
@@ -126,7 +126,8 @@ def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space
     Warns about declared weights that are no longer parameters.
     """
     _warn_of_lost(no_longer_parameters(model))
-    records = {
+    # A weight may be tied to one outside the model, and declared there: optimizers find that, too.
+    records = spaces_by_id() | {
         id(module._parameters[leaf]): space
         for module in model.modules()
         for leaf, space in module.__dict__.get(RECORD, {}).items()

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import Names, constrain
 from ghor.constraints.packed import space_for
+from ghor.constraints.registry import forget
 from ghor.constraints.selection import Predicate, select
 from ghor.linalg import wide
 from ghor.spaces.matrix import MatrixSpace
@@ -65,6 +66,8 @@ def constrain_multiples(
     """
     if not isinstance(space, Orthogonal):
         raise TypeError(f"multiples are those of orthogonal matrices, as of ghor.Stiefel(), got {space!r}")
+    if getattr(space, "radius", 1) != 1:
+        raise ValueError(f"the multiple is the radius already: use ghor.Sphere() in place of {space!r}")
     if scale != "start" and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         raise ValueError(f"scale is a positive number or 'start', got {scale!r}")
     warn, plan, chosen = Warnings(), [], select(module, name)
@@ -84,18 +87,20 @@ def constrain_multiples(
         if advice is not None:
             warn(advice, f"{n} {advice}")
         dims = tuple(range(-space.dims, 0))
-        s = torch.linalg.vector_norm(wide(space.split(p.detach())), dim=dims, keepdim=True).to(p.dtype)
+        s = torch.linalg.vector_norm(wide(space.split(p.detach())), dim=dims, keepdim=True)
         s = s / math.sqrt(space.size(p.shape)[1]) if scale == "start" else torch.full_like(s, float(scale))
-        s = torch.where(s == 0, 1, s)  # a padding row, which stays as it is
+        s = torch.where(s == 0, 1, s).to(p.dtype)  # 0: a padding row, which stays as it is
         plan.append((owner, leaf, p.detach().clone(), Q, Multiple(cast(MatrixSpace, on), s, learn)))
     moved = {}
     for owner, leaf, before, Q, multiple in plan:
+        forget(owner, leaf)  # it is Q that is declared from here on
         parametrize.register_parametrization(owner, leaf, multiple)
         held: Any = owner.parametrizations[leaf]  # type: ignore[index]
         with torch.no_grad():
             held.original.copy_(Q)
         constrain(owner, [f"parametrizations.{leaf}.original"], multiple.space)
-        moved[owner, leaf] = float(torch.linalg.vector_norm(getattr(owner, leaf).detach() - before))
+        way = wide(getattr(owner, leaf).detach()) - wide(before)
+        moved[owner, leaf] = float(torch.linalg.vector_norm(way))
     warn.flush()
     return {n: moved[of] for n, of in chosen.items()}
 

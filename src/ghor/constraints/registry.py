@@ -54,9 +54,13 @@ class Record(dict[str, Space]):
         self.belongs_to(module)
 
 
-def forget(module: nn.Module) -> None:
-    """Remove this module's record, if it has one."""
-    if RECORD in module.__dict__:
+def forget(module: nn.Module, leaf: str | None = None) -> None:
+    """Remove this module's record, or what it says of one weight, if there is any."""
+    if leaf is not None and leaf in module.__dict__.get(RECORD, ()):
+        del module.__dict__[RECORD][leaf]
+        module.__dict__.get(ANCHORS, {}).pop(leaf, None)
+        Record.changes += 1
+    elif leaf is None and RECORD in module.__dict__:
         del module.__dict__[RECORD]
         module.__dict__.pop(ANCHORS, None)
         _modules.discard(module)

@@ -88,6 +88,8 @@ def check(model: nn.Module) -> Check:
             good = bool(residual <= allowed)
             if good and getattr(space, "radius", None) == "start":
                 distance = math.nan
+            elif math.isnan(distance):  # an entry is not a number
+                distance = math.inf
         weights[name] = Weight(space, tuple(p.shape), distance, good, moved.get(id(p)), norm)
     found = Check(weights, ordinary, no_longer_parameters(model))
     print(found)

@@ -30,6 +30,7 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
             )
         return {n: every[n] for n in found}
     out: dict[str, tuple[nn.Module, str]] = {}
+    selected = set[int]()  # the ids of the weights in `out`
     several = isinstance(which, Iterable) and not isinstance(which, str | Tensor)
     names: list[Any] = list(which) if several else [which]
     for name in names:
@@ -39,8 +40,7 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
                 "which parameters is said by names, patterns or a function of name and parameter, and then "
                 f"the space; got {got}"
             )
-        # A tied weight has several names, of which `known` has one: globs select it once, each name finds it.
-        found = [name] if name in every else fnmatch.filter(known, name)
+        found = [name] if name in every else fnmatch.filter(every, name)
         if not found:
             path, _, leaf = name.rpartition(".")
             if path in owners and leaf in getattr(owners[path], "parametrizations", ()):
@@ -56,7 +56,13 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
             raise ValueError(
                 f"{type(module).__name__} has no parameter{like} {name!r}; it has: {there}{rest}"
             )
-        out |= {n: every[n] for n in found}
+        # A tied weight has several names: a name always selects it, and a glob unless it is selected already.
+        for n in found:
+            owner, leaf = every[n]
+            p = id(owner._parameters[leaf])
+            if n == name or p not in selected:
+                out[n] = owner, leaf
+                selected.add(p)
     return out
 
 

@@ -100,7 +100,8 @@ class StiefelAttention(nn.Module):
         """(..., tokens, dim) -> (..., tokens, dim)."""
         if x.dim() < 2 or x.shape[-1] != self.dim:
             raise ValueError(f"expected (..., tokens, {self.dim}), got {tuple(x.shape)}")
-        return self.tokens_last(x.reshape(-1, *x.shape[-2:]).mT).mT.reshape(x.shape)
+        batch = math.prod(x.shape[:-2])  # not -1, which has no value if there are no tokens
+        return self.tokens_last(x.reshape(batch, *x.shape[-2:]).mT).mT.reshape(x.shape)
 
     def tokens_last(self, x: Tensor, A: Tensor | None = None, b: Tensor | None = None) -> Tensor:
         """`forward` in the layout (batch, dim, tokens); with A and b followed by x <- x + tanh(A x + b)."""

@@ -55,11 +55,16 @@ class PhaseSpaceMap(nn.Module, ABC):
         if z.dim() < 2 or z.shape[-1] != self.in_dim:
             raise ValueError(f"expected (..., points, {self.in_dim}), got {tuple(z.shape)}")
         lead, points, C = self.broadcast(z), z.shape[-2], math.prod(self.copies)
-        more = math.prod(lead) // C  # dimensions before the copies count as more points
-        x = z.expand(*lead, *z.shape[-2:]).reshape(more, C, points, self.in_dim)
-        q, p = x.permute(1, 3, 0, 2).reshape(C, self.in_dim, more * points).chunk(2, 1)
+        more = math.prod(lead) // C  # dimensions without copies count as more points
+        # Those before the copies are first already; those among them are moved there, and back at the end.
+        among = [i for i, k in enumerate(self.copies, -2 - len(self.copies)) if k == 1]
+        first = list(range(len(among)))
+        x = z.expand(*lead, *z.shape[-2:])
+        x = x.movedim(among, first) if among else x
+        q, p = x.reshape(more, C, points, self.in_dim).permute(1, 3, 0, 2).flatten(2).chunk(2, 1)
         y = torch.cat(self.features_first(q, p), 1)
-        return y.view(C, self.out_dim, more, points).permute(2, 0, 3, 1).reshape(*lead, points, self.out_dim)
+        y = y.view(C, self.out_dim, more, points).permute(2, 0, 3, 1).reshape(*x.shape[:-1], self.out_dim)
+        return y.movedim(first, among) if among else y
 
     def broadcast(self, z: Tensor) -> tuple[int, ...]:
         """The leading dimensions of the output for z (..., points, in_dim)."""

@@ -28,6 +28,7 @@ from ghor.linalg import (
     everywhere,
     eye_like,
     frobenius,
+    gram_function,
     inverse,
     inverse_near,
     largest,
@@ -37,7 +38,6 @@ from ghor.linalg import (
     product,
     solve,
     spectral_bound,
-    symmetric_function,
     times,
     with_value,
 )
@@ -105,7 +105,7 @@ class Orthogonal(MatrixSpace):
         Y = Y + Y @ (eye_like(Y) - product(Y.mH, Y)) / 2  # LAPACK's U V^H is orthogonal to 1e-5 in float32
         # The SVD has no derivative where singular values coincide, as all of them do on the space.
         if differentiated(X):
-            smooth = M @ symmetric_function(M.mH @ M, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
+            smooth = M @ gram_function(M.mH, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)
             Y = with_value(smooth, Y)
         return self.unmatrix(Y, X.shape).to(X.dtype).contiguous()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ghor._torch.transforms import differentiated
-from ghor.linalg import det, everywhere, eye_like, log_rotation
+from ghor.linalg import det, det_sign, everywhere, eye_like, log_rotation
 from ghor.spaces.base import compute
 from ghor.spaces.orthogonal import Orthogonal, require_geodesic
 
@@ -68,7 +68,7 @@ class SpecialOrthogonal(OrthogonalGroup):
 
     def project(self, X: Tensor) -> Tensor:
         """The nearest rotation; if det X < 0, with the vector of the smallest singular value negated."""
-        if differentiated(X) and not everywhere(~(det(self.matrix(X).detach()) < 0)):
+        if differentiated(X) and not everywhere(~(det_sign(compute(self.matrix(X).detach())) < 0)):
             raise ValueError(f"{self}.project of a matrix with det < 0 has no derivative here; detach it")
         return super().project(X)
 

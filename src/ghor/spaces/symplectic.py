@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor._torch.values import may_read
-from ghor.linalg import dot, eye_like, frobenius, inverse, solve
+from ghor.linalg import dot, eye_like, frobenius, inverse, phases, solve
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
 from ghor.spaces.framed import readable
@@ -134,7 +134,8 @@ class Symplectic(MatrixSpace):
         N, n = (side // 2 for side in self.size(shape))
         batch = self.split(torch.empty(shape, device="meta")).shape[: -1 - self.flatten]
         X = torch.randn(*batch, N, 2 * n, generator=generator, dtype=dtype, device=device)
-        Q = torch.linalg.qr(torch.complex(compute(X[..., :n]), compute(X[..., n:])))[0]
+        Q, R = torch.linalg.qr(torch.complex(compute(X[..., :n]), compute(X[..., n:])))
+        Q = Q * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
         U = torch.cat([torch.cat([Q.real, -Q.imag], -1), torch.cat([Q.imag, Q.real], -1)], -2)
         return self.unmatrix(U, shape).to(X.dtype).contiguous()
 
