@@ -550,7 +550,7 @@ def pack(
         Path | None, option("Where to write them.", "FOLDER", default="beside the records")
     ] = None,
 ) -> None:
-    """Pack the records of a folder into one file for keeping: a seventh of the size or less, nothing is lost.
+    """Pack the records of a folder into one file for keeping; long or many runs take a seventh of the space.
 
     \b
     ghor pack runs/pendulum --out results/pendulum

@@ -1,7 +1,7 @@
 """Records packed for keeping: those of a folder in one file, epochs as columns, as JSON, compressed by xz,
 with a SHA-256 inside.
 
-Long runs shrink to about a seventh of their size, short ones to less, and no digit is lost: `unpacked`
+Long runs, or many of them, shrink to about a seventh of their size, and no digit is lost: `unpacked`
 returns exactly the same lines. Packed records are for `ghor report`, `ghor check` and `ghor numbers`; a run
 resumes only from the record it wrote itself.
 """
