@@ -98,7 +98,7 @@ def root(
 
     \b
     ghor run pendulum           train, or continue where it stopped
-    ghor check runs/pendulum    are all files complete, all weights on their space?
+    ghor check runs/pendulum    are files complete, and weights on their space?
     ghor report runs/pendulum   tables and figures beside the paper's
     """
 
@@ -128,7 +128,7 @@ def run(
     epochs: Annotated[
         int | None,
         option(
-            "A finished run is made longer by a larger number. The paper has 1000 and 500.",
+            "A larger number makes a finished run longer. The paper has 1000 and 500. Not for text.",
             "N",
             WHAT,
             "pendulum 1000, others 25",
@@ -140,8 +140,8 @@ def run(
     sweep: Annotated[
         bool,
         option(
-            "For text: search the best rate and weight decay of every method, then other seeds, no warm-up "
-            "and equal time. What is most useful comes first.",
+            "For text: search for the best rate and weight decay of every method, then run other seeds, no "
+            "warm-up and equal time. What is most useful comes first.",
             FLAG,
             WHAT,
             names=("--sweep",),
@@ -151,8 +151,8 @@ def run(
         list[Reading] | None,
         option(
             "Learning rates of the pendulum. as-run: 1e-3 for geometric-adam and 1e-2 for the others, with "
-            "which the numbers in the paper agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, "
-            "equal-1e-2: the two Adams with the same one. May be repeated.",
+            "which the paper's numbers agree; as-stated: 1e-4 for all, as its table says; equal-1e-3, "
+            "equal-1e-2: this rate for the two Adams alone. May be repeated.",
             "NAME",
             WHAT,
             "as-run",
@@ -173,14 +173,15 @@ def run(
     weight_decay: Annotated[
         float | None,
         option(
-            "Weight decay of adamw-anchor, towards where a weight started, and of matrices of text.",
+            "Weight decay of adamw-anchor, towards where a weight started, and of the methods of text that "
+            "have one.",
             "X",
             WHAT,
             "0.1",
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, option("Samples a step.", "N", WHAT, "pendulum 256, text 8, others 2048")
+        int | None, option("Samples per step.", "N", WHAT, "pendulum 256, text 8, others 2048")
     ] = None,
     label: Annotated[
         str | None, option("What is special about these runs, for their names and tables.", "TEXT", WHAT)
@@ -196,7 +197,7 @@ def run(
     start: Annotated[
         str | None,
         option(
-            "First weights on manifolds: uniform, or authors, the Q of LAPACK's QR of a normal matrix.",
+            "Initial weights on manifolds: uniform, or authors, the Q of LAPACK's QR of a normal matrix.",
             "NAME",
             HOW,
             "uniform",
@@ -245,7 +246,7 @@ def run(
     compiled: Annotated[
         bool,
         option(
-            "Layers as compiled C where there is a compiler, or by torch alone.",
+            "Layers as compiled C, where there is a compiler, or in torch alone.",
             FLAG,
             HOW,
             names=("--compile/--no-compile",),
@@ -288,8 +289,8 @@ def run(
     ghor run mnist --seeds 0-1           5 optimizers, 2 seeds, 25 epochs
     ghor run mnist --seeds 0-1 --epochs 100      the same runs, made longer
     ghor run mnist -o geometric-adam --set blocks=4 --label small
-    ghor run mnist --seeds 0-9 --epochs 500 --protocol authors   as the paper's authors ran it
-    ghor run text --sweep -j 2           a language model: 14 methods, rates, seeds
+    ghor run mnist --seeds 0-9 --epochs 500 --protocol authors   as the authors
+    ghor run text --sweep -j 2           a language model: 14 methods, tuned
 
     Under torchrun the processes share every batch of the transformer:
 
@@ -435,11 +436,11 @@ def caught(
     warmup: Annotated[
         int, option("Steps of the runs with a linear warm-up; 0: none of these.", "N", WHAT)
     ] = 10,
-    batch_size: Annotated[int, option("Samples a step.", "N", WHAT)] = 2048,
+    batch_size: Annotated[int, option("Samples per step.", "N", WHAT)] = 2048,
     dtype: Annotated[str, option("float32 or float64.", "NAME", HOW)] = "float32",
     threads: Annotated[int | None, option(THREADS, "N", HOW, "cores / jobs")] = None,
     compiled: Annotated[
-        bool, option("Layers as compiled C, or by torch alone.", FLAG, HOW, names=("--compile/--no-compile",))
+        bool, option("Layers as compiled C, or in torch alone.", FLAG, HOW, names=("--compile/--no-compile",))
     ] = True,
     setting: Annotated[
         list[str] | None,
