@@ -1,4 +1,4 @@
-"""Adapters: fine-tuning with a few parameters that stay exactly on their space, beside frozen weights.
+"""Adapters: fine-tuning with a few parameters that stay on their space, beside frozen weights.
 
     Rotation(block)                  y = W R x + c      R = diag(R_1, R_2, ...), R_i in SO(block)
     Rotation(block, sides="both")    y = L W R x + c    L and R of this kind
@@ -13,9 +13,9 @@ the original ones, and the factors are declared with `ghor.constrain`, so that a
     adapt(model, ["q_proj", "v_proj"], Rotation(block=16))
     optimizer = ghor.optim.AdamW(ghor.param_groups(model), lr=1e-3)
 
-`merge` writes the adapters into the frozen weights and `unmerge` takes them out again, to the bit; `save` and
-`load` keep the adapters alone. A layer can have several, by name: rotations act one after the other, low-rank
-terms add up.
+`merge` writes the adapters into the frozen weights and `unmerge` takes them out again, bit for bit; `save`
+and `load` keep the adapters alone. A layer can have several, by name: rotations act one after the other,
+low-rank terms add up.
 """
 
 from __future__ import annotations
@@ -523,7 +523,7 @@ def merge(model: nn.Module) -> None:
 
 
 def unmerge(model: nn.Module) -> None:
-    """Take the adapters out of the weights again, which are then, to the bit, as before `merge`."""
+    """Take the adapters out of the weights again, which are then, bit for bit, as before `merge`."""
     for m in _adapted(model).values():
         m.unmerge()
 

@@ -33,7 +33,7 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
         frobenius    ||A||_F^2 + ||B||_F^2; on orthogonal spaces that of the N x n matrix rgrad
 
     They are equal on the sphere and on Grassmann, where A = 0, and differ by the factor 2 on SO(N). Euclidean
-    weights get torch's Adam, to the bit.
+    weights get torch's Adam, bit for bit.
 
     In "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform" (ICLR 2020,
     Algorithm 2) the norm is that of the Euclidean gradient, eps is inside the root and the first moment is

@@ -50,7 +50,7 @@ def constrain(
     has moved (`check` shows that, too). If one of them cannot be moved, none is. `space` may be a function of
     name and parameter, too.
 
-    `anchor` is the point that weight decay draws a weight to, "start" (its place at the first step), or None.
+    `anchor` is where weight decay pulls a weight: a point, "start" (its place at the first step), or None.
 
     >>> layer = constrain(nn.Linear(49, 7, bias=False), "weight", Stiefel())
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))

@@ -58,7 +58,7 @@ def constrain_multiples(
 
     `scale` is a number, or "start": ||s Q||_F is then that of the weight as it is, so that a pretrained layer
     keeps its size. Each matrix of a weight with `blocks` has its own s. With `learn=True` s is a parameter
-    that starts there, and is trained as an ordinary one (weight decay draws it to 0). Weights are selected as
+    that starts there, and is trained as an ordinary one (weight decay pulls it to 0). Weights are selected as
     by `ghor.constrain`. If one of them cannot be moved, none is.
 
     >>> moved = constrain_multiples(model, "*.query.weight", ghor.Stiefel(blocks=heads))

@@ -7,8 +7,8 @@ Each takes a module, or parameters and groups as torch does, and six more option
     section             "auto" (default), "transported" or "implicit"; see ghor.spaces.sections
     max_angle           the largest angle, in radians, by which a step turns a vector (default None: no limit)
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
-    anchor              the points that weight decay draws weights on manifolds to: None (default), "start",
-                        or points
+    anchor              where weight decay pulls weights on manifolds: None (default: nowhere), "start", or
+                        points
 
 Without an anchor `weight_decay` acts on Euclidean weights only (paper, section 4.1), so on a manifold AdamW
 is Adam. With an anchor Y0 the rule is given the gradient of |Y - Y0|^2/2 in g^hor in place of the weight, and

@@ -209,7 +209,7 @@ class Space(ABC):
 
     @abstractmethod
     def residual(self, Y: Tensor) -> Tensor:
-        """How far each point is off the space: (..., *point) -> (...). (`dist` is that of two points.)"""
+        """How far each point is off the space: (..., *point) -> (...). (`dist` is between two points.)"""
 
     def distance(self, Y: Tensor) -> Tensor:
         """Deprecated name of `residual`, too easily taken for `dist`, the distance of two points."""
@@ -263,7 +263,7 @@ class Space(ABC):
 
     @abstractmethod
     def global_grad(self, Lambda: Tensor, G: Tensor, out: Tensor | None = None) -> Tensor:
-        """global_rep(Lambda, rgrad(Y, G)) at once: the derivative of L(Lambda R(W) E) at W = 0.
+        """global_rep(Lambda, rgrad(Y, G)) in one: the derivative of L(Lambda R(W) E) at W = 0.
 
         A descent direction for every rule that keeps the signs of the coordinates.
         """
@@ -316,7 +316,7 @@ class Space(ABC):
         return torch.zeros(Lambda.shape[:1], dtype=torch.bool, device=Lambda.device)
 
     def hor(self, W: Tensor) -> Tensor:
-        """The projection of W to g^hor: W itself, to the bit, if it lies there."""
+        """The projection of W to g^hor: W itself, bit for bit, if it lies there."""
         return W
 
     def ghor_blocks(self, W: Tensor) -> list[Tensor]:

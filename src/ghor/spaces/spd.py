@@ -24,7 +24,7 @@ class SPD(Framed):
 
     g^hor: symmetric W, <W, W'> = tr(W W'). P = L L^T with L in GL(n), and L <- L exp(W) moves P by 2 ||W||.
     Lambda = [P, L], (..., 2, n, n). Every invertible L is in the group, so nothing drifts off and nothing has
-    to be repaired or rescaled; each step computes P from L, symmetric to the bit.
+    to be repaired or rescaled; each step computes P from L, exactly symmetric.
 
     The geometry works with Cholesky factors, whose condition is the square root of P's; nothing depends on
     the scale of P. The only loss is Cholesky's: a relative error of at most n eps cond(P) in the smallest
