@@ -46,6 +46,7 @@ class Hyperbolic(Padded, Framed):
     holds: ClassVar[str] = "vectors (..., n+1) with n >= 1"
     implicit: ClassVar[bool] = True
     spreads: ClassVar[bool] = True
+    curvature: ClassVar[float] = -1.0
     max_velocity: ClassVar[float] = 1.0  # Cayley needs |b| < 2
 
     # -- points ----------------------------------------------------------------------------------------------

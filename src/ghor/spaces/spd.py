@@ -36,6 +36,7 @@ class SPD(Framed):
 
     max_velocity: ClassVar[float] = 1.0  # Cayley needs ||W|| < 2
     scale: ClassVar[float] = 4.0
+    curvature: ClassVar[float] = -0.5
     holds: ClassVar[str] = "square matrices (..., n, n)"
 
     def check_shape(self, shape: Sequence[int]) -> None:
