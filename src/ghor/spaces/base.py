@@ -45,6 +45,10 @@ NEEDS = {
 }
 
 
+# Methods with products, which autocast would round to bfloat16.
+FULL_PRECISION = {"Omega", "angle", "global_rep", "metric", "project", "residual", "rgrad", "section"}
+FULL_PRECISION |= {"dist", "levi_civita", "log", "log_euclidean", "random", "retract", "tangent", "transport"}
+
 # Our names for what geoopt and pymanopt call otherwise.
 ELSEWHERE = {
     "egrad2rgrad": "rgrad",
@@ -104,6 +108,8 @@ class Space(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for name in FULL_PRECISION & cls.__dict__.keys():
+            setattr(cls, name, full_precision()(cls.__dict__[name]))
         if "random" in cls.__dict__:
             cls.random = _takes_sizes(cls.__dict__["random"])  # type: ignore[method-assign]
 

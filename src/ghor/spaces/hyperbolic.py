@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ghor._torch.precision import full_precision
 from ghor._torch.transforms import differentiated, transformed
 from ghor._torch.values import may_read
 from ghor.linalg import MANY, is_by_coordinates, largest, norms, row_dots, row_sums
@@ -62,7 +61,6 @@ class Hyperbolic(Padded, Framed):
         E[..., 0] = 1
         return E
 
-    @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
         """|<x, x> + 1|, and 0 for the padding row; infinite where 1 is less than the rounding of x_0."""
         Y = self.read(Y)
@@ -79,7 +77,6 @@ class Hyperbolic(Padded, Framed):
         r = torch.special.ndtr(X[..., :1])
         return _lifted(torch.sinh(r) * torch.nn.functional.normalize(X[..., 1:], dim=-1))
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The point with X's spatial part: x_0 = sqrt(1 + |x_s|^2). The padding row stays as it is."""
         self.check_project(X)

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
 from ghor.linalg import everywhere, eye_like, is_by_coordinates, norms
 from ghor.retraction import Retraction, by_name
@@ -151,7 +150,6 @@ class Sphere(Padded, Orthogonal):
         E = super().E(shape, dtype, device)
         return E if isinstance(self.radius, str) else E.mul_(self.radius)
 
-    @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
         """| |Y|^2/r^2 - 1 |; 0 for the padding row.
 
@@ -177,7 +175,6 @@ class Sphere(Padded, Orthogonal):
         # Once more, because LAPACK's vector of a million float32 entries is 1e-5 off length one.
         return Y.mul_((1 if isinstance(self.radius, str) else self.radius) / self.each(self.lengths(Y), Y))
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """r X/|X|, or X itself with radius="start"; the padding row stays as it is."""
         self.check(X.shape, X.dtype)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ghor._torch.precision import COMPUTE_DTYPE, full_precision
+from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.values import may_read
 from ghor.linalg import dot, eye_like, frobenius, inverse, phases, solve
 from ghor.retraction import Retraction, by_name
@@ -139,7 +139,6 @@ class Symplectic(MatrixSpace):
         U = torch.cat([torch.cat([Q.real, -Q.imag], -1), torch.cat([Q.imag, Q.real], -1)], -2)
         return self.unmatrix(U, shape).to(X.dtype).contiguous()
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """X (X+ X)^(-1/2), by Newton's iteration for the root; X must be near the space."""
         self.check(X.shape, X.dtype)
