@@ -365,7 +365,7 @@ class Space(ABC):
 
     # -- geometry that follows from what a space defines -----------------------------------------------------
 
-    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None) -> bool:
         """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
         tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
         off, size = (self._ambient(X) for X in (V - self.tangent(Y, V), V))

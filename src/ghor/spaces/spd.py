@@ -65,15 +65,18 @@ class SPD(Framed):
     def project(self, X: Tensor) -> Tensor:
         """The symmetric part; if it is not positive definite, with small eigenvalues raised.
 
-        They are raised to 10 n eps times the largest eigenvalue, which must be positive.
+        They are raised to 10 n eps times the largest eigenvalue, which must be positive; in half precision to
+        sqrt(n) eps, twice what rounding can take away.
         """
         self.check_project(X)
         S = symmetric(compute(X))
         w, V = torch.linalg.eigh(S.detach())
         self.check_project(X, everywhere(w[..., -1] > 0))
-        least = 10 * X.shape[-1] * torch.finfo(S.dtype).eps * w[..., -1:]
+        n, eps, coarse = X.shape[-1], torch.finfo(S.dtype).eps, torch.finfo(X.dtype).eps
+        least = max(10 * n * eps, n**0.5 * coarse) * w[..., -1:]
         more = symmetric((V * (least - w).clamp_min(0).unsqueeze(-2)) @ V.mT)
-        return torch.where(_indefinite(S.detach())[..., None, None], S + more, S).to(X.dtype)
+        rounded = S.detach().to(X.dtype).to(S.dtype)
+        return torch.where(_indefinite(rounded)[..., None, None], S + more, S).to(X.dtype)
 
     def section(self, Y: Tensor) -> Tensor:
         """L is the Cholesky factor."""

@@ -121,8 +121,11 @@ class Sphere(Padded, Orthogonal):
         return self if self.radius == 1 else replace(self, radius=1.0)
 
     def lengths(self, Y: Tensor) -> Tensor:
-        """|Y| of each vector: (..., N) -> (...); 256 squared overflows float16."""
-        return _square(compute(self.vector(Y))).sqrt().to(Y.real.dtype)
+        """|Y| of each vector: (..., N) -> (...), also where squares are out of range, 1e-25 in float32."""
+        y = compute(self.vector(Y))
+        largest = y.detach().abs().amax(-1, keepdim=True)
+        largest = torch.where(largest == 0, 1, largest)
+        return (_square(y / largest).sqrt() * largest.squeeze(-1)).to(Y.real.dtype)
 
     def each(self, r: Tensor, X: Tensor) -> Tensor:
         """One number for each point, (...), expanded to the shape of points X."""

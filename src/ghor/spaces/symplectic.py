@@ -53,6 +53,12 @@ class Symplectic(MatrixSpace):
         eps = torch.finfo(Y.dtype).eps * (2 if Y.dtype in COMPUTE_DTYPE else 10)
         return self.room(Y) + eps * frobenius(compute(self.matrix(Y))) ** 2
 
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None) -> bool:
+        """||V - tangent(Y, V)|| <= tol ||V||, by default tol = (100 + 10 ||U||^2) eps, as U U+ V rounds."""
+        square = frobenius(compute(self.matrix(Y))) ** 2
+        tol = (100 + 10 * square) * torch.finfo(V.dtype).eps if tol is None else tol
+        return super().is_tangent(Y, V, tol)
+
     def bounded(self, Lambda: Tensor, W: Tensor) -> Tensor:
         """s W with the largest s in [0, 1] that keeps ||Lambda R(s W)|| <= limit, by its second-order bound:
 
