@@ -2056,6 +2056,13 @@ MUTANTS = [
         "precision",
         "self.off.enter_context(torch.autocast(device, enabled=False))",
         "pass",
-        "_torch/test_precision.py::test_autocast_does_not_reach_projections",
+        "_torch/test_precision.py::test_autocast_forward",
+    ),
+    Mutant(
+        "no autocast in methods of spaces",
+        "precision",
+        "if torch.is_autocast_enabled(device):",
+        "if False:",
+        "_torch/test_precision.py::test_autocast_does_not_reach_the_geometry_of_points",
     ),
 ]

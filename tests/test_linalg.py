@@ -112,3 +112,13 @@ def test_an_inverse_from_that_of_a_matrix_nearby(dtype, n, distance, error, gen)
     off = frobenius(Z @ inverse_near(Z, inverse(X) + error * noise) - torch.eye(n, dtype=dtype))
     lu = frobenius(inverse(Z))
     assert (off <= 20 * n**0.5 * torch.finfo(dtype).eps * lu * frobenius(Z) / n**0.5).all()
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_one_right_hand_side_for_a_batch(left, gen):
+    """Also where it has as many rows as the batch has members: torch alone would take it for vectors."""
+    A, B = randn((3, 3, 3), gen), randn((3, 3), gen)
+    assert torch.equal(solve(A, B, left), solve(A, B.expand(3, 3, 3), left))
+    P = ghor.SPD().random(3, 3, 3, generator=gen, dtype=torch.float64)
+    V = B + B.mT
+    assert torch.equal(ghor.SPD().exp(P, V), torch.stack([ghor.SPD().exp(p, V) for p in P]))

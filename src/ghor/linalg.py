@@ -335,6 +335,8 @@ def _by_products(M: Tensor, most: int) -> Tensor | None:
 
 def solve(A: Tensor, B: Tensor, left: bool = True) -> Tensor:
     """A^-1 B, or B A^-1 if not `left`, of matrices; not finite where A is singular."""
+    if B.dim() < A.dim():  # torch would take one matrix for vectors, if it has as many rows as A has members
+        B = B.expand(*A.shape[:-2], *B.shape[-2:])
     if transformed(A):  # a derivative of torch's own rule for forward mode is wrong (pytorch#192540)
         return inverse(A) @ B if left else B @ inverse(A)
     return _each(lambda a, b: torch.linalg.solve_ex(a, b, left=left)[0], A, B)

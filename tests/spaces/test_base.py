@@ -106,6 +106,18 @@ def test_the_mean_of_hyperbolic_points_far_out(r, spread, gen):
     assert off <= 100 * torch.finfo(torch.float64).eps * torch.tensor(r).exp()
 
 
+@pytest.mark.parametrize("size", [2.0, 6.0, 12.0])
+@pytest.mark.parametrize(("space", "shape"), [(ghor.SPD(), (3, 3)), (ghor.Hyperbolic(), (4,))], ids=name)
+def test_the_mean_of_points_apart_where_curvature_is_negative(space, shape, size, gen):
+    """It is unique, however far apart they are: five at distance `size` from one point, and a batch."""
+    Y = space.E(shape, dtype=torch.float64).expand(5, 2, *shape)
+    V = space.tangent(Y, randn((5, 2, *shape), gen))
+    points = space.exp(Y, V * (size / space.norm(Y, V)).view(5, 2, *[1] * len(shape)))
+    M = space.mean(points)
+    off = space.norm(M, space.log(M.expand_as(points), points).mean(0))
+    assert float(off.max()) <= 1e-9 * size  # rounding of the logarithms, eps e^size
+
+
 @pytest.mark.parametrize(("space", "shape"), MEANS, ids=name)
 def test_the_mean_of_equal_and_of_nearly_equal_points(space, shape, gen):
     """There rounding is all the spread, and no iteration makes it smaller."""

@@ -321,3 +321,27 @@ def test_adam_with_long_steps_comes_back_from_far_out():
             loss.sum().backward()
             opt.step()
     assert float(loss.detach().max()) < start
+
+
+def test_the_residual_of_float16_is_a_number():
+    """300 squared overflows float16, which has digits up to x_0 = 1024."""
+    Y = H.project(torch.tensor([0.0, 300.0, 20.0], dtype=torch.float16))
+    assert float(H.residual(Y)) <= float(H.tolerance(Y))
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
+@pytest.mark.parametrize("r", [0.0, 3.0, 5.0])
+def test_tangent_vectors_far_out(r, dtype, gen):
+    """What `tangent` and `log` return is tangent, and what is off by a part of itself is not."""
+    Y = at(r, 0.3, dtype).expand(20, 3)
+    V = H.tangent(Y, torch.randn(20, 3, generator=gen, dtype=dtype))
+    assert H.is_tangent(Y, V)
+    assert H.is_tangent(Y, H.log(Y, H.random(20, 3, generator=gen, dtype=dtype)))
+    assert not H.is_tangent(Y, V + 0.1 * Y * (V.norm(dim=-1, keepdim=True) / Y.norm(dim=-1, keepdim=True)))
+
+
+def test_the_ball_through_torch_func(gen):
+    u = 0.5 * torch.rand(4, 2, generator=gen, dtype=F64)
+    assert torch.equal(torch.vmap(H.from_ball)(u), H.from_ball(u))
+    with pytest.raises(ValueError, match="open unit ball, got one of norm 2"):
+        torch.vmap(H.from_ball)(torch.tensor([[0.5, 0.0], [2.0, 0.0]]))

@@ -198,3 +198,13 @@ def test_the_identity_on_the_meta_device_is_cheap():
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert torch.equal(SPD.E((2, 3, 3)), torch.eye(3).expand(2, 3, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_projections_in_half_precision_are_on_the_space(dtype, gen):
+    """Rounding to half precision must not make them indefinite again."""
+    Q = torch.linalg.qr(torch.randn(50, 4, 4, generator=gen))[0]
+    X = ((Q * torch.tensor([1.0, 0.7, -0.3, -0.5])) @ Q.mT).to(dtype)
+    for P in (SPD.project(X), SPD.project(X + 1e-2 * torch.randn(X.shape, generator=gen).to(dtype))):
+        assert P.dtype == dtype
+        assert bool((SPD.residual(P) <= SPD.tolerance(P)).all())

@@ -346,3 +346,12 @@ def test_a_whole_matrix_of_a_million_entries(radius, gen):
     for X in (space.random(2304, 768, generator=gen) if radius != "start" else Y, space.project(Y), Y):
         assert abs(float(X.detach().double().norm()) / r - 1) <= 4e-6
         assert float(space.residual(X.detach())) <= float(space.tolerance(X.detach()))
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-21, 1e20, 1e25])
+def test_lengths_whose_squares_are_out_of_range(size):
+    """Every vector but 0 is a point with radius="start", and angles do not depend on its length."""
+    space = ghor.Sphere(radius="start")
+    Y, Z = (torch.tensor(v) * size for v in ([3.0, 4.0], [4.0, 3.0]))
+    assert float(space.residual(Y)) == 0
+    assert abs(float(space.dist(Y, Z)) / size - 5 * math.acos(0.96)) <= 1e-5

@@ -150,3 +150,13 @@ def test_a_section_is_a_function_of_the_point(space, shape, gen):
     E = space.E(shape, dtype=torch.float64)  # zeros and ones, and columns in another order
     for U in (E, torch.cat([E[..., shape[-2] // 2 :, :], -E[..., : shape[-2] // 2, :]], -2)):
         assert (space.section(U + change) - space.section(U)).abs().max() <= 1e-12
+
+
+@each_space
+def test_tangent_vectors_at_large_points(space, gen):
+    """What `tangent` returns is tangent, also where the rounding of U U+ V is 1e6 times that of V."""
+    U = space.random(8, 4, generator=gen, dtype=torch.float64)
+    U = torch.tensor([1e3, 1, 1, 1, 1e-3, 1, 1, 1], dtype=torch.float64).diag() @ U
+    V = space.tangent(U, randn((8, 4), gen))
+    assert space.is_tangent(U, V)
+    assert not space.is_tangent(U, V + 1e-3 * U * (V.norm() / U.norm()))

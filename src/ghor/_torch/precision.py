@@ -23,10 +23,11 @@ class full_precision(ContextDecorator):
     def __call__(self, function: F) -> F:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not any(map(torch.is_autocast_enabled, self.devices)):  # cheaper than entering the context
-                return function(*args, **kwargs)
-            with full_precision():
-                return function(*args, **kwargs)
+            for device in self.devices:  # cheaper than entering the context, and torch.compile takes it
+                if torch.is_autocast_enabled(device):
+                    with torch.autocast(device, enabled=False):
+                        return call(*args, **kwargs)
+            return function(*args, **kwargs)
 
         return cast(F, call)
 

@@ -45,6 +45,10 @@ NEEDS = {
 }
 
 
+# Methods with products, which autocast would round to bfloat16.
+FULL_PRECISION = {"Omega", "angle", "global_rep", "metric", "project", "residual", "rgrad", "section"}
+FULL_PRECISION |= {"dist", "levi_civita", "log", "log_euclidean", "random", "retract", "tangent", "transport"}
+
 # Our names for what geoopt and pymanopt call otherwise.
 ELSEWHERE = {
     "egrad2rgrad": "rgrad",
@@ -93,6 +97,9 @@ class Space(ABC):
     # Whether points are bounded: then any matrix of full rank has a nearest point, and no step leads far off.
     compact: ClassVar[bool] = True
 
+    # The least sectional curvature where it is negative: geodesics spread, and `mean` takes shorter steps.
+    curvature: ClassVar[float] = 0.0
+
     # Whether there is a section in closed form (`spaces/sections.py`), with its `implicit_...` methods.
     implicit: ClassVar[bool] = False
 
@@ -101,6 +108,8 @@ class Space(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for name in FULL_PRECISION & cls.__dict__.keys():
+            setattr(cls, name, full_precision()(cls.__dict__[name]))
         if "random" in cls.__dict__:
             cls.random = _takes_sizes(cls.__dict__["random"])  # type: ignore[method-assign]
 
@@ -356,7 +365,7 @@ class Space(ABC):
 
     # -- geometry that follows from what a space defines -----------------------------------------------------
 
-    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None) -> bool:
         """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
         tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
         off, size = (self._ambient(X) for X in (V - self.tangent(Y, V), V))
@@ -444,10 +453,14 @@ STEPS = 1000  # most iterations of `mean`, which converges linearly: slowly for 
 def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     """The point Y that minimises sum_k w_k dist(Y, points[k])^2.
 
-    Iterates Y <- exp(Y, sum_k w_k log(Y, points[k])) from the point of the largest weight until it no longer
-    moves. Points (K, ..., *point) are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative
-    and are divided by their sum. Runs in double precision and has no derivative. Raises ValueError for points
-    that are too far apart for `log`, or for a mean to be unique.
+    Iterates Y <- exp(Y, t sum_k w_k log(Y, points[k])) from the point of the largest weight until it no
+    longer moves. t is 1, and less where the curvature -k is negative: the second derivative of half the sum
+    is between 1 and the mean of x coth(x) <= sqrt(1 + x^2), x = sqrt(k) dist, hence
+    t = 2/(1 + sqrt(1 + k sum_k w_k dist^2)).
+
+    Points (K, ..., *point) are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and are
+    divided by their sum. Runs in double precision and has no derivative. Raises ValueError for points that
+    are too far apart for `log`, or for a mean to be unique.
     """
     if not isinstance(points, Tensor):
         raise TypeError(
@@ -482,10 +495,14 @@ def mean(space: Space, points: Tensor, weights: Tensor | None = None) -> Tensor:
     last = torch.full((), torch.inf, dtype=torch.float64, device=X.device)
     done = torch.zeros((), dtype=torch.bool, device=X.device)
     for _ in range(STEPS):
-        V = w * space.log(Y.expand_as(X), X)
-        spread = space.norm(Y.expand_as(X), V).sum(0)  # sum_k w_k dist(Y, points[k])
-        V = V.sum(0)
-        moved = space.exp(Y, V)
+        U = space.log(Y.expand_as(X), X)
+        spread = space.norm(Y.expand_as(X), w * U).sum(0)  # sum_k w_k dist(Y, points[k])
+        step = V = (w * U).sum(0)
+        if space.curvature:
+            square = space.metric(Y.expand_as(X), w * U, U).sum(0)
+            t = 2 / (1 + (1 - space.curvature * square).sqrt())
+            step = V * t.view(*t.shape, *[1] * space.dims)
+        moved = space.exp(Y, step)
         # Done when the step is at rounding level, measured in the space's own norm and relative to the
         # spread, so that neither the size of the points nor their distance from E counts. Rounding in the
         # logarithms may keep the step longer than that: then done when it no longer shrinks and is a small

@@ -87,7 +87,7 @@ class Euclidean(Space):
         """X: every vector is tangent."""
         return X
 
-    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | None = None) -> bool:
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None) -> bool:
         """True: every vector is tangent."""
         return True
 

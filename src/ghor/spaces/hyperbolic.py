@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ghor._torch.precision import full_precision
 from ghor._torch.transforms import differentiated, transformed
 from ghor._torch.values import may_read
-from ghor.linalg import MANY, is_by_coordinates, largest, norms, row_dots, row_sums
+from ghor.linalg import MANY, everywhere, is_by_coordinates, largest, norms, row_dots, row_sums
 from ghor.retraction import Retraction, geodesic
 from ghor.spaces.base import compute
 from ghor.spaces.framed import Framed, orthonormalised
@@ -46,6 +45,7 @@ class Hyperbolic(Padded, Framed):
     holds: ClassVar[str] = "vectors (..., n+1) with n >= 1"
     implicit: ClassVar[bool] = True
     spreads: ClassVar[bool] = True
+    curvature: ClassVar[float] = -1.0
     max_velocity: ClassVar[float] = 1.0  # Cayley needs |b| < 2
 
     # -- points ----------------------------------------------------------------------------------------------
@@ -61,13 +61,12 @@ class Hyperbolic(Padded, Framed):
         E[..., 0] = 1
         return E
 
-    @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
         """|<x, x> + 1|, and 0 for the padding row; infinite where 1 is less than the rounding of x_0."""
-        Y = self.read(Y)
-        x0, xs = Y[..., 0], Y[..., 1:]
+        x = compute(self.read(Y))  # 256 squared overflows float16
+        x0, xs = x[..., 0], x[..., 1:]
         off = (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs()
-        return torch.where(x0 * torch.finfo(Y.dtype).eps >= 1, math.inf, off)
+        return torch.where(x0 * torch.finfo(Y.dtype).eps >= 1, math.inf, off).to(Y.dtype)
 
     def tolerance(self, Y: Tensor) -> Tensor:
         """Rounding of <x, x> grows with x_0^2."""
@@ -78,7 +77,6 @@ class Hyperbolic(Padded, Framed):
         r = torch.special.ndtr(X[..., :1])
         return _lifted(torch.sinh(r) * torch.nn.functional.normalize(X[..., 1:], dim=-1))
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The point with X's spatial part: x_0 = sqrt(1 + |x_s|^2). The padding row stays as it is."""
         self.check_project(X)
@@ -99,10 +97,10 @@ class Hyperbolic(Padded, Framed):
     def from_ball(self, u: Tensor) -> Tensor:
         """The inverse of `to_ball`: (1 + |u|^2, 2 u)/(1 - |u|^2), for |u| < 1."""
         square = scalar(u, u)
-        if bool((square.detach() >= 1).any()):
+        if not everywhere(~(square.detach() >= 1)):
             raise ValueError(
                 f"{self}.from_ball takes points of the open unit ball, got one of norm "
-                f"{float(square.detach().max()) ** 0.5:.6g}"
+                f"{largest(square.detach()) ** 0.5:.6g}"
             )
         return _lifted(2 * u / (1 - square))
 
@@ -338,6 +336,12 @@ class Hyperbolic(Padded, Framed):
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
         """X + x <x, X>."""
         return X + Y * (scalar(Y[..., 1:], X[..., 1:]) - Y[..., :1] * X[..., :1])
+
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None) -> bool:
+        """||V - tangent(Y, V)|| <= tol ||V||, by default tol = (100 + 10 |x|^2) eps, as x <x, V> rounds."""
+        square = compute(Y).square().sum(-1)
+        tol = (100 + 10 * square) * torch.finfo(V.dtype).eps if tol is None else tol
+        return super().is_tangent(Y, V, tol)
 
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
         """Transport V along the geodesic of Delta."""

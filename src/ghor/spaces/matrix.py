@@ -21,7 +21,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ghor._torch.precision import full_precision
 from ghor.linalg import LONG, defect, eye_like, frobenius, product
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import Space
@@ -243,7 +242,6 @@ class MatrixSpace(Space):
 
     # -- Algorithm 3 -----------------------------------------------------------------------------------------
 
-    @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
         """||Y* Y - I||_F: (..., N, n) -> (...)."""
         M = self.matrix(Y)

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ghor._torch.precision import full_precision
 from ghor._torch.transforms import differentiated
 from ghor._torch.values import may_read
 from ghor.linalg import (
@@ -84,7 +83,6 @@ class Orthogonal(MatrixSpace):
         M = self._orient(M * phases(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2), eye_like(M))
         return self.unmatrix(M, shape).to(X.dtype).contiguous()
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The nearest point, X (X^H X)^(-1/2), the polar factor of X; X must have full rank."""
         self.check(X.shape, X.dtype)

@@ -56,7 +56,6 @@ class SpecialEuclidean(Framed):
         self.check_shape(Y.shape)
         return SO.residual(Y[..., :-1]) + (Y[..., -1] * 0).sum(-1)
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The nearest point: R by polar decomposition, t as it is."""
         return torch.cat([self.project_part(SO, X[..., :-1], X), X[..., -1:]], -1)
@@ -158,7 +157,6 @@ class PositionsOrientations(Framed):
         """| |n|^2 - 1 |; NaN where t is not finite."""
         return S2.residual(Y[..., 1, :]) + (Y[..., 0, :] * 0).sum(-1)
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The nearest point (t, n/|n|)."""
         return torch.stack([X[..., 0, :], self.project_part(S2, X[..., 1, :], X)], -2)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ghor._torch.precision import full_precision
 from ghor._torch.transforms import differentiated
 from ghor.linalg import everywhere, frobenius, log_gram, solve, symmetric, symmetric_function
 from ghor.retraction import Retraction, by_name
@@ -36,6 +35,7 @@ class SPD(Framed):
 
     max_velocity: ClassVar[float] = 1.0  # Cayley needs ||W|| < 2
     scale: ClassVar[float] = 4.0
+    curvature: ClassVar[float] = -0.5
     holds: ClassVar[str] = "square matrices (..., n, n)"
 
     def check_shape(self, shape: Sequence[int]) -> None:
@@ -48,7 +48,6 @@ class SPD(Framed):
         E.diagonal(dim1=-2, dim2=-1).fill_(1)  # torch.eye on the meta device imports 800 modules
         return E
 
-    @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
         """||P - P^T||/2, plus ||P|| where P is not certain to be positive definite; infinite for P = 0."""
         off, size = _size(Y - Y.mT) / 2, _size(Y)
@@ -63,19 +62,21 @@ class SPD(Framed):
         """exp(S), S symmetric and normal with ||S||_2 near sqrt(2)."""
         return symmetric(torch.linalg.matrix_exp(symmetric(X) / X.shape[-1] ** 0.5))
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """The symmetric part; if it is not positive definite, with small eigenvalues raised.
 
-        They are raised to 10 n eps times the largest eigenvalue, which must be positive.
+        They are raised to 10 n eps times the largest eigenvalue, which must be positive; in half precision to
+        sqrt(n) eps, twice what rounding can take away.
         """
         self.check_project(X)
         S = symmetric(compute(X))
         w, V = torch.linalg.eigh(S.detach())
         self.check_project(X, everywhere(w[..., -1] > 0))
-        least = 10 * X.shape[-1] * torch.finfo(S.dtype).eps * w[..., -1:]
+        n, eps, coarse = X.shape[-1], torch.finfo(S.dtype).eps, torch.finfo(X.dtype).eps
+        least = max(10 * n * eps, n**0.5 * coarse) * w[..., -1:]
         more = symmetric((V * (least - w).clamp_min(0).unsqueeze(-2)) @ V.mT)
-        return torch.where(_indefinite(S.detach())[..., None, None], S + more, S).to(X.dtype)
+        rounded = S.detach().to(X.dtype).to(S.dtype)
+        return torch.where(_indefinite(rounded)[..., None, None], S + more, S).to(X.dtype)
 
     def section(self, Y: Tensor) -> Tensor:
         """L is the Cholesky factor."""
@@ -139,7 +140,6 @@ class SPD(Framed):
 
     # -- geometry -------------------------------------------------------------------------------------------
 
-    @full_precision()
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
         """L R(W)^2 L^T; Cayley up to ||W|| = max_velocity, continued by the geodesic beyond.
 
@@ -153,19 +153,16 @@ class SPD(Framed):
             return moved
         return torch.where((W != 0).flatten(-2).any(-1)[..., None, None], moved, Y)
 
-    @full_precision()
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
         Lambda = self.frame(Y)
         moved = _moved_far(Lambda, self.global_rep(Lambda, Delta), by_name("geodesic"))
         return self.push(moved, self.global_rep(Lambda, V))
 
-    @full_precision()
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L log(L^-1 Z L^-T) L^T."""
         Lambda = self.section(Y)
         return self.push(Lambda, self._coordinates(Lambda, Z) / 2)
 
-    @full_precision()
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
         """||log(L^-1 Z L^-T)||_F; its derivative where Y = Z is 0."""
         return frobenius(self._coordinates(self.section(Y), Z))
@@ -182,7 +179,6 @@ class SPD(Framed):
         far = log_gram(torch.linalg.solve_triangular(L, _cholesky(Z), upper=False))
         return torch.where(near, of_near, far)
 
-    @full_precision()
     def log_euclidean(self, Y: Tensor, Z: Tensor) -> Tensor:
         """||log Y - log Z||_F, the distance in the log-Euclidean metric."""
         return frobenius(log_gram(_cholesky(Y)) - log_gram(_cholesky(Z)))

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ghor._torch.precision import full_precision
 from ghor._torch.values import may_read
 from ghor.linalg import everywhere, eye_like, is_by_coordinates, norms
 from ghor.retraction import Retraction, by_name
@@ -122,8 +121,11 @@ class Sphere(Padded, Orthogonal):
         return self if self.radius == 1 else replace(self, radius=1.0)
 
     def lengths(self, Y: Tensor) -> Tensor:
-        """|Y| of each vector: (..., N) -> (...); 256 squared overflows float16."""
-        return _square(compute(self.vector(Y))).sqrt().to(Y.real.dtype)
+        """|Y| of each vector: (..., N) -> (...), also where squares are out of range, 1e-25 in float32."""
+        y = compute(self.vector(Y))
+        largest = y.detach().abs().amax(-1, keepdim=True)
+        largest = torch.where(largest == 0, 1, largest)
+        return (_square(y / largest).sqrt() * largest.squeeze(-1)).to(Y.real.dtype)
 
     def each(self, r: Tensor, X: Tensor) -> Tensor:
         """One number for each point, (...), expanded to the shape of points X."""
@@ -151,7 +153,6 @@ class Sphere(Padded, Orthogonal):
         E = super().E(shape, dtype, device)
         return E if isinstance(self.radius, str) else E.mul_(self.radius)
 
-    @full_precision()
     def residual(self, Y: Tensor) -> Tensor:
         """| |Y|^2/r^2 - 1 |; 0 for the padding row.
 
@@ -177,7 +178,6 @@ class Sphere(Padded, Orthogonal):
         # Once more, because LAPACK's vector of a million float32 entries is 1e-5 off length one.
         return Y.mul_((1 if isinstance(self.radius, str) else self.radius) / self.each(self.lengths(Y), Y))
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """r X/|X|, or X itself with radius="start"; the padding row stays as it is."""
         self.check(X.shape, X.dtype)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from ghor._torch.precision import COMPUTE_DTYPE, full_precision
+from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.values import may_read
 from ghor.linalg import dot, eye_like, frobenius, inverse, phases, solve
 from ghor.retraction import Retraction, by_name
@@ -52,6 +52,12 @@ class Symplectic(MatrixSpace):
         """The rounding of U+ U, which grows with ||U||^2; half precision has few digits to spare."""
         eps = torch.finfo(Y.dtype).eps * (2 if Y.dtype in COMPUTE_DTYPE else 10)
         return self.room(Y) + eps * frobenius(compute(self.matrix(Y))) ** 2
+
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None) -> bool:
+        """||V - tangent(Y, V)|| <= tol ||V||, by default tol = (100 + 10 ||U||^2) eps, as U U+ V rounds."""
+        square = frobenius(compute(self.matrix(Y))) ** 2
+        tol = (100 + 10 * square) * torch.finfo(V.dtype).eps if tol is None else tol
+        return super().is_tangent(Y, V, tol)
 
     def bounded(self, Lambda: Tensor, W: Tensor) -> Tensor:
         """s W with the largest s in [0, 1] that keeps ||Lambda R(s W)|| <= limit, by its second-order bound:
@@ -139,7 +145,6 @@ class Symplectic(MatrixSpace):
         U = torch.cat([torch.cat([Q.real, -Q.imag], -1), torch.cat([Q.imag, Q.real], -1)], -2)
         return self.unmatrix(U, shape).to(X.dtype).contiguous()
 
-    @full_precision()
     def project(self, X: Tensor) -> Tensor:
         """X (X+ X)^(-1/2), by Newton's iteration for the root; X must be near the space."""
         self.check(X.shape, X.dtype)
