@@ -369,7 +369,7 @@ class Stack:
         if self.half:
             return weights
         Y = self.points(weights)
-        return Y if self.section.holds_point else self.section.reading(Y)
+        return Y if self.section.holds_point else self.section.reading(Y, self.seen.expected)
 
     def expected(self) -> Tensor:
         """The `reading` of the next step, now that the weights are what they should be."""
