@@ -1085,6 +1085,13 @@ MUTANTS = [
         "spaces/test_sections.py::test_a_fingerprint_tells_the_order",
     ),
     Mutant(
+        "a part of a stack is compared in the form of the whole",
+        "sections",
+        "if then is None else then.shape[1] == flat.shape[1]",
+        "",
+        "lifting/test_guards.py::test_a_stack_whose_sums_are_compared_splits",
+    ),
+    Mutant(
         "vectors turn from a transported to an implicit frame",
         "sections",
         "self.space.implicit_turn(Y, implicit.R, self.Lambda, vectors)",

@@ -98,7 +98,7 @@ def frobenius(X: Tensor) -> Tensor:
 def ones(N: int, dtype: torch.dtype, first: float = 1.0) -> Tensor:
     """The vector (first, 1, ..., 1) on the CPU."""
     with torch.inference_mode(False):  # it is kept, and may meet autograd later
-        return torch.tensor([first, *[1.0] * (N - 1)], dtype=dtype)
+        return torch.tensor([first, *[1.0] * (N - 1)], dtype=dtype, device="cpu")
 
 
 def by_coordinates(X: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def identity(X: Tensor) -> Tensor:
 @cache
 def _kept_identity(n: int, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):
-        return torch.eye(n, dtype=dtype)
+        return torch.eye(n, dtype=dtype, device="cpu")
 
 
 def symmetric(X: Tensor) -> Tensor:

@@ -135,6 +135,24 @@ def test_writes_to_a_large_stack_are_noticed_once(when, gen):
         opt.step()
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_stack_whose_sums_are_compared_splits(written, gen):
+    """Its parts, which are small, are compared by sums as well: what is known of them is nothing else."""
+    ws = [nn.Parameter(STIEFEL.random(64, 8, generator=gen)) for _ in range(66)]
+    opt = ghor.optim.SGD(ws, lr=1e-2, momentum=0.9, space=STIEFEL, section="implicit")
+    take_steps(opt, gen, 2)
+    for i, p in enumerate(ws):
+        p.grad = p.detach() @ torch.ones(8, 8).triu(1) if i < 3 else None
+    if written:
+        ws[1].data.copy_(STIEFEL.random(64, 8, generator=gen))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opt.step()
+        opt.step()
+        take_steps(opt, gen)  # the others
+    assert ["parameter 1 of group 0 changed" in str(w.message) for w in caught] == [True] * written
+
+
 @each_shape_and_section
 @pytest.mark.parametrize("touch", [1e-9, 1e-4])
 def test_a_weight_moved_a_little_keeps_its_momentum(space, shape, section, touch, gen):

@@ -21,10 +21,11 @@ from steps import (
     values,
     weight,
 )
-from table import each_section, kinds, name, point, randn
+from table import MANIFOLDS, each_section, kinds, name, point, randn
 from torch import nn
 
 import ghor
+from ghor import linalg
 from ghor.lifting.probe import turning
 
 
@@ -227,6 +228,28 @@ def test_a_weight_without_gradient_is_skipped_as_in_torch(cls, section):
             assert opt.state[p]["step"] == states[p]["step"] + 2
     train(net, opt, gradients(net, 2))  # together again
     assert all(STIEFEL.residual(p.detach()) <= 1e-13 for p in (net.a, net.b, net.wide))
+
+
+@pytest.mark.parametrize("space", MANIFOLDS, ids=name)
+def test_the_default_device_need_not_be_that_of_the_weights(space, gen):
+    """Rules are tried, constants kept and steps counted on no other device than before."""
+    linalg.ones.cache_clear()
+    linalg._kept_identity.cache_clear()
+    start = point(space, kinds(space)[0], gen)
+    grad, ends = randn(tuple(start.shape), gen), []
+
+    class Rule(torch.optim.SGD):
+        """A new class, so that it is tried anew."""
+
+    for device in ("meta", "cpu"):
+        p = nn.Parameter(start.clone())
+        p.grad = grad
+        with torch.device(device):
+            opt = ghor.lift(Rule)([p], lr=1e-2, momentum=0.9, space=space)
+            opt.step()
+            opt.step()
+        ends.append(p.detach())
+    assert torch.equal(*ends)
 
 
 # -- cost --------------------------------------------------------------------------------------------------

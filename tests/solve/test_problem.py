@@ -28,6 +28,18 @@ def test_values_that_fall_without_bound(method):
     assert not found.success
 
 
+def test_the_default_device_need_not_be_that_of_the_points(gen):
+    S = torch.diag(torch.arange(6.0, dtype=torch.float64))
+    x = ghor.Sphere().random(6, generator=gen, dtype=torch.float64)
+
+    def f(x):
+        return x @ S @ x
+
+    with torch.device("meta"):
+        assert ghor.minimize(f, x, ghor.Sphere()).success
+        assert ghor.check_gradient(f, x, ghor.Sphere(), generator=gen).ok
+
+
 def test_arguments_in_another_order():
     with pytest.raises(TypeError, match=r"first comes the function of the points.*got Sphere\(\)"):
         ghor.minimize(ghor.Sphere(), torch.eye(3), lambda x: x.sum())

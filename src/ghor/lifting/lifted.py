@@ -171,6 +171,9 @@ class Lifted(Optimizer):
 
     @partial(_disable_dynamo, recursive=False)
     def _step(self) -> None:
+        if torch.is_inference_mode_enabled():  # tensors made in a step are used in later ones, too
+            with torch.inference_mode(False), torch.no_grad():
+                return self._step()
         lengths = None
         try:
             try:
@@ -231,9 +234,6 @@ class Lifted(Optimizer):
 
         From here on `param_groups` and `state` are what Base is to see: Euclidean weights and the shadows.
         """
-        if torch.is_inference_mode_enabled():  # tensors made here are used in later steps, too
-            with torch.inference_mode(False), torch.no_grad():
-                return self._before()
         if self._swapped is not None:  # the end of the last step was interrupted
             self._put_everything_back()
             self._partition = None

@@ -96,7 +96,7 @@ class Stack:
         self.plain_length = type(space).step_length is Space.step_length
         self.retraction, self.max_angle = by_name(group["retraction"]), group["max_angle"]
         self.state = self._gather(states)
-        self.moves = torch.zeros((), dtype=torch.int64)
+        self.moves = torch.zeros((), dtype=torch.int64, device="cpu")
         if "moves" in states[0]:
             self.moves.copy_(states[0]["moves"])
         self.age = int(self.moves)
@@ -369,7 +369,7 @@ class Stack:
         if self.half:
             return weights
         Y = self.points(weights)
-        return Y if self.section.holds_point else self.section.reading(Y)
+        return Y if self.section.holds_point else self.section.reading(Y, self.seen.expected)
 
     def expected(self) -> Tensor:
         """The `reading` of the next step, now that the weights are what they should be."""

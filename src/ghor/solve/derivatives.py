@@ -127,7 +127,7 @@ def _steepness(
         told = any(term > 0 and term >= 10 * max(e, least) for _, e, term, least in seen)
         nothing = len(seen) > 0 and not kept and max(terms) <= zero
         return math.inf if told or nothing else math.nan
-    x, y = torch.tensor(kept, dtype=torch.float64).unfold(0, 5, 1).unbind(1)  # windows of five
+    x, y = torch.tensor(kept, dtype=torch.float64, device="cpu").unfold(0, 5, 1).unbind(1)  # windows of 5
     x, y = x - x.mean(1, True), y - y.mean(1, True)
     slope = (x * y).sum(1) / (x * x).sum(1)
     bend = (y - slope[:, None] * x).square().mean(1).sqrt()

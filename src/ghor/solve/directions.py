@@ -52,7 +52,7 @@ class Limited:
     def __init__(self, size: int, least: float | None = None) -> None:
         self.size, self.least, self.scale = size, least, 1.0
         self.first, self.last = 0, 0  # the window
-        self.S = self.Y = self.R = torch.empty(0, 0)
+        self.S = self.Y = self.R = torch.empty(0, 0, device="cpu")
 
     @classmethod
     def of(cls, size: int, least: float | None, s: list[Tensor], y: list[Tensor], R: Tensor | None) -> Self:

@@ -318,7 +318,7 @@ class Points:
                 for i, part in zip(b.index, b.each(X), strict=True):
                     out[i][key] = part
             for i in b.index if held else ():
-                out[i]["moves"] = torch.tensor(self.age)
+                out[i]["moves"] = torch.tensor(self.age, device="cpu")
         return out
 
     def tensors(self) -> list[Tensor]:

@@ -237,7 +237,7 @@ def _mean_of_kind(space: Framed, Y: Tensor, points: Tensor, weights: Tensor | No
     if kind == "group" or not Y.numel():
         return Y
     X = space.project(wide(points.detach()))
-    w = torch.ones(len(X)) if weights is None else weights.detach()
+    w = X.new_ones(len(X)) if weights is None else weights.detach()
     w = w.to(X).reshape(*w.shape, *[1] * (X.dim() - 2 - w.dim()))
     X = torch.where(w[..., None, None] > 0, X, wide(Y))
 

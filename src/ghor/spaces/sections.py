@@ -59,7 +59,7 @@ class Transported:
         """The radii of spheres, (M)."""
         return self.space.radius_of(self.Lambda)
 
-    def reading(self, Y: Tensor) -> Tensor:
+    def reading(self, Y: Tensor, then: Tensor | None) -> Tensor:
         """A value that changes if anybody writes to the weights: here the weights themselves."""
         return Y
 
@@ -159,9 +159,9 @@ class Implicit:
         """The radii of spheres, (M)."""
         return self.space.radius_of(self.R)
 
-    def reading(self, Y: Tensor) -> Tensor:
+    def reading(self, Y: Tensor, then: Tensor | None) -> Tensor:
         """A value that changes if anybody writes to the weights: here a fingerprint, to save a copy of Y."""
-        return fingerprint(Y)
+        return fingerprint(Y, then)
 
     def _inverse(self, Y: Tensor) -> Tensor:
         # A compiled graph keeps no tensor between steps, so it computes P again.
@@ -243,8 +243,10 @@ class Implicit:
         return Transported(self.space, self.E, self.space.implicit_frame(Y, self.R))
 
 
-def fingerprint(X: Tensor) -> Tensor:
+def fingerprint(X: Tensor, then: Tensor | None = None) -> Tensor:
     """(M, K) -> (M, K/64 + 64): the entries, summed along rows and columns of 64; if there are few, a view.
+
+    It has the form of the one to compare it with, `then`: a part of a large stack goes on with sums.
 
     A change of one entry shows if it is more than rounding, and so does an exchange of two. What preserves
     the sum of every row and every column does not. Each sum is made by one thread, so the result does not
@@ -252,7 +254,8 @@ def fingerprint(X: Tensor) -> Tensor:
     """
     flat = as_real(X).flatten(1)
     k = flat.shape[1] // 64
-    if k <= 2 or flat.numel() <= SHORT:
+    few = k <= 2 or flat.numel() <= SHORT if then is None else then.shape[1] == flat.shape[1]
+    if few:
         sums = flat
     else:
         rows, rest = flat[:, : 64 * k].unflatten(1, (k, 64)), flat[:, 64 * k :]

@@ -86,7 +86,7 @@ def _turned(V: Tensor, C: Tensor) -> Tensor:
 def _generic(V: Tensor, n: int) -> Tensor:
     """A skew matrix of Frobenius norm 1, of the size of the lower right block of V, without any pattern."""
     p = V.shape[-1] - n
-    X = torch.arange(1, p * p + 1, dtype=torch.float64).square().sin().view(p, p)
+    X = torch.arange(1, p * p + 1, dtype=torch.float64, device="cpu").square().sin().view(p, p)
     X = (X * (1 + 1j) if V.is_complex() else X).to(V)
     S = X - X.mH
     return S / frobenius(S).clamp_min(torch.finfo(V.dtype).tiny)

@@ -184,7 +184,7 @@ class Symplectic(MatrixSpace):
         V = Z.to(V.dtype) @ V[..., m:]
         # C is generic: with one of zeros and ones, points of zeros and ones could have two nearest bases.
         gen = torch.Generator().manual_seed(0)
-        C = torch.randn(N2, m, generator=gen, dtype=torch.complex128).to(V.device, V.dtype)
+        C = torch.randn(N2, m, generator=gen, dtype=torch.complex128, device="cpu").to(V.device, V.dtype)
         A, _, Bh = torch.linalg.svd(V.mH @ C)
         V = (V * (2 / w[..., m:]).sqrt().unsqueeze(-2)) @ (A @ Bh)
         Q = torch.cat([V.imag, V.real], -1)

@@ -40,6 +40,7 @@ from torch.optim import Optimizer
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor.lifting.param_groups import DECAYS, GROUP_KEYS
 from ghor.lifting.probe.runs import (
+    CPU,
     ENTRIES,
     RATE,
     STEPS,
@@ -412,8 +413,8 @@ class Mix:
 
     def __init__(self, case: Case, seed: int) -> None:
         generator, n = torch.Generator().manual_seed(seed), math.prod(case.shape)
-        self.order = torch.randperm(n, generator=generator).to(case.device)
-        signs, self.conjugated = (torch.rand(2, n, generator=generator) < 0.5).to(case.device)
+        self.order = torch.randperm(n, generator=generator, device=CPU).to(case.device)
+        signs, self.conjugated = (torch.rand(2, n, generator=generator, device=CPU) < 0.5).to(case.device)
         self.signs = 1 - 2 * signs.to(case.dtype)
 
     def __call__(self, X: Tensor) -> Tensor:

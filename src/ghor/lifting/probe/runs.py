@@ -117,7 +117,7 @@ def orthogonal(case: Case, shape: tuple[int, ...], generator: torch.Generator) -
 
 def _randn(case: Case, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     wide = torch.complex128 if case.dtype.is_complex else torch.float64
-    return torch.randn(shape, generator=generator, dtype=wide)  # on the CPU: the same for all devices
+    return torch.randn(shape, generator=generator, dtype=wide, device=CPU)  # the same for all devices
 
 
 class NotBuilt(Exception):

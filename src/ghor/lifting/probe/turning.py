@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ghor.lifting.param_groups import DECAYS
-from ghor.lifting.probe.runs import Case, Run, frozen, shadow, to_be_tried
+from ghor.lifting.probe.runs import CPU, Case, Run, frozen, shadow, to_be_tried
 from ghor.spaces import Stiefel
 
 _parities: WeakKeyDictionary[type[Optimizer], dict[Any, dict[str, str]]] = WeakKeyDictionary()
@@ -57,7 +57,7 @@ def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) 
         return ValueError(f"{Base.__name__} {why}; use section='transported'")
 
     generator = torch.Generator().manual_seed(1)
-    g, Q = (torch.randn(6, n, generator=generator, dtype=torch.float64) for n in (5, 6))
+    g, Q = (torch.randn(6, n, generator=generator, dtype=torch.float64, device=CPU) for n in (5, 6))
     case = Case(Base, options, Stiefel(), (6, 5), dtype=torch.float64)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         run, other = (Run(case, [shadow(case)], [shadow(case)]) for _ in range(2))
