@@ -289,12 +289,15 @@ def test_what_cannot_be(net):
             Rotation(8),
             r"head: 12 inputs do not come in blocks of 8; try one of \[4, 6, 12\]",
         ),
+        (["head"], Rotation(0), r"head: 12 inputs do not come in blocks of 0; try one of \[2, 3, 4\]"),
         (["head"], LowRank(4), "head: a layer 3 x 12 has no part of rank 4"),
         (["head"], Rotation(4, "both"), r"head: 3 outputs do not come in blocks of 4; try one of \[3\]"),
     ):
         with pytest.raises(ValueError, match=message):
             adapt(net, targets, kind)
     assert str(net) == before
+    with pytest.raises(TypeError, match=r"^1: R of shape .* are real"):
+        adapt(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.complex64)), ["0", "1"], Rotation(4))
     lazy = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(12))
     before = str(lazy)
     with pytest.raises(ValueError, match=r"1\.weight has no shape yet: call the lazy module once"):
@@ -810,6 +813,13 @@ def test_a_file_has_one_kind_of_adapter(net, tmp_path):
         with pytest.raises(ValueError, match=r"'default' is LowRank\(.*2.* on q_proj and LowRank\(.*4"):
             write(net, tmp_path / "adapter")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [{"q_proj.weight": torch.ones(1)}, [1]], ids=["state", "list"])
+def test_a_file_of_something_else_is_named(content, net, tmp_path):
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"x\.pt is not a file of ghor\.adapters\.save"):
+        load(net, tmp_path / "x.pt")
 
 
 def test_an_interrupted_write_leaves_the_old_file(net, tmp_path, monkeypatch):

@@ -423,6 +423,11 @@ def test_files_are_those_of_safetensors(kind, gen, tmp_path):
         ({}, {"v_proj.oft_R.weight": torch.zeros(4, 1)}, r"blocks of several sizes, \[2, 4\]"),
         ({}, {"k_proj.oft_R.weight": torch.zeros(2, 6)}, "for k_proj, which this model does not have"),
         ({}, {"head.other": torch.zeros(2)}, r"has head.other of shape \(2,\), which has no place"),
+        (
+            {"peft_type": "LORA", "r": 2, "lora_alpha": 2},
+            {"conv.lora_A.weight": torch.zeros(2, 3, 3, 3), "conv.lora_B.weight": torch.zeros(8, 2, 1, 1)},
+            r"conv: lora_A of shape \(2, 3, 3, 3\) is not that of a linear layer",
+        ),
         ({"peft_type": "LORA"}, {}, "does not have lora_A and lora_B for every layer"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -432,7 +437,7 @@ def test_files_of_peft_without_an_equivalent_change_nothing(config, tensors, sai
     before = str(model)
     written = {"peft_type": "OFT", "use_cayley_neumann": False} | config
     (tmp_path / "adapter_config.json").write_text(json.dumps(written))
-    held = {"q_proj.oft_R.weight": torch.zeros(2, 6)} | tensors
+    held = tensors if "r" in config else {"q_proj.oft_R.weight": torch.zeros(2, 6)} | tensors
     torch.save({f"base_model.model.{n}": t for n, t in held.items()}, tmp_path / "adapter_model.bin")
     with pytest.raises(ValueError, match=said):
         load_peft(model, tmp_path)
@@ -461,7 +466,28 @@ def test_lora_with_and_without_an_equivalent(option, refused, tmp_path):
         load_peft(Small(), tmp_path)
 
 
+@pytest.mark.parametrize("kind", [Rotation(4), LowRank(2)], ids=str)
+def test_peft_adapts_the_layers_that_were_adapted(kind, peft, gen, tmp_path):
+    """Others whose names end alike are left alone, also where peft could not adapt them."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 8)))
+    plain, x = copy.deepcopy(model), randn((6, 8), gen, torch.float32)
+    assert adapt(model, "[0]", kind) == ["0"]
+    part = model[0].parts["default"]
+    if isinstance(kind, LowRank):
+        part.s.data.fill_(0.5)
+    else:
+        part.R.data.copy_(torch.linalg.matrix_exp(ghor.SpecialOrthogonal().hor(randn((2, 4, 4), gen) * 0.3)))
+    save_peft(model, tmp_path)
+    theirs = peft.PeftModel.from_pretrained(plain, tmp_path)
+    torch.testing.assert_close(theirs(x), model(x), rtol=0, atol=1e-5)
+
+
 def test_rotations_that_peft_does_not_have(tmp_path):
+    conv1d = pytest.importorskip("transformers").pytorch_utils.Conv1D
+    transposed = nn.Sequential(conv1d(12, 8))
+    adapt(transposed, "0", Rotation(4))
+    with pytest.raises(ValueError, match="0 is a Conv1D, which peft's OFT does not take"):
+        save_peft(transposed, tmp_path)
     model = Small()
     adapt(model, "q_proj", Rotation(4, "both"))
     with pytest.raises(ValueError, match="q_proj has a rotation of its outputs"):

@@ -84,7 +84,7 @@ class RotationLayer(AdapterLayer):
         sizes = {"R": (in_features, "inputs"), "L": (out_features, "outputs")}
         for leaf in SIDES[sides]:
             size, what = sizes[leaf]
-            if size % block or block < 2:
+            if block < 2 or size % block:
                 fits = math.gcd(*(sizes[other][0] for other in SIDES[sides]))
                 divisors = [b for b in range(2, fits + 1) if fits % b == 0]
                 near = sorted(sorted(divisors, key=lambda b: abs(b - block))[:3])
@@ -444,8 +444,8 @@ def _new_layer(n: str, layer: nn.Linear | Adapted, adapter: Rotation | LowRank, 
     out, into = W.shape
     try:
         new = adapter.layer(out, into, {"device": W.device, "dtype": COMPUTE_DTYPE.get(W.dtype, W.dtype)})
-    except ValueError as error:
-        raise ValueError(f"{n}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{n}: {error}") from None
     new.adapter = adapter
     return new
 
@@ -634,6 +634,10 @@ def write_file(path: Any, data: bytes) -> None:
 def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = True) -> str:
     """Put a saved adapter on a model of the same layers, under its own name or another; returns the name."""
     saved = torch.load(path, weights_only=True, map_location="cpu")
+    if not isinstance(saved, dict) or not {"kind", "options", "name", "tensors"} <= saved.keys():
+        raise ValueError(
+            f"{path} is not a file of ghor.adapters.save; a folder of peft is read by ghor.interop.load_peft"
+        )
     name = str(saved["name"]) if name is None else name
     install(model, KINDS[saved["kind"]](**saved["options"]), saved["tensors"], name, freeze)
     return name
@@ -648,7 +652,9 @@ def install(
     names = list(dict.fromkeys(n.rpartition(".")[0] for n in tensors))
     missing = set(names) - set(layers)
     if missing:
-        raise ValueError(f"the adapter is for {min(missing)}, which this model does not have")
+        raise ValueError(
+            f"the adapter is for {min(missing)}, which this model does not have as a linear layer"
+        )
     if len({layers[n] for n in names}) < len(names):
         raise ValueError(
             f"some of {', '.join(names)} are one layer in this model; the file has an adapter for each"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from ghor.adapters import (
     Rotation,
     RotationLayer,
     install,
+    is_conv1d,
     matrix_of,
     parts_of,
     write_file,
@@ -340,6 +342,9 @@ def _from_lora(
     factors: dict[str, Tensor] = {}
     scaling = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
     for n, of_layer in found.items():
+        for end, X in of_layer.items():
+            if X.dim() != 2:
+                raise ValueError(f"{n}: {end} of shape {tuple(X.shape)} is not that of a linear layer")
         # Householder's Q is orthonormal even if B and A do not have full rank.
         (QB, RB), (QA, RA) = (
             torch.linalg.qr(X) for X in (wide(of_layer["lora_B"]), wide(of_layer["lora_A"]).mT)
@@ -363,7 +368,11 @@ def save_peft(model: nn.Module, folder: Any, name: str = "default", neumann: boo
     series as float32 needs; that takes more than 64 for turns by about 80 degrees, which raises ValueError.
     """
     parts, tensors = parts_of(model, name), {}
-    config: dict[str, Any] = {"peft_version": VERSION, "target_modules": list(parts), "inference_mode": True}
+    # peft takes a list for the ends of names, and a string for an expression that matches whole names.
+    others = [n for n, _ in model.named_modules() if n not in parts]
+    exact = any(other.endswith(f".{n}") for other in others for n in parts)
+    targets: Any = "|".join(map(re.escape, parts)) if exact else list(parts)
+    config: dict[str, Any] = {"peft_version": VERSION, "target_modules": targets, "inference_mode": True}
     terms = 5
     for n, part in parts.items():
         if isinstance(part, LowRankLayer):
@@ -375,6 +384,8 @@ def save_peft(model: nn.Module, folder: Any, name: str = "default", neumann: boo
         assert isinstance(part, RotationLayer)
         if part.left is not None:
             raise ValueError(f"{n} has a rotation of its outputs; peft's OFT turns inputs alone")
+        if is_conv1d(model.get_submodule(n).base):  # type: ignore[arg-type]
+            raise ValueError(f"{n} is a Conv1D, which peft's OFT does not take; LowRank can be written")
         R = SpecialOrthogonal().project(wide(part.right.detach()))
         I, b = eye_like(R), R.shape[-1]
         nearest_to_pi = float(torch.linalg.svdvals(R + I).min())  # 2 cos(angle/2) of the largest angle

@@ -636,6 +636,17 @@ def test_arguments_in_another_order_or_of_another_kind(arguments, words):
         ghor.constrain(nn.Linear(3, 3), *arguments)
 
 
+def test_a_scripted_module_is_refused_and_forgotten():
+    """Left in the registry, it made every later declaration and optimizer fail."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = nn.Sequential(torch.jit.script(nn.Linear(4, 3)))
+    for which in ("0.weight", lambda name, p: p.dim() == 2):
+        with pytest.raises(TypeError, match=r"0\.weight is a weight of a scripted module.*then script it"):
+            ghor.constrain(scripted, which, ghor.Stiefel())
+    assert found(ghor.constrain(nn.Linear(4, 3), "weight", ghor.Stiefel()))["weight"] == ghor.Stiefel()
+
+
 def test_a_weight_that_is_computed_is_named_with_the_way_out():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     nn.utils.parametrizations.orthogonal(model[1])

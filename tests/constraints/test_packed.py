@@ -421,6 +421,12 @@ def test_fused_projections_are_pointed_out(name, layer, words):
     ghor.constrain(model, f"*.{name}.weight", ghor.Sphere())
 
 
+@pytest.mark.parametrize(("conv", "first"), [(nn.Conv2d, "output"), (nn.ConvTranspose2d, "input")])
+def test_rows_of_flattened_kernels_are_named(conv, first):
+    with pytest.warns(UserWarning, match=rf"flatten=3\) takes the kernels of an {first} channel as one row"):
+        ghor.constrain(conv(8, 8, 3), "weight", ghor.Stiefel())
+
+
 @pytest.mark.parametrize("conv", [nn.Conv2d, nn.ConvTranspose2d])
 def test_groups_of_a_convolution_are_pointed_out(conv):
     with pytest.warns(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import ghor
 from ghor.constraints.declare import declared_spaces
-from ghor.nn import StiefelAttention, VisionTransformer
+from ghor.nn import PSD, StiefelAttention, VisionTransformer
 from ghor_lab.networks.vision_transformer import patches
 
 SPACES = [ghor.Stiefel(), ghor.Grassmann(), None]
@@ -150,6 +150,19 @@ def test_unconstrained_weights_are_euclidean():
     assert all(
         space == ghor.Euclidean() for _, _, space in declared_spaces(VisionTransformer(blocks=1, space=None))
     )
+
+
+@pytest.mark.parametrize("make", [lambda: StiefelAttention(8, 2), lambda: PSD(2, 6, (3,))])
+def test_layers_without_values_are_declared(make):
+    """Built on the meta device, a layer gets its values from `reset_parameters` or from a state dict."""
+    with torch.device("meta"):
+        first, second = make(), make()
+    with torch.random.fork_rng():
+        first.to_empty(device="cpu").reset_parameters()
+    second.load_state_dict(first.state_dict(), assign=True)
+    for layer in (first, second):
+        assert ghor.check(layer).ok
+        assert [space for _, _, space in declared_spaces(layer)] == [ghor.Stiefel()]
 
 
 def test_what_does_not_fit_is_refused():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
-from ghor.constraints.registry import ANCHORS, RECORD, Record, no_longer_parameters, owners, spaces_by_id
+from ghor.constraints.registry import RECORD, declare, no_longer_parameters, spaces_by_id
 from ghor.constraints.selection import Predicate, select
 from ghor.constraints.validation import batch_dims, check_anchor, check_parameter
 from ghor.linalg import frobenius, wide
@@ -56,12 +56,9 @@ def constrain(
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
     >>> moved = constrain(model, lambda name, p: name.endswith("proj.weight") and p.dim() == 2, Stiefel())
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"constrain takes a module and the name of its parameter, got {type(module).__name__}"
-        )
-    warn, plan, holders = Warnings(), [], _holders(module)
-    for n, (owner, leaf) in select(module, name).items():
+    warn, plan, chosen = Warnings(), [], select(module, name)
+    holders = _holders(module)
+    for n, (owner, leaf) in chosen.items():
         p = owner._parameters[leaf]
         assert p is not None
         given = space if isinstance(space, (Space, type)) or not callable(space) else space(n, p)
@@ -89,13 +86,7 @@ def constrain(
     for n, owner, leaf, p, on, point in plan:
         with torch.no_grad():
             p.copy_(point)
-        for other, twin in owners(p):  # a tied weight may have been declared by another name before
-            other.__dict__[RECORD][twin], other.__dict__[RECORD].moved[twin] = on, moved[n]
-        record = owner.__dict__.setdefault(RECORD, Record(owner))
-        record[leaf], record.moved[leaf] = on, moved[n]
-        for other, twin in owners(p):
-            other.__dict__.setdefault(ANCHORS, {})[twin] = anchor
-    Record.changes += 1
+        declare(owner, leaf, on, moved[n], anchor)
     warn.flush()
     return module if isinstance(name, str) and name in moved else moved
 

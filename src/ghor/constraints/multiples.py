@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ghor._torch.warn import Warnings
-from ghor.constraints.declare import Names, constrain
+from ghor.constraints.declare import Names, constrain, nearest
 from ghor.constraints.packed import space_for
 from ghor.constraints.registry import forget
 from ghor.constraints.selection import Predicate, select
@@ -80,10 +80,7 @@ def constrain_multiples(
         if len(holders) > 1:
             raise ValueError(f"{n} is tied to another weight, which would not be scaled; untie it first")
         on, advice = space_for(holders, p, space, n)
-        try:
-            Q = on.project(p.detach())
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{n}: {error}") from None
+        Q = nearest(p, on, n)
         if advice is not None:
             warn(advice, f"{n} {advice}")
         dims = tuple(range(-space.dims, 0))

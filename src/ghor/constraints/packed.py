@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from ghor.spaces import Space, Sphere
@@ -55,12 +55,13 @@ def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> 
         _refuse_packed(module, leaf, p, space, name)
         if isinstance(module, _ConvNd) and space.flatten == 1 and p.dim() > 2:
             size = " x ".join(map(str, p.shape[-space.dims :]))
+            channel = "input" if isinstance(module, _ConvTransposeNd) else "output"  # whichever comes first
             points = "vectors" if isinstance(space, Sphere) else "matrices"
             return space, (
                 f"of shape {tuple(p.shape)} of {type(module).__name__} on {space} is a batch of {size} "
                 f"{points}, one for each pair of channels; "
-                f"ghor.{replace(space, flatten=p.dim() - 1, along='rows')} takes the kernels of an output "
-                "channel as one row"
+                f"ghor.{replace(space, flatten=p.dim() - 1, along='rows')} takes the kernels of an "
+                f"{channel} channel as one row"
             )
         grouped = isinstance(module, _ConvNd) and module.groups > 1
         if grouped and space.flatten > 1 and space.blocks is None:

@@ -29,7 +29,7 @@ class Record(dict[str, Space]):
         self,
         module: nn.Module | None = None,
         spaces: dict[str, Space] | None = None,
-        moved: dict[str, float] | None = None,
+        moved: dict[str, float | None] | None = None,
     ) -> None:
         super().__init__(spaces or {})
         self.moved = dict(moved or {})  # how far `constrain` moved each
@@ -52,6 +52,20 @@ class Record(dict[str, Space]):
 
     def __setstate__(self, module: nn.Module) -> None:
         self.belongs_to(module)
+
+
+def declare(
+    owner: nn.Module, leaf: str, space: Space, moved: float | None = None, anchor: Any = None
+) -> None:
+    """Record the space of a weight with its owner, and with those who have declared it by another name."""
+    owner.__dict__.setdefault(RECORD, Record(owner))[leaf] = space
+    p = owner._parameters[leaf]
+    assert p is not None
+    for other, twin in owners(p):
+        record = other.__dict__[RECORD]
+        record[twin], record.moved[twin] = space, moved
+        other.__dict__.setdefault(ANCHORS, {})[twin] = anchor
+    Record.changes += 1
 
 
 def forget(module: nn.Module, leaf: str | None = None) -> None:

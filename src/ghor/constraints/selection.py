@@ -7,6 +7,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Predicate = Callable[[str, nn.Parameter], bool]
@@ -14,6 +15,8 @@ Predicate = Callable[[str, nn.Parameter], bool]
 
 def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, tuple[nn.Module, str]]:
     """{name: (owner, name there)} of the selected parameters; ValueError if a name or glob matches none."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"parameters are selected from a module, by name, got a {type(module).__name__}")
     owners = dict(module.named_modules(remove_duplicate=False))
     every = {
         f"{n}.{leaf}" if n else leaf: (m, leaf)
@@ -28,7 +31,7 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
             raise ValueError(
                 f"the function selects none of the {len(known)} parameters of {type(module).__name__}"
             )
-        return {n: every[n] for n in found}
+        return _unscripted({n: every[n] for n in found})
     out: dict[str, tuple[nn.Module, str]] = {}
     selected = set[int]()  # the ids of the weights in `out`
     several = isinstance(which, Iterable) and not isinstance(which, str | Tensor)
@@ -63,7 +66,17 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
             if n == name or p not in selected:
                 out[n] = owner, leaf
                 selected.add(p)
-    return out
+    return _unscripted(out)
+
+
+def _unscripted(found: dict[str, tuple[nn.Module, str]]) -> dict[str, tuple[nn.Module, str]]:
+    for n, (owner, _) in found.items():
+        if isinstance(owner, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{n} is a weight of a scripted module, and copies of that keep no declarations: constrain "
+                "the module, then script it"
+            )
+    return found
 
 
 def select_by_suffix(names: Iterable[str], target: str) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ghor.constraints.declare import constrain
+from ghor.constraints.registry import declare
 from ghor.spaces import Space, Stiefel
 
 STIEFEL = Stiefel()
@@ -94,7 +95,10 @@ class StiefelAttention(nn.Module):
         device = generator.device if generator is not None else p.device
         with torch.no_grad():
             p.copy_(self.space.random(*p.shape, generator=generator, dtype=p.dtype, device=device))
-        constrain(self, "weight", self.space)
+        if p.is_meta:  # values come later, from here or from a state dict
+            declare(self, "weight", self.space)
+        else:
+            constrain(self, "weight", self.space)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., tokens, dim) -> (..., tokens, dim)."""

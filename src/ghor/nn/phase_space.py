@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ghor.constraints.declare import constrain
+from ghor.constraints.registry import declare
 from ghor.nn.attention import STIEFEL, glorot_
 
 Generators = Generator | Sequence[Generator] | None
@@ -187,6 +188,9 @@ class PSD(PhaseSpaceMap):
             for g in self.generators(generator)
         ]
         drawn = torch.stack(points).view(p.shape)
+        if p.is_meta:  # values come later, from here or from a state dict
+            declare(self, "weight", STIEFEL)
+            return
         with torch.no_grad():
             p.copy_(drawn)
             constrain(self, "weight", STIEFEL)
