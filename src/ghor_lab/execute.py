@@ -221,7 +221,8 @@ def watch(
             except Damaged:
                 continue  # the run itself reports it
             if run is not None and run.epochs:
-                show(config, len(run.epochs), run.epochs[-1])
+                line = run.epochs[: config.epochs][-1]  # it may have more than were asked for
+                show(config, line["epoch"], line)
         results = [future.result() for future in done]
         for error in results:
             if error is not None and not isinstance(error, Busy | Damaged):

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 
 from . import paper
-from .config import READINGS
+from .config import NETWORKS, READINGS
 from .figures import (
     ACCURACY,
     DRIFT,
@@ -31,6 +31,7 @@ from .table import Column, Row, Table, short
 
 USUAL = {"retraction": "cayley", "section": "auto", "norm": "canonical", "dtype": "float32"}
 UNUSUAL = ("start", "frame", "loss", "warmup", "manifold_lr")
+ADAM = {"betas": [0.9, 0.99], "eps": 1e-8, "momentum": 0.5}  # and the momentum of the method of this name
 WHAT = {"pendulum": "reconstruction error"}
 WITHIN = 2  # so many of the paper's standard deviations count as agreement
 
@@ -79,9 +80,9 @@ PENDULUM = (
 
 def plain(pools: Sequence[Pool]) -> list[Pool]:
     """The pools of one experiment with the paper's configurations: usual settings, no label or the first
-    reading.
+    reading. Of an optimizer with several rates, networks or other settings those nearest to the paper's.
 
-    Every run is in one of them, at its full length.
+    Every run of these is in one of them, at its full length.
     """
 
     def rank(p: Pool) -> tuple[tuple[int, str], int]:
@@ -94,13 +95,30 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
         pools
     )  # runs of one epoch belong to the count of caught runs
     first = min(map(rank, pools))
+    pools = [p for p in pools if rank(p) == first]
+    chosen: dict[str, dict[str, Any]] = {}
+    for p in sorted(pools, key=lambda p: len(_changed(p))):
+        chosen.setdefault(p.optimizer, _settings(p))
     found: dict[tuple[str, ...], Pool] = {}
     for p in sorted(pools, key=lambda p: (-p.epochs, len(p.seeds))):
-        if rank(p) == first:
+        if _settings(p) == chosen[p.optimizer]:
             runs = tuple(run for run in p.runs if not any(str(run.path) in key for key in found))
             if runs:
                 found[tuple(str(run.path) for run in runs)] = Pool(p.config, runs, p.epochs, p.asked)
     return sorted(found.values(), key=lambda p: (place(OPTIMIZERS, p.optimizer), -p.epochs))
+
+
+def _settings(p: Pool) -> dict[str, Any]:
+    """What decides the numbers; threads and compiled layers change rounding only."""
+    return {key: value for key, value in p.config.items() if key not in ("threads", "device", "compile")}
+
+
+def _changed(p: Pool) -> list[str]:
+    """The settings that are not those of the paper's runs."""
+    pendulum = p.experiment == "pendulum"
+    usual = {**USUAL, **ADAM, **NETWORKS.get(p.experiment, {}), "batch_size": 256 if pendulum else 2048}
+    usual["lr"] = READINGS["as run"].get(p.optimizer) if pendulum else 1e-3
+    return [key for key, value in usual.items() if p.config.get(key, value) != value]
 
 
 # -- words ---------------------------------------------------------------------------------------------------

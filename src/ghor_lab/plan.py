@@ -37,7 +37,7 @@ def paper(
     """The runs of the paper's experiments. None is an option that was not given."""
     pendulum = experiment == "pendulum"
     for name in ("steps", "rest_lr", "sweep"):
-        if common.pop(name):
+        if common.pop(name) not in (None, False):
             raise ValueError(f"--{name.replace('_', '-')} is for text")
     if reading and (not pendulum or lr is not None):
         raise ValueError(
@@ -46,7 +46,9 @@ def paper(
     authors = protocol == "authors"
     if authors and pendulum:
         raise ValueError("--protocol authors is for mnist and fashion-mnist")
-    begin: dict[str, Any] = {
+    names = list(dict.fromkeys(map(str, optimizer or (OPTIMIZERS[:4] if pendulum else OPTIMIZERS))))
+    on_manifolds = geometry(common, any(name != "standard-adam" for name in names), start=start, frame=frame)
+    on_manifolds |= {
         "start": start or ("authors" if authors else "uniform"),
         "frame": frame or ("random" if authors else "closed-form"),
     }
@@ -59,7 +61,6 @@ def paper(
         "compile": common.pop("compiled"),
     }
     numbers = parse_seeds(seeds if seeds is not None else "0-9" if pendulum else "0")
-    names = list(dict.fromkeys(map(str, optimizer or (OPTIMIZERS[:4] if pendulum else OPTIMIZERS))))
     if weight_decay is not None:
         if names != ["adamw-anchor"]:
             raise ValueError(
@@ -75,16 +76,15 @@ def paper(
             for o in names:
                 if o in READINGS[name]:
                     rate = READINGS[name][o]
-                    more = {**begin, **common, **own.get(o, {})}
+                    more = {**on_manifolds, **common, **own.get(o, {})}
                     configs.append(Config(optimizer=o, seeds=numbers, lr=rate, label=label or name, **more))
                 elif optimizer:
                     raise ValueError(f"the reading {name!r} has no {o}, it is of {', '.join(READINGS[name])}")
-        return configs
+        return list({config.name: config for config in configs}.values())  # readings of one label overlap
     rate = lr if lr is not None else 1e-3
     for some in [numbers] if pendulum else [(seed,) for seed in numbers]:
         for o in names:
-            first = begin if o != "standard-adam" else {}  # it has no manifold weights
-            more = {**first, **common, **own.get(o, {})}
+            more = {**(on_manifolds if o != "standard-adam" else {}), **common, **own.get(o, {})}
             configs.append(Config(optimizer=o, seeds=some, lr=rate, label=label, **more))
     return configs
 
@@ -113,6 +113,7 @@ def text(
     names = list(dict.fromkeys(map(str, optimizer or METHODS)))
     for name in names:
         one_of("optimizer", name, tuple(METHODS))
+    on_manifolds = geometry(common, any(METHODS[name].space for name in names))
     asked = {"--seeds": seeds, "--lr": lr, "--weight-decay": weight_decay, "--warmup": warmup}
     if sweep and any(value is not None for value in asked.values()):
         raise ValueError(f"--sweep chooses these itself: not with {', '.join(asked)}")
@@ -136,11 +137,22 @@ def text(
         "label": label,
     }
     rates = {name: METHODS[name].rate if lr is None else lr for name in names}
+    own = {name: on_manifolds if METHODS[name].space else {} for name in names}
     return [
-        Config("text", name, (seed,), lr=rates[name], **common)
+        Config("text", name, (seed,), lr=rates[name], **common, **own[name])
         for seed in parse_seeds(seeds or "0")
         for name in names
     ]
+
+
+def geometry(common: dict[str, Any], manifolds: bool, **more: str | None) -> dict[str, Any]:
+    """The options that are for weights on manifolds, taken out; ValueError if there are no such weights."""
+    found = {name: common.pop(name) for name in ("retraction", "section")}
+    given = {name: value for name, value in more.items() if value is not None}
+    given |= {name: value for name, value in found.items() if value != getattr(Config, name)}
+    if given and not manifolds:
+        raise ValueError(f"--{next(iter(given))} is for weights on manifolds: these optimizers have none")
+    return found
 
 
 def threads(experiment: str, asked: int | None, jobs: int) -> int:

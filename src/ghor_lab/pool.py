@@ -206,6 +206,7 @@ def pool(runs: Sequence[Run]) -> tuple[list[Pool], list[str]]:
             if config == key and further > epochs >= asked:
                 fit = [run for run in longer if not seeds & set(run.header["config"]["seeds"])]
                 same += [replace(run, epochs=run.epochs[:epochs]) for run in fit]
+                seeds |= {seed for run in fit for seed in run.header["config"]["seeds"]}
         same.sort(key=lambda run: list(run.header["config"]["seeds"]))
         pools.append(Pool(json.loads(key), tuple(same), epochs, asked))
     pools = [_told_apart(p, pools) for p in pools]

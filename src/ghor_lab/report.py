@@ -19,9 +19,9 @@ from rich.console import Console
 from . import headline, tables
 from .figures import Figure
 from .files import store
-from .pack import SUFFIX, load
+from .pack import SUFFIX, is_packed, load
 from .pool import Pool, counted, pool
-from .record import Run, each_once
+from .record import Run, each_once, ours
 from .sections import Part, Section, sections
 from .table import Table, markdown
 from .text import report as language
@@ -134,6 +134,8 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             if path.resolve() in runs:
                 continue
             try:
+                if not is_packed(path) and not ours(path):
+                    continue  # a file of another program
                 read = load(path)
             except OSError as error:
                 warnings.append(f"{path} cannot be read and is left out: {error.strerror}")

@@ -90,16 +90,19 @@ def _optimizer_of(config: Config, model: nn.Module) -> Optimizer:
 
 
 def commit() -> str | None:
-    """The commit of the code, with "+dirty" if it was changed since; None outside a repository."""
-    folder = Path(__file__).parent
+    """The commit of the lab and the library, with "+dirty" if they were changed since; None if they are not
+    files of a repository.
+    """
+    source = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(source), *arguments], capture_output=True, text=True, check=True
         )
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", __file__)  # not so if it is installed in a folder of a repository
         return git("rev-parse", "--short", "HEAD") + (
             "+dirty" if git("status", "--porcelain", "-uno", ".") else ""
         )
@@ -131,7 +134,14 @@ def now() -> str:
 
 def provenance(world: int) -> dict[str, Any]:
     """Versions, commit and machine."""
-    return {"commit": commit(), "torch": str(torch.__version__), "machine": machine(), "processes": world}
+    return {
+        "ghor": __version__,
+        "python": platform.python_version(),
+        "commit": commit(),
+        "torch": str(torch.__version__),
+        "machine": machine(),
+        "processes": world,
+    }
 
 
 def count(model: nn.Module) -> dict[str, int]:
@@ -337,8 +347,6 @@ def resume(
             "format": FORMAT,
             "name": config.name,
             "config": config.to_dict(),
-            "ghor": __version__,
-            "python": platform.python_version(),
             **provenance(world),
             "started": now(),
             "steps_per_epoch": task.steps,

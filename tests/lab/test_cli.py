@@ -113,6 +113,10 @@ def test_version_and_nothing():
         ("run mnist --sweep", "--sweep is for text"),
         ("run pendulum --steps 10", "--steps is for text"),
         ("run pendulum --rest-lr 1", "--rest-lr is for text"),
+        ("run pendulum --steps 0", "--steps is for text"),
+        ("run mnist -o standard-adam --retraction geodesic", "--retraction is for weights on manifolds"),
+        ("run mnist -o standard-adam --frame random", "--frame is for weights on manifolds"),
+        ("run text -o adamw -o adamh --section implicit", "--section is for weights on manifolds"),
         ("run text --epochs 3", "--epochs is not for text: --steps N"),
         ("run text --data .", "--data is not for text"),
         ("run text --manifold-lr 1", "--manifold-lr is not for text"),
@@ -260,6 +264,16 @@ def test_the_norm_is_for_one_optimizer(asked, experiment):
     assert changed == ["scalar-moment-adam"]
 
 
+@pytest.mark.parametrize(
+    ("experiment", "flat"),
+    [("mnist", ["standard-adam"]), ("text", ["adamw", "torch-muon", "adamh", "muonh", "unit-rows"])],
+)
+def test_the_retraction_is_for_weights_on_manifolds(asked, experiment, flat):
+    """The other runs are those that they are without it."""
+    configs, usual = asked(experiment, "--retraction", "geodesic")[0], asked(experiment)[0]
+    assert [a.optimizer for a, b in zip(configs, usual, strict=True) if a.name == b.name] == flat
+
+
 def test_the_authors_protocol(asked):
     (config, standard), _, _ = asked(
         "mnist", "--protocol", "authors", "-o", "geometric-adam", "-o", "standard-adam"
@@ -288,6 +302,10 @@ def test_readings(asked):
         ("equal 1e-2", "geometric-adam", 1e-2),
         ("equal 1e-2", "scalar-moment-adam", 1e-2),
     ]
+    again = [word for name in ("as-run", "as-run", "equal-1e-3") for word in ("--reading", name)]
+    configs, _, _ = asked("pendulum", *again, "--label", "x")
+    rates = [("geometric-adam", 1e-3), ("scalar-moment-adam", 1e-2), ("momentum", 1e-2), ("gradient", 1e-2)]
+    assert [(c.optimizer, c.lr) for c in configs] == [*rates, ("scalar-moment-adam", 1e-3)]  # each run once
     configs, _, _ = asked("pendulum", "--lr", "0.1", "-o", "momentum")
     assert [(c.label, c.optimizer, c.lr, len(c.seeds)) for c in configs] == [(None, "momentum", 0.1, 10)]
 

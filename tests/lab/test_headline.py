@@ -44,6 +44,22 @@ def test_distances_are_in_the_papers_deviations_where_epochs_are_equal(tmp_path,
     )
 
 
+def test_of_several_settings_those_nearest_to_the_papers_count(tmp_path, monkeypatch):
+    monkeypatch.setitem(paper.EPOCHS, "mnist", 3)
+    other = {"lr": 0.5}, {"network": {"blocks": 2}}, {"batch_size": 9}
+    for seed, change in enumerate(({}, *other)):
+        write(tmp_path, "mnist", "momentum", [seed], 3, **change)
+    write(tmp_path, "mnist", "momentum", [4], 3, threads=1)  # changes rounding only
+    write(tmp_path, "mnist", "gradient", [0], 3, lr=0.5)  # there is no other
+    pools = pools_in(tmp_path)
+    assert sorted((p.optimizer, p.seeds) for p in headline.plain(pools)) == [
+        ("gradient", [0]),
+        ("momentum", [0]),
+        ("momentum", [4]),
+    ]
+    assert "of 6 results" in headline.verdict(pools)[0]  # a loss and an accuracy of each
+
+
 def test_a_demo_says_what_it_shows(tmp_path):
     """All at one learning rate: the two Adams agree, and how much more the others have."""
     ends = {"geometric-adam": 0.3, "scalar-moment-adam": 0.31, "momentum": 0.5, "gradient": 0.7}

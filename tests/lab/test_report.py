@@ -193,6 +193,13 @@ def test_a_longer_run_counts_by_itself_and_with_the_shorter_ones(tmp_path):
     assert found["Geometric Adam, 7 epochs"][1].T.tolist() == losses[:1]
 
 
+def test_a_seed_of_two_longer_runs_counts_once(tmp_path):
+    for name, seed, epochs in (("a", 0, 3), ("b", 1, 5), ("c", 1, 8)):
+        write(tmp_path, "mnist", "momentum", [seed], epochs, name=name)
+    pools, _ = pool([record.read(path) for path in tmp_path.glob("*.jsonl")])
+    assert {p.epochs: p.seeds for p in pools} == {3: [0, 1], 5: [1], 8: [1]}
+
+
 def test_settings_that_differ_tell_pools_apart(tmp_path):
     write(tmp_path, "mnist", "momentum", [0], 2, name="a")
     write(tmp_path, "mnist", "momentum", [0], 2, name="b", retraction="geodesic", network={"blocks": 2})
@@ -272,6 +279,14 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path):
         assert name in page.read_text()
         assert name in shown
     assert not [row for row in rows(tmp_path / "out", "mnist-outcomes") if "gradient" in row["configuration"]]
+
+
+def test_files_of_other_programs_are_passed_over(tmp_path):
+    write(tmp_path, "mnist", "momentum", [0], 2)
+    (tmp_path / "other.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
+    _, shown = run([tmp_path], tmp_path / "out")
+    assert "other.jsonl" not in shown
+    assert [row["file"] for row in rows(tmp_path / "out", "runs")] == ["mnist-momentum-0.jsonl"]
 
 
 def test_folders_without_records_say_what_makes_them(tmp_path):

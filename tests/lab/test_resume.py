@@ -3,17 +3,22 @@ bit."""
 
 import dataclasses
 import itertools
+import platform
 import shutil
+import subprocess
+from concurrent.futures import Future
 
 import pytest
 from configs import MNIST, PENDULUM, Stop, stop_at
 from runs import TIMES, facts, strip, the_record, weights
 
+import ghor
 from ghor_lab import execute, train
 from ghor_lab.config import OPTIMIZERS
 from ghor_lab.record import read
 
 pytestmark = pytest.mark.usefixtures("as_before", "one_commit")
+the_commit = train.commit  # as it is without the fixture
 
 
 def cases(experiments=("pendulum", "mnist")):
@@ -89,18 +94,48 @@ def test_asking_for_what_is_there_changes_nothing(finished, tmp_path):
 
 def test_what_changed_when_a_run_was_taken_up_again_is_written_down(tmp_path, monkeypatch):
     """Once for each change, and only if something changed."""
-    config = dataclasses.replace(PENDULUM, epochs=4)
-    for last, commit in enumerate(["0000000", "0000000", "1111111"], 1):
+    config = dataclasses.replace(PENDULUM, epochs=5)
+    for last, commit in enumerate(["0000000", "0000000", "1111111", "1111111"], 1):
         monkeypatch.setattr(train, "commit", lambda commit=commit: commit)
+        if last == 4:
+            monkeypatch.setattr(train, "machine", lambda: {"system": "other"})
         with pytest.raises(Stop):
             train.train(config, tmp_path, report=stop_at(last))
-    monkeypatch.setattr(train, "machine", lambda: {"system": "other"})
+    monkeypatch.setattr(train, "__version__", "9.9.9")
     train.train(config, tmp_path)
     lines = [line for line in facts(the_record(tmp_path)) if line["kind"] == "resumed"]
     assert [(line["epoch"], line["commit"], len(line["machine"])) for line in lines] == [
         (2, "1111111", 4),
         (3, "1111111", 1),
+        (4, "1111111", 1),
     ]
+    assert [line["ghor"] for line in lines] == [ghor.__version__] * 2 + ["9.9.9"]
+    assert {line["python"] for line in lines} == {platform.python_version()}
+
+
+def test_the_commit_is_that_of_lab_and_library(tmp_path, monkeypatch):
+    """Changes of either are noted; code that is installed in a folder of the repository is not its code."""
+
+    def git(*words):
+        return subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True, text=True)
+
+    files = [tmp_path / "src" / name for name in ("ghor_lab/train.py", "ghor/linalg.py")]
+    installed = tmp_path / "site-packages" / "ghor_lab" / "train.py"
+    git("init", "-q")
+    for path in (*files, installed):
+        path.parent.mkdir(parents=True)
+        path.write_text("1\n")
+    git("add", "src")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "commit", "-qm", "a")
+    head = git("rev-parse", "--short", "HEAD").stdout.strip()
+    monkeypatch.setattr(train, "__file__", str(files[0]))
+    assert the_commit() == head
+    for path in files:
+        path.write_text("2\n")
+        assert the_commit() == f"{head}+dirty"
+        path.write_text("1\n")
+    monkeypatch.setattr(train, "__file__", str(installed))
+    assert the_commit() is None
 
 
 def test_a_run_begins_anew_when_it_is_forgotten(tmp_path):
@@ -117,6 +152,14 @@ def test_the_lock_is_held_while_a_run_is_in_hand(finished):
     with train.in_hand(path), pytest.raises(train.Busy, match=f"{path} is locked by another process"):
         train.train(PENDULUM, finished)
     train.train(PENDULUM, finished)
+
+
+def test_of_a_run_that_is_longer_the_last_epoch_that_was_asked_for_is_shown(finished):
+    seen = []
+    config, done = dataclasses.replace(PENDULUM, epochs=1), Future()
+    done.set_result(None)
+    execute.watch([config], finished, lambda config, epoch, line: seen.append((epoch, line["epoch"])), [done])
+    assert seen == [(1, 1)]
 
 
 def test_runs_that_are_left_are_told(finished, tmp_path):

@@ -355,6 +355,15 @@ def test_the_report_of_a_few_runs(tmp_path):
     assert first["cold"] == first["to_adamw"] == first["equal_time"] == ""
 
 
+def test_runs_with_another_warm_up_are_not_another_seed(tmp_path):
+    for warmup, seed in ((1, 0), (2, 0), (2, 1), (0, 0)):
+        train.train(dataclasses.replace(CONFIG, epochs=1, every=4, warmup=warmup, seeds=(seed,)), tmp_path)
+    (book,) = books([record.read(path) for path in tmp_path.glob("*.jsonl")])
+    assert [(t.warmup, t.seed) for t in book.repeated("adamw")] == [(2, 0), (2, 1)]
+    assert len(book.around("adamw")) == 1
+    assert book.cold("adamw").warmup == 0
+
+
 def test_numbers_of_a_sweep(swept, tmp_path):
     out, _, _ = swept
     call("pack", out, "--out", tmp_path / "results" / "text")

@@ -55,9 +55,9 @@ class Trial:
         return float(self.config.get("weight_decay", 0.1)) if METHODS[self.method].decays else 0.0
 
     @property
-    def warm(self) -> bool:
-        """Whether the learning rate has a warm-up."""
-        return bool(self.config.get("warmup", 0))
+    def warmup(self) -> int:
+        """The steps in which the learning rate grows."""
+        return int(self.config.get("warmup", 0))
 
     @property
     def seed(self) -> int:
@@ -127,9 +127,13 @@ class Book:
         return [t for t in self.trials if all(getattr(t, k) == v for k, v in wanted.items())]
 
     def first(self, method: str) -> list[Trial]:
-        """The runs among which the best is chosen: of the first seed, with a warm-up if any have one."""
+        """The runs among which the best is chosen: of the first seed, with a warm-up if any have one.
+
+        Of several warm-ups, with the one that was tried most.
+        """
         same = self.full(method=method)
-        same = [t for t in same if t.warm] or same
+        warmups = [t.warmup for t in same if t.warmup] or [0]
+        same = [t for t in same if t.warmup == max(warmups, key=lambda x: (warmups.count(x), x))]
         return [t for t in same if t.seed == min(t.seed for t in same)]
 
     def best(self, method: str) -> Trial:
@@ -139,7 +143,7 @@ class Book:
     def repeated(self, method: str) -> list[Trial]:
         """The best run with all its seeds."""
         best = self.best(method)
-        same = self.full(method=method, rate=best.rate, decay=best.decay, warm=best.warm)
+        same = self.full(method=method, rate=best.rate, decay=best.decay, warmup=best.warmup)
         return sorted(same, key=lambda t: t.seed)
 
     def mean(self, method: str) -> float:
@@ -162,7 +166,7 @@ class Book:
         """The best run without its warm-up."""
         best = self.best(method)
         same = self.full(method=method, rate=best.rate, decay=best.decay, seed=best.seed)
-        return next((t for t in same if not t.warm and best.warm), None)
+        return next((t for t in same if not t.warmup and best.warmup), None)
 
     def equal_steps(self, method: str) -> int | None:
         """How many steps the method has in the time of AdamW's run, by the CPU time of a step."""
