@@ -1841,6 +1841,13 @@ MUTANTS = [
         "solve/test_minimize.py::test_what_makes_no_sense",
     ),
     Mutant(
+        "weights that are conjugated in name only",
+        "validation",
+        "if p.is_conj() or p.is_neg():",
+        "if False:",
+        "constraints/test_validation.py::test_views_that_are_conjugated_or_negated_in_name",
+    ),
+    Mutant(
         "the derivative of the projection of an ill-conditioned matrix",
         "orthogonal",
         "gram_function(M.mH, lambda t: (t.rsqrt(), -(t**-1.5) / 2), zero=0.0)",

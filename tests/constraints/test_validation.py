@@ -264,6 +264,17 @@ def test_weights_that_share_memory(gen):
             ghor.optim.SGD([nn.Parameter(pieces[0]), nn.Parameter(pieces[1])], space=space)
 
 
+def test_views_that_are_conjugated_or_negated_in_name(gen):
+    Y = ghor.Unitary().random(3, 3, generator=gen, dtype=torch.complex128)
+    neg = torch.complex(torch.zeros(2, 2), -torch.eye(2)).conj().imag  # I, in memory -I
+    assert neg.is_neg()
+    for space, view in ((ghor.Unitary(), Y.mH), (ghor.Stiefel(), neg)):
+        p = nn.Parameter(view)
+        words = [f"^w of shape {re.escape(str(tuple(p.shape)))}", r"resolve_conj\(\)"]
+        raises(ValueError, words, lambda p=p, s=space: ghor.optim.SGD([("w", p)], space=s), p)
+        ghor.optim.SGD([nn.Parameter(view.resolve_conj().resolve_neg())], space=space)
+
+
 @each_space
 def test_weights_of_other_kinds(space, gen):
     """Complex where a space is real, sparse, lazy, an empty batch: refused by constrain and by the

@@ -19,3 +19,9 @@ def test_it_never_goes_uphill(gen):
     values = torch.tensor([record["value"] for record in result.history], dtype=torch.float64)
     assert len(values) > 5
     assert (values.diff() <= 1e-10).all()
+
+
+def test_second_derivatives_that_are_zero_everywhere(gen):
+    """torch returns zeros that have no memory for those of |x|."""
+    result = ghor.minimize(lambda x: x.abs().sum(), torch.ones(3, dtype=torch.float64), method="trust-region")
+    assert result.value < 3

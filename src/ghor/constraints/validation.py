@@ -140,6 +140,11 @@ def _check_strides(params: Sequence[Tensor], names: Sequence[str]) -> None:
                 f"{name} of shape {shape} is expanded: entries that share memory cannot move apart; "
                 "clone() it"
             )
+        if p.is_conj() or p.is_neg():
+            raise ValueError(
+                f"{name} of shape {shape} is a view that torch conjugates or negates when it is read, and "
+                "does not write to in a step; take resolve_conj() and resolve_neg() of it"
+            )
 
 
 def _check_finite(p: Tensor, name: str) -> None:

@@ -207,7 +207,7 @@ class Problem:
                 return bend
             outputs, along = [grads[i] for i in which], [moves[i] for i in which]
             H = torch.autograd.grad(outputs, x, along, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-            return place.points.gradient(H).add_(bend)
+            return place.points.gradient(H) + bend  # not add_: torch may return zeros without memory
 
         return product
 
