@@ -37,7 +37,8 @@ def paper(
     """The runs of the paper's experiments. None is an option that was not given."""
     pendulum = experiment == "pendulum"
     for name in ("steps", "rest_lr", "sweep"):
-        if common.pop(name) not in (None, False):
+        value = common.pop(name)
+        if value is not None and value is not False:  # --steps 0 was given, too
             raise ValueError(f"--{name.replace('_', '-')} is for text")
     if reading and (not pendulum or lr is not None):
         raise ValueError(
