@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -207,11 +208,11 @@ def _parametrized(f: nn.Module, name: str) -> Space | None:
         return Stiefel()
     if not type(f).__module__.startswith("geotorch."):
         return None
-    kind, radius = type(f).__name__, getattr(f, "radius", 1)
-    if kind not in GEOTORCH or radius != 1:
-        what = kind if radius == 1 else f"{kind} of radius {radius}"
-        raise ValueError(f"{name} is parametrized by geotorch's {what}, which has no equivalent here")
-    return GEOTORCH[kind]
+    kind = type(f).__name__
+    if kind not in GEOTORCH:
+        raise ValueError(f"{name} is parametrized by geotorch's {kind}, which has no equivalent here")
+    space = GEOTORCH[kind]
+    return replace(space, radius=float(f.radius)) if isinstance(space, Sphere) else space  # type: ignore[arg-type]
 
 
 # -- adapters in peft's files --------------------------------------------------------------------------------
