@@ -95,8 +95,8 @@ def look(path: Path) -> Found:
 def describe(run: Run, found: Found) -> None:
     """How many epochs a record has, and how far the weights are off their spaces at its end."""
     found.epochs = f"{len(run.epochs)} of {run.epochs_asked}"
-    drifts = [x for line in run.epochs[-1:] for x in line.get("drift") or () if x is not None]
-    found.off = f"{max(drifts):.1e}" if drifts else "-"
+    drifts = [x for line in run.epochs[-1:] for x in line.get("drift") or ()]
+    found.off = "not finite" if None in drifts else f"{max(drifts):.1e}" if drifts else "-"
 
 
 def belongs(file: Path, owner: str | None, found: Found) -> None:

@@ -286,11 +286,11 @@ def _lines(axes: Axes, p: Pool, values: Array, quantity: Quantity, marker: str =
     if many and quantity.worst:
         values = np.maximum.accumulate(values)
     values = values[epochs - 1]
+    strong = values.max(1, keepdims=True) if quantity.worst else values.mean(1, keepdims=True)
     if quantity.log:
-        values = np.where(values > 0, values, np.nan)
+        values, strong = (np.where(x > 0, x, np.nan) for x in (values, strong))
     if many and not quantity.worst:
         axes.plot(epochs, values, color=colour, linewidth=0.6, alpha=0.45)
-    strong = values.max(1, keepdims=True) if quantity.worst else values.mean(1, keepdims=True)
     axes.plot(
         *(epochs, strong if many else values),
         color=colour,

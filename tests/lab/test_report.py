@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure as Canvas
 from rich.console import Console
 from synthetic import epoch_line, loss, mixed_records, pick, rows, run, write  # noqa: F401
 
 from ghor_lab import figures, headline, paper, record, tables
+from ghor_lab.check import look_at
 from ghor_lab.pendulum import lift
 from ghor_lab.pool import FEW, off, pool
 from ghor_lab.report import report
@@ -520,6 +522,23 @@ def test_angles_are_those_that_were_lifted():
     assert np.allclose(speed, velocity.numpy(), atol=1e-14)
     assert found.min() >= 0
     assert found.max() < 2 * np.pi
+
+
+def test_a_seed_without_drift_leaves_the_largest_of_the_others(tmp_path):
+    """A drift of exactly 0 has no place on a logarithmic axis."""
+    seeds = list(range(FEW + 1))
+    path = write(tmp_path, "pendulum", "momentum", seeds, 2)
+    (p,) = pool([record.read(path)])[0]
+    axes = Canvas().subplots()
+    values = np.full((2, len(seeds)), 1e-7)
+    values[:, 0] = 0
+    figures._lines(axes, p, values, figures.DRIFT)
+    assert [line.get_ydata().ravel().tolist() for line in axes.lines] == [[1e-7, 1e-7]]
+
+
+def test_drifts_that_are_not_finite_are_said(tmp_path):
+    path = write(tmp_path, "mnist", "momentum", [0], 2, changes=lambda seeds, epoch: {"drift": [None]})
+    assert look_at(path)[path].off == "not finite"
 
 
 @pytest.mark.parametrize("count", [1, 2, 250, 251, 1000])
