@@ -222,10 +222,10 @@ def summary(pools: Sequence[Pool]) -> Table | None:
         Column("runs", "runs", "number", "d"),
         Column("loss", "loss or error", "spread", ".3f"),
         Column("paper_loss", "paper", "spread", ".3f"),
-        Column("loss_off", "off by", "number", "+.1f"),
+        Column("loss_off", "off by", "number", "+z.1f"),
         Column("accuracy", "test accuracy (%)", "spread", ".1f"),
         Column("paper_accuracy", "paper", "spread", ".1f"),
-        Column("accuracy_off", "off by", "number", "+.1f"),
+        Column("accuracy_off", "off by", "number", "+z.1f"),
     )
     caption = "The longest runs beside the paper; off by: in its standard deviations, at its number of epochs"
     return Table("headline", caption, columns, rows) if rows else None

@@ -101,7 +101,7 @@ class Found:
         if self.epochs != paper.EPOCHS[self.experiment]:
             return ""
         distance = off(float(self.values(key).mean()), getattr(self.outcome, REPORTED[key]))
-        return "" if distance is None else f"{distance:+.1f}"
+        return "" if distance is None else f"{distance:+z.1f}"
 
 
 class Book:

@@ -62,10 +62,10 @@ def outcomes(experiment: str, pools: Sequence[Pool]) -> Table:
     columns = (
         *(CONFIGURATION, SOURCE, EPOCHS, SEEDS),
         Column("final_loss", "final loss", "spread", ".3f"),
-        Column("final_difference", "loss off by (s.d.)", "number", "+.1f"),
+        Column("final_difference", "loss off by (s.d.)", "number", "+z.1f"),
         Column("best_loss", "best loss", "spread", ".3f"),
         Column("test_accuracy", "test accuracy (%)", "spread", ".2f"),
-        Column("accuracy_difference", "accuracy off by (s.d.)", "number", "+.1f"),
+        Column("accuracy_difference", "accuracy off by (s.d.)", "number", "+z.1f"),
         Column("drift", "drift ‖YᵀY - I‖, last epoch", "range", ".1e"),
         Column("gate", "authors' gate"),
     )
@@ -170,8 +170,8 @@ def pendulum_outcomes(pools: Sequence[Pool]) -> Table:
         *(CONFIGURATION, SOURCE, Column("lr", "learning rate", "number", ".0e"), EPOCHS, SEEDS),
         Column("final_error", "final error", "spread", ".3f"),
         Column("best_error", "best error", "spread", ".3f"),
-        Column("final_difference", "final off by (s.d.)", "number", "+.1f"),
-        Column("best_difference", "best off by (s.d.)", "number", "+.1f"),
+        Column("final_difference", "final off by (s.d.)", "number", "+z.1f"),
+        Column("best_difference", "best off by (s.d.)", "number", "+z.1f"),
     )
     return Table("pendulum-outcomes", "Pendulum: outcomes", columns, rows)
 
