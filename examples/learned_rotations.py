@@ -5,8 +5,8 @@
 
 Rotating the hidden states does not change what a Llama computes, but it spreads outliers, so that less is
 lost when weights and activations are rounded to 4 bits. QuaRot takes random Hadamard matrices, SpinQuant
-learns the rotations by Cayley SGD, OSTQuant learns scales beside them with geoopt's Adam. Here a small Llama
-of Hugging Face's transformers is trained on the bytes of Python's standard library. Then, from random
+learns the rotations by Cayley SGD, OSTQuant learns scales beside them with Riemannian Adam. Here a small
+Llama of Hugging Face's transformers is trained on the bytes of Python's standard library. Then, from random
 Hadamard matrices,
 
     R1  (N, N)                   hidden states h R1: embedding and head E R1;  q, k, v, gate, up: W R1;

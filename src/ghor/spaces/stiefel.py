@@ -27,7 +27,7 @@ class Stiefel(Orthogonal):
 
 
 def canonical_log(space: Orthogonal, Y: Tensor, Z: Tensor) -> Tensor:
-    """The logarithm in the canonical metric by Zimmermann's iteration (2017), in O(N^3).
+    """The logarithm in the canonical metric by Zimmermann's iteration (arXiv 1604.05054), in O(N^3).
 
     Complete Lambda^H Z to a rotation V; then V <- V diag(I, exp(-C)), where C is the lower right block of
     log V, until C = 0: then log V lies in g^hor.

@@ -195,8 +195,8 @@ class Symplectic(MatrixSpace):
 class SymplecticStiefel(Symplectic):
     """The symplectic Stiefel manifold {U: U+ U = I}, U+ = J^T U^T J, of real (..., 2N, 2n) matrices.
 
-    Metric: the right-invariant one of Bendokat and Zimmermann (2021). g^hor: A Hamiltonian (2n x 2n), B
-    arbitrary (2(N-n) x 2n).
+    Metric: the right-invariant one of Bendokat and Zimmermann (2021, arXiv 2108.12447). g^hor: A Hamiltonian
+    (2n x 2n), B arbitrary (2(N-n) x 2n).
 
     >>> U = SymplecticStiefel().random(8, 4)
     >>> bool(SymplecticStiefel().residual(U) < 1e-5)

@@ -1,4 +1,5 @@
-"""Hyperball: Wen, Dang, Lyu, Ma, Liang, "Fantastic Pretraining Optimizers and Where to Find Them II", 2026.
+"""Hyperball: Wen, Dang, Lyu, Ma, Liang, "Fantastic Pretraining Optimizers and Where to Find Them II:
+Hyperball Optimization", 2026 (arXiv 2606.16899).
 
     W <- R n(W - lr R n(u)),    n(X) = X/||X||_F,    R = ||W||_F at the start
 

@@ -1,6 +1,6 @@
-"""Lezcano-Casado, Martinez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019, and
-Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", NeurIPS 2019: optimizers on
-the tangent space.
+"""Lezcano-Casado, Martinez-Rubio, "Cheap Orthogonal Constraints in Neural Networks", ICML 2019 (arXiv
+1901.08428), and Lezcano-Casado, "Trivializations for Gradient-Based Optimization on Manifolds", NeurIPS 2019
+(arXiv 1909.09501): optimizers on the tangent space.
 
 The weight is a function of a vector, Y = base exp(W) E with W in g^hor = T_E, and Adam minimises over W:
 

@@ -1,5 +1,5 @@
 """Li, Li, Todorovic, "Efficient Riemannian Optimization on the Stiefel Manifold via the Cayley Transform",
-ICLR 2020.
+ICLR 2020 (arXiv 2002.01113).
 
 With M the momentum at X, both algorithms move along the Cayley transform of the N x N matrix
 
@@ -17,7 +17,7 @@ They leave the manifold by O(alpha^(s+2)) in each step, which adds up (the autho
 random, every hundredth step or so; the algorithms do not), and they form N x N matrices. The first moment is
 projected again at every step, and Adam's second moment is one number for each matrix.
 
-SpinQuant (Liu et al. 2024) learns its rotations with a copy of that code, `SGDG`.
+SpinQuant (Liu et al. 2024, arXiv 2405.16406) learns its rotations with a copy of that code, `SGDG`.
 
 `ghor.baselines.ScalarMomentAdam`, which the paper compares with, takes the scalar second moment from here and
 nothing else.

@@ -1,4 +1,6 @@
-"""Manifold Muon: Bernstein, "Modular Manifolds", Thinking Machines Lab: Connectionism, 2025."""
+"""Manifold Muon: Bernstein, "Modular Manifolds", Thinking Machines Lab: Connectionism, 2025,
+thinkingmachines.ai/blog/modular-manifolds.
+"""
 
 from __future__ import annotations
 

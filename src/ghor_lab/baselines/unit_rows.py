@@ -1,4 +1,6 @@
-"""Unit rows: after Loshchilov et al., "nGPT: Normalized Transformer with Representation Learning", 2024."""
+"""Unit rows: after Loshchilov et al., "nGPT: Normalized Transformer with Representation Learning on the
+Hypersphere", 2024 (arXiv 2410.01131).
+"""
 
 from __future__ import annotations
 
