@@ -237,9 +237,8 @@ def train(
     return path
 
 
-def forget(config: Config, folder: Path) -> None:
-    """Remove the record and the checkpoint of a run, to start from scratch; `Busy` if a process has it."""
-    path = folder / f"{config.name}.jsonl"
+def forget(path: Path) -> None:
+    """Remove a record and its checkpoint, to start from scratch; `Busy` if another process has the run."""
     with in_hand(path):
         path.with_suffix(".ckpt").unlink(missing_ok=True)
         path.unlink(missing_ok=True)

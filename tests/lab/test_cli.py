@@ -369,6 +369,20 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, columns):
         assert done.text.rindex("\x1b[?25h") > done.text.rindex("\x1b[?25l")
 
 
+def test_what_was_stopped_says_which_command_goes_on(monkeypatch, tmp_path):
+    """The same one with --restart would begin anew, and a report trains nothing."""
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "one_by_one", stopped)
+    argv = (*TWO, "--out", tmp_path)
+    assert "The same command resumes from the last finished epoch" in call(*argv, code=130)
+    assert "The same command without --restart resumes" in call(*argv, "--restart", code=130)
+    monkeypatch.setattr("ghor_lab.cli.runs_in", stopped)
+    assert call("check", tmp_path, code=130) == "stopped.\n"
+
+
 def test_the_time_left(monkeypatch):
     """From the epochs of this call: what was there before took no time."""
     a, b, c = (Config("mnist", "momentum", (seed,), 10, 1e-3, 1) for seed in range(3))

@@ -141,7 +141,7 @@ def test_the_commit_is_that_of_lab_and_library(tmp_path, monkeypatch):
 def test_a_run_begins_anew_when_it_is_forgotten(tmp_path):
     train.train(PENDULUM, tmp_path)
     before = facts(the_record(tmp_path))
-    train.forget(PENDULUM, tmp_path)
+    train.forget(the_record(tmp_path))
     assert [p.suffix for p in tmp_path.iterdir()] == [".lock"]
     train.train(PENDULUM, tmp_path)
     assert facts(the_record(tmp_path)) == before
