@@ -31,7 +31,7 @@ from ghor.constraints.declare import declared_spaces, param_groups
 from ghor.spaces import Euclidean
 from ghor_lab.networks.decoder import Decoder
 
-from . import checkpoint
+from . import checkpoint, compiled
 from .config import Config
 from .files import clean
 from .protocol import gate, random_frames
@@ -132,14 +132,23 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def provenance(world: int) -> dict[str, Any]:
-    """Versions, commit and machine."""
+def in_c(task: Any) -> bool:
+    """Whether compiled C, which rounds differently, computes all layers that have some; a batch shows it."""
+    if compiled.used(task.model):  # if it can be
+        with torch.no_grad():
+            task.loss(next(task.batches(1)))
+    return compiled.used(task.model)
+
+
+def provenance(task: Any, world: int) -> dict[str, Any]:
+    """Versions, commit and machine, and what computes the layers."""
     return {
         "ghor": __version__,
         "python": platform.python_version(),
         "commit": commit(),
         "torch": str(torch.__version__),
         "machine": machine(),
+        "compiled": in_c(task),
         "processes": world,
     }
 
@@ -333,7 +342,7 @@ def resume(
     world: int,
 ) -> tuple[int, int]:
     """Bring record, network and optimizer to the last finished epoch; its number, and the record's size."""
-    saved, write = path.with_suffix(".ckpt"), rank == 0
+    saved, write, here = path.with_suffix(".ckpt"), rank == 0, provenance(task, world)
     state = checkpoint.load(saved, config.device) if saved.exists() else None
     for file, owner in ((saved, state and state["name"]), (path, run and run.header["name"])):
         if owner is not None and owner != config.name:
@@ -346,7 +355,7 @@ def resume(
             "format": FORMAT,
             "name": config.name,
             "config": config.to_dict(),
-            **provenance(world),
+            **here,
             "started": now(),
             "steps_per_epoch": task.steps,
             "parameters": count(model),
@@ -372,7 +381,7 @@ def resume(
         opt.load_state_dict(state["optimizer"])
         if write and len(run.epochs) == done - 1:  # stopped between the two files
             size = append(path, state["line"], size)
-    here, last = provenance(world), run.last("resumed") or run.header
+    last = run.last("resumed") or run.header
     if write and (config.epochs > run.epochs_asked or any(last.get(k, v) != v for k, v in here.items())):
         size = append(
             path, {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}, size
