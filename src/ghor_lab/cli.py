@@ -45,7 +45,7 @@ from .pool import counted, pool
 from .progress import progress
 from .record import Damaged, Run, read
 from .text.methods import METHODS
-from .train import Busy, forget
+from .train import Busy, check_device, forget
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -246,7 +246,7 @@ def run(
     compiled: Annotated[
         bool,
         option(
-            "Layers as compiled C, where there is a compiler, or in torch alone.",
+            "Layers as compiled C, where there is a compiler, or in torch alone. Text has none of these.",
             FLAG,
             HOW,
             names=("--compile/--no-compile",),
@@ -336,6 +336,8 @@ def run(
 
         # only after everything that can be refused: the other processes would wait
         with execute.ranks() as (rank, world):
+            if restart and executor == "local":
+                check_device(device)  # before anything is removed
             if restart and rank == 0:
                 anew(configs, folder, sweep)
             elif rank == 0:
@@ -506,12 +508,13 @@ def caught(
                 left = execute.in_processes(configs, out, data, show, jobs)
             else:
                 left = execute.one_by_one(configs, out, data, show)
-        found = [run for config in configs if (run := read(out / f"{config.name}.jsonl")) is not None]
-        made = table("caught", pool(found)[0])
-        assert made is not None
-        store(made.csv().encode(), out / "caught.csv")
+        asked = {config.name for config in configs}
+        made = table("caught", pool([run for run in runs_of(out) if run.header["name"] in asked])[0])
+        if made is not None:  # otherwise all of them were left
+            store(made.csv().encode(), out / "caught.csv")
     screen = output()
-    screen.print(made.rich(screen.width))
+    if made is not None:
+        screen.print(made.rich(screen.width))
     for line in left:
         console.print(f"left: {line}", markup=False, highlight=False, soft_wrap=True)
     if left:

@@ -349,7 +349,10 @@ def resume(
             raise Damaged(f"{file} belongs to the run {owner}; move it away")
     if run is None:
         if state is not None:
-            raise Damaged(f"{saved} has no record {path.name} beside it; use --restart to start from scratch")
+            raise Damaged(
+                f"{saved} has no record {path.name} beside it. Put it back, or remove the checkpoint to "
+                "start from scratch, as ghor run --restart does"
+            )
         header = {
             "kind": "run",
             "format": FORMAT,
@@ -373,7 +376,7 @@ def resume(
         there = "is missing" if state is None else f"is of epoch {done}"
         raise Damaged(
             f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. "
-            "Put back a copy of the file, or start from scratch with --restart"
+            "Put back a copy of the file, or remove both to start from scratch, as ghor run --restart does"
         )
     size = run.size
     if state is not None:
