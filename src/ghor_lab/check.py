@@ -9,6 +9,7 @@ from typing import Any
 
 from . import checkpoint
 from .config import Config
+from .files import below
 from .pack import SUFFIX, is_packed, load
 from .record import Damaged, Run, ours, read
 from .tasks import TASKS, drift, off_spaces
@@ -33,13 +34,20 @@ def runs_in(paths: Sequence[Path]) -> list[Path]:
             raise ValueError(f"{path}: no such file or folder")
         if path.is_file() and not is_packed(path) and path.suffix not in (".jsonl", ".ckpt"):
             raise ValueError(f"{path} is neither a record (.jsonl, {SUFFIX}) nor a checkpoint (.ckpt)")
-        files = [path] if path.is_file() else [p for p in path.rglob("*.jsonl") if ours(p)]
-        if path.is_dir():
-            files += [*path.rglob("*.ckpt"), *path.rglob(f"*{SUFFIX}")]
+        files = [path] if path.is_file() else below(path, ".jsonl", ".ckpt", SUFFIX)
+        files = [p for p in files if p == path or p.suffix != ".jsonl" or not foreign(p)]
         found |= {p if is_packed(p) else p.with_suffix(".jsonl") for p in files}
     if not found:
         raise ValueError(f"no records in {', '.join(map(str, paths))}; ghor run makes them")
     return sorted(found)
+
+
+def foreign(path: Path) -> bool:
+    """Whether a file of lines is of another program; of one that cannot be read `look` says why."""
+    try:
+        return not ours(path)
+    except OSError:
+        return False
 
 
 def shown(path: Path, given: Sequence[Path]) -> str:
@@ -70,13 +78,13 @@ def look(path: Path) -> Found:
     run: Run | None = None
     values: dict[str, Any] | None = None
     try:
-        values = checkpoint.load(saved) if saved.exists() else None
+        values = checkpoint.load(saved) if there(saved) else None
         found.checkpoint = f"ok, epoch {values['epoch']}" if values else "-"
     except (Damaged, OSError) as error:
         found.checkpoint, found.wrong = "damaged", [str(error)]
     try:
-        size = path.stat().st_size if path.exists() else None
-        run = read(path) if path.exists() else None
+        size = path.stat().st_size if there(path) else None
+        run = read(path) if there(path) else None
         found.record = "missing" if size is None else "no whole line yet"
     except (Damaged, OSError) as error:
         found.record, found.wrong = "damaged", [*found.wrong, str(error)]
@@ -90,6 +98,11 @@ def look(path: Path) -> Found:
     if run is not None and values is not None and not found.wrong:
         look_at_both(run, values, found)
     return found
+
+
+def there(path: Path) -> bool:
+    """Whether there is a file, or a link, which may lead nowhere."""
+    return path.exists() or path.is_symlink()
 
 
 def describe(run: Run, found: Found) -> None:

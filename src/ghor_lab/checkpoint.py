@@ -30,7 +30,7 @@ def load(path: Path, device: str = "cpu") -> dict[str, Any]:
     if not raw.startswith(_head(content)):
         raise Damaged(
             f"{path} is damaged ({len(raw)} bytes; its checksum is wrong). The run can start again from its "
-            "seed: use --restart, which removes its record and checkpoint"
+            "seed if record and checkpoint are removed, as ghor run --restart does"
         )
     values: dict[str, Any] = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     return values

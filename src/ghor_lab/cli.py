@@ -45,7 +45,7 @@ from .pool import counted, pool
 from .progress import progress
 from .record import Damaged, Run, read
 from .text.methods import METHODS
-from .train import Busy, forget
+from .train import Busy, check_device, forget
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -246,7 +246,7 @@ def run(
     compiled: Annotated[
         bool,
         option(
-            "Layers as compiled C, where there is a compiler, or in torch alone.",
+            "Layers as compiled C, where there is a compiler, or in torch alone. Text has none of these.",
             FLAG,
             HOW,
             names=("--compile/--no-compile",),
@@ -263,7 +263,8 @@ def run(
     restart: Annotated[
         bool,
         option(
-            "Remove the records and checkpoints of these runs and start from scratch.",
+            "Remove the records and checkpoints of these runs, with --sweep of all that it compares, and "
+            "start from scratch.",
             FLAG,
             WHERE,
             names=("--restart",),
@@ -301,7 +302,7 @@ def run(
     for name in ("experiment", "threads", "setting", "data", "out", "restart", "jobs", "executor", "address"):
         del options[name]
     console = Console(stderr=True)
-    with told(console, "Finished epochs are safe: once this is fixed, the same command resumes there."):
+    with told(console, f"the same command{' without --restart' if restart else ''}"):
         if jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {jobs}")
         if executor == "local" and address is not None:
@@ -335,12 +336,13 @@ def run(
 
         # only after everything that can be refused: the other processes would wait
         with execute.ranks() as (rank, world):
+            if restart and executor == "local":
+                check_device(device)  # before anything is removed
             if restart and rank == 0:
-                for config in configs:
-                    forget(config, folder)
+                anew(configs, folder, sweep)
             elif rank == 0:
                 tell_of_other_threads(console, configs, folder)
-            left = swept(configs, folder, do, console) if sweep else do(configs, rank, world)
+            left = swept(configs, folder, do, console, restart) if sweep else do(configs, rank, world)
     if rank == 0:
         for line in left:
             console.print(f"left: {line}", markup=False, highlight=False, soft_wrap=True)
@@ -350,8 +352,21 @@ def run(
         raise typer.Exit(1)
 
 
+def anew(configs: list[Config], folder: Path, sweep: bool = False) -> None:
+    """Forget these runs, and those that a sweep which begins with them would build on."""
+    from .text.sweep import counted_in
+
+    others = [run.path for run in counted_in(configs, runs_of(folder))] if sweep else []
+    for path in dict.fromkeys([*(folder / f"{config.name}.jsonl" for config in configs), *others]):
+        forget(path)
+
+
 def swept(
-    first: list[Config], folder: Path, do: Callable[[list[Config]], list[str]], console: Console
+    first: list[Config],
+    folder: Path,
+    do: Callable[[list[Config]], list[str]],
+    console: Console,
+    restart: bool = False,
 ) -> list[str]:
     """Do the runs of a sweep, stage by stage; returns what had to be left."""
     from .text.sweep import todo
@@ -360,6 +375,8 @@ def swept(
         words, configs = todo(first, runs_of(folder))
         if not configs:
             return []
+        if restart:
+            anew(configs, folder)  # what is left of them could not be read at the beginning
         console.print(f"{words}: {counted(len(configs), 'run')} to do", highlight=False)
         if left := do(configs):
             return left
@@ -389,8 +406,11 @@ def output() -> Console:
 
 
 @contextmanager
-def told(console: Console, comfort: str = "") -> Iterator[None]:
-    """Turn errors that people can fix into messages; exit code 2 for a bad command, 1 for a failure."""
+def told(console: Console, resumes: str = "") -> Iterator[None]:
+    """Turn errors that people can fix into messages; exit code 2 for a bad command, 1 for a failure.
+
+    `resumes` says what goes on with training that was stopped, if anything was trained.
+    """
 
     def say(error: object) -> None:
         console.print(f"error: {error}", markup=False, highlight=False, style="red", soft_wrap=True)
@@ -403,7 +423,8 @@ def told(console: Console, comfort: str = "") -> Iterator[None]:
             warnings.showwarning = warn  # type: ignore[assignment]
             yield
     except KeyboardInterrupt:
-        console.print("stopped. The same command resumes from the last finished epoch.", highlight=False)
+        how = f" {resumes.capitalize()} resumes from the last finished epoch." if resumes else ""
+        console.print(f"stopped.{how}", highlight=False)
         raise typer.Exit(130) from None
     except (Busy, Damaged) as error:
         say(error)
@@ -413,8 +434,9 @@ def told(console: Console, comfort: str = "") -> Iterator[None]:
         raise typer.Exit(2) from None
     except OSError as error:
         say(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error)
-        if comfort:
-            console.print(comfort, highlight=False, soft_wrap=True)
+        if resumes:
+            how = f"Finished epochs are safe: once this is fixed, {resumes} resumes there."
+            console.print(how, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 
@@ -464,7 +486,7 @@ def caught(
     from .caught import configurations, table
 
     console = Console(stderr=True)
-    with told(console, "Finished runs are safe: once this is fixed, the same command resumes there."):
+    with told(console, "the same command"):
         if jobs < 1:
             raise ValueError(f"--jobs must be at least 1, got {jobs}")
         configs = configurations(
@@ -486,12 +508,13 @@ def caught(
                 left = execute.in_processes(configs, out, data, show, jobs)
             else:
                 left = execute.one_by_one(configs, out, data, show)
-        found = [run for config in configs if (run := read(out / f"{config.name}.jsonl")) is not None]
-        made = table("caught", pool(found)[0])
-        assert made is not None
-        store(made.csv().encode(), out / "caught.csv")
+        asked = {config.name for config in configs}
+        made = table("caught", pool([run for run in runs_of(out) if run.header["name"] in asked])[0])
+        if made is not None:  # otherwise all of them were left
+            store(made.csv().encode(), out / "caught.csv")
     screen = output()
-    screen.print(made.rich(screen.width))
+    if made is not None:
+        screen.print(made.rich(screen.width))
     for line in left:
         console.print(f"left: {line}", markup=False, highlight=False, soft_wrap=True)
     if left:

@@ -25,9 +25,13 @@ def cache_folder() -> Path:
 
 
 def store(raw: bytes, path: Path) -> None:
-    """Write a file completely or not at all: under a temporary name, synced to disk, then renamed."""
+    """Write a file completely or not at all: under a temporary name, synced to disk, then renamed.
+
+    A link stays one, and the file that it leads to is written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with named(path):
+        path = path.resolve()
         handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         try:
             with os.fdopen(handle, "wb") as stream:
@@ -42,8 +46,25 @@ def store(raw: bytes, path: Path) -> None:
             raise
 
 
+def below(folder: Path, *endings: str) -> list[Path]:
+    """The files with these endings in a folder and in those below it, which may be links; no folder twice."""
+    found: list[Path] = []
+    seen: set[Path] = set()
+    links = [folder]
+    while links:  # what is in the folder itself comes before what only a link leads to
+        for here, folders, names in os.walk(links.pop(0)):
+            if (real := Path(here).resolve()) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            links += sorted(path for name in folders if (path := Path(here, name)).is_symlink())
+            found += [Path(here, name) for name in names if name.endswith(endings)]
+    return sorted(found)
+
+
 def clean(path: Path) -> None:
     """Remove what a killed `store` of this file left behind. Only for the one process that writes it."""
+    path = path.resolve()
     for unfinished in path.parent.glob(f".{path.name}.*.part"):
         unfinished.unlink(missing_ok=True)
 

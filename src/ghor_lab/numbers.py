@@ -30,7 +30,7 @@ from . import paper
 from .caught import table as caught_table
 from .files import store
 from .pack import SUFFIX, load
-from .pool import off, pool, spread
+from .pool import best, counted, off, pool, spread
 from .record import Run, each_once
 from .table import Column, short
 from .tables import numbers as seed_list
@@ -58,11 +58,14 @@ class Found:
         self.seeds = seed_list(config["seeds"])
         self.rate = config.get("manifold_lr") or config["lr"]  # of the manifold weights
         self.label, self.epochs, self.asked = config.get("label"), len(run.epochs), run.epochs_asked
-        self.outcome = paper.OUTCOMES[self.experiment].get(self.optimizer)
+        self.outcome = paper.OUTCOMES.get(self.experiment, {}).get(self.optimizer)
 
     def values(self, key: str, epoch: int | None = None) -> Any:
-        """The values of all seeds at an epoch, (seeds,)."""
-        return np.array(self.record.epochs[(epoch or self.epochs) - 1][key])
+        """The values of all seeds at an epoch, (seeds,); nan if one was not finite."""
+        epoch = self.epochs if epoch is None else epoch
+        if not 0 < epoch <= self.epochs:
+            raise ValueError(f"{self.record.path} has {counted(self.epochs, 'epoch')}, there is no {epoch}")
+        return np.array(self.record.epochs[epoch - 1][key], dtype=np.float64)
 
     def loss(self, epoch: int | None = None) -> str:
         """Mean and, for several seeds, sample deviation."""
@@ -74,11 +77,14 @@ class Found:
 
     def best(self) -> str:
         """The smallest loss over all epochs; for one seed."""
-        return f"{min(line['loss'][0] for line in self.record.epochs):.3f}"
+        losses = np.array([line["loss"][:1] for line in self.record.epochs], dtype=np.float64)
+        return Column("", "", "number", DIGITS["loss"]).show(best(losses)[0])
 
     def drift(self) -> str:
-        """The largest drift over all epochs and seeds."""
-        return short(f"{max(max(line['drift']) for line in self.record.epochs):.1e}")
+        """The largest drift over all epochs and seeds; "-" if no weight is on a manifold."""
+        found = [x for line in self.record.epochs for x in line["drift"] or ()]
+        largest = np.array(found, dtype=np.float64).max() if found else None
+        return Column("", "", "number", DIGITS["drift"]).show(largest)
 
     def range(self, key: str, count: int, spec: str) -> str:
         """Smallest and largest value over the last epochs; for one seed."""
@@ -98,10 +104,10 @@ class Found:
 
     def off(self, key: str = "loss") -> str:
         """Distance from the paper, in its standard deviations; only for the paper's number of epochs."""
-        if self.epochs != paper.EPOCHS[self.experiment]:
+        if self.outcome is None or self.epochs != paper.EPOCHS[self.experiment]:
             return ""
         distance = off(float(self.values(key).mean()), getattr(self.outcome, REPORTED[key]))
-        return "" if distance is None else f"{distance:+z.1f}"
+        return "" if distance is None or not np.isfinite(distance) else f"{distance:+z.1f}"
 
 
 class Book:
@@ -130,8 +136,9 @@ class Book:
             if same and len(run.epochs) >= epochs:
                 found.append(run)
         if not found:
+            least = f", of {counted(epochs, 'epoch')} or more" if epochs else ""
             raise ValueError(
-                f"{self.results / folder} has no record of {optimizer}, seed {seed}, label {label}"
+                f"{self.results / folder} has no record of {optimizer}, seed {seed}, label {label}{least}"
             )
         return Found(min(found, key=lambda run: len(run.epochs)))
 
@@ -163,7 +170,10 @@ class Book:
 
     def text(self, folder: str) -> Trials:
         """The largest group of comparable runs of the language model in a folder."""
-        return books(self.runs(folder))[0]
+        found = books(self.runs(folder))
+        if not found:
+            raise ValueError(f"{self.results / folder} has no finished run of the language model")
+        return found[0]
 
     def json(self, path: str) -> Any:
         """A JSON file from the results."""
@@ -195,7 +205,10 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> list[str
     environment.filters["f"] = lambda value, spec: short(format(value, spec))
     changed = []
     for path in files:
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not a text in UTF-8: {error}") from None
         blocks = list(BLOCK.finditer(text))
         if not text.count("<!-- numbers:") == text.count("<!-- /numbers") == len(blocks):
             raise ValueError(

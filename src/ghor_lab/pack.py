@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .files import store
+from .files import below, store
 from .record import Damaged, Run, assemble, encode, lines, ours, read
 
 SUFFIX = ".run.xz"
@@ -104,8 +104,8 @@ def pack_all(folders: Iterable[Path], out: Path | None) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        found = sorted(path for path in folder.rglob("*.jsonl") if ours(path))
-        packed = sorted(folder.rglob(f"*{SUFFIX}"))
+        found = [path for path in below(folder, ".jsonl") if ours(path)]
+        packed = below(folder, SUFFIX)
         if not found and not packed:
             raise ValueError(f"{folder} has no records (*.jsonl); `ghor run` makes them")
         for path in [*packed, *found]:
@@ -130,5 +130,8 @@ def whole(record: Path) -> Lines:
 def _add(records: dict[str, Lines], name: str, new: Lines, target: Path) -> None:
     old = records.get(name, new)
     if encode(old[0]) != encode(new[0]):
-        raise ValueError(f"two records would be packed as {target / name}; pack their folders one by one")
+        raise ValueError(
+            f"two records would be packed as {target / name}: begun at {old[0].get('started')} and at "
+            f"{new[0].get('started')}. With --out one of them can go to another folder"
+        )
     records[name] = max(new, old, key=len)

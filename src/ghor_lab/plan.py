@@ -24,6 +24,7 @@ def paper(
     epochs: int | None,
     reading: Sequence[str] | None,
     lr: float | None,
+    manifold_lr: float | None,
     weight_decay: float | None,
     label: str | None,
     protocol: str,
@@ -48,8 +49,10 @@ def paper(
     if authors and pendulum:
         raise ValueError("--protocol authors is for mnist and fashion-mnist")
     names = list(dict.fromkeys(map(str, optimizer or (OPTIMIZERS[:4] if pendulum else OPTIMIZERS))))
-    on_manifolds = geometry(common, any(name != "standard-adam" for name in names), start=start, frame=frame)
+    chosen = {"start": start, "frame": frame, "manifold_lr": manifold_lr}
+    on_manifolds = geometry(common, any(name != "standard-adam" for name in names), **chosen)
     on_manifolds |= {
+        "manifold_lr": manifold_lr,
         "start": start or ("authors" if authors else "uniform"),
         "frame": frame or ("random" if authors else "closed-form"),
     }
@@ -141,18 +144,19 @@ def text(
     own = {name: on_manifolds if METHODS[name].space else {} for name in names}
     return [
         Config("text", name, (seed,), lr=rates[name], **common, **own[name])
-        for seed in parse_seeds(seeds or "0")
+        for seed in parse_seeds("0" if seeds is None else seeds)
         for name in names
     ]
 
 
-def geometry(common: dict[str, Any], manifolds: bool, **more: str | None) -> dict[str, Any]:
+def geometry(common: dict[str, Any], manifolds: bool, **more: Any) -> dict[str, Any]:
     """The options that are for weights on manifolds, taken out; ValueError if there are no such weights."""
     found = {name: common.pop(name) for name in ("retraction", "section")}
     given = {name: value for name, value in more.items() if value is not None}
     given |= {name: value for name, value in found.items() if value != getattr(Config, name)}
     if given and not manifolds:
-        raise ValueError(f"--{next(iter(given))} is for weights on manifolds: these optimizers have none")
+        name = next(iter(given)).replace("_", "-")
+        raise ValueError(f"--{name} is for weights on manifolds: these optimizers have none")
     return found
 
 
@@ -180,8 +184,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     seeds: list[int] = []
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            some = range(int(first), int(last or first) + 1)
+            first, dash, last = part.partition("-")
+            some = range(int(first), int(last if dash else first) + 1)
             if not 0 < len(some) <= 10_000:
                 raise ValueError
             seeds += some

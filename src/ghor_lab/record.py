@@ -107,8 +107,8 @@ def lines(path: Path) -> tuple[list[dict[str, Any]], int]:
             found.append(decode(line))
         except ValueError as error:
             raise Damaged(
-                f"{path}, line {number}: {error}; the file was changed after it was written. Put back a "
-                "copy of it, or start from scratch with --restart, which removes record and checkpoint"
+                f"{path}, line {number}: {error}; the file was changed after it was written. Put back a copy "
+                "of it, or remove record and checkpoint to start from scratch, as ghor run --restart does"
             ) from None
         size += len(line)
     return found, size

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from . import headline, tables
 from .figures import Figure
-from .files import store
+from .files import below, store
 from .pack import SUFFIX, is_packed, load
 from .pool import Pool, counted, pool
 from .record import Run, each_once, ours
@@ -129,7 +129,7 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder; `ghor run` makes one and says which")
-        found = sorted([*folder.rglob("*.jsonl"), *folder.rglob(f"*{SUFFIX}")])
+        found = below(folder, ".jsonl", SUFFIX)
         for path in found:
             if path.resolve() in runs:
                 continue

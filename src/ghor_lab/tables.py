@@ -319,6 +319,8 @@ def state(pools: Sequence[Pool]) -> Table | None:
 def provenance(runs: Sequence[Run]) -> Table:
     """One row per run: what, when, where, and with which versions."""
     rows = []
+    compiled = [Column("compiled", "layers")] if any(history(run, "compiled") for run in runs) else []
+    versions = ("commit", "ghor", "torch", "python", *(column.key for column in compiled), "machine")
     for run in runs:
         header, config = run.header, run.header["config"]
         last = run.epochs[-1].get("time") if run.epochs else None
@@ -329,7 +331,7 @@ def provenance(runs: Sequence[Run]) -> Table:
             numbers(config["seeds"]),
             (len(run.epochs), run.epochs_asked),
             _verdict(run),
-            *(", then ".join(history(run, key)) for key in ("commit", "ghor", "torch", "python", "machine")),
+            *(", then ".join(history(run, key)) for key in versions),
             config.get("device"),
             config.get("threads"),
             *(minute(time) for time in (header.get("started"), last)),
@@ -349,6 +351,7 @@ def provenance(runs: Sequence[Run]) -> Table:
             Column("ghor", "ghor"),
             Column("torch", "torch"),
             Column("python", "Python"),
+            *compiled,
         ),
         *(
             Column("machine", "machine"),
@@ -406,8 +409,9 @@ def numbers(values: Sequence[int]) -> str:
 
 def history(run: Run, key: str) -> list[str]:
     """The header's value, and each value that it had when the run was resumed, in words."""
-    found = [line[key] for line in (run.header, *run.others) if line.get(key)]
-    return list(dict.fromkeys(machine(value) if key == "machine" else str(value) for value in found))
+    found = (line[key] for line in (run.header, *run.others) if line.get(key) is not None)
+    words = {"machine": machine, "compiled": lambda c: "compiled C" if c else "torch's"}.get(key, str)
+    return list(filter(None, dict.fromkeys(map(words, found))))
 
 
 def machine(found: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from ghor.constraints.declare import declared_spaces, param_groups
 from ghor.spaces import Euclidean
 from ghor_lab.networks.decoder import Decoder
 
-from . import checkpoint
+from . import checkpoint, compiled
 from .config import Config
 from .files import clean
 from .protocol import gate, random_frames
@@ -132,14 +132,23 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def provenance(world: int) -> dict[str, Any]:
-    """Versions, commit and machine."""
+def in_c(task: Any) -> bool:
+    """Whether compiled C, which rounds differently, computes all layers that have some; a batch shows it."""
+    if compiled.used(task.model):  # if it can be
+        with torch.no_grad():
+            task.loss(next(task.batches(1)))
+    return compiled.used(task.model)
+
+
+def provenance(task: Any, world: int) -> dict[str, Any]:
+    """Versions, commit and machine, and what computes the layers."""
     return {
         "ghor": __version__,
         "python": platform.python_version(),
         "commit": commit(),
         "torch": str(torch.__version__),
         "machine": machine(),
+        "compiled": in_c(task),
         "processes": world,
     }
 
@@ -237,9 +246,8 @@ def train(
     return path
 
 
-def forget(config: Config, folder: Path) -> None:
-    """Remove the record and the checkpoint of a run, to start from scratch; `Busy` if a process has it."""
-    path = folder / f"{config.name}.jsonl"
+def forget(path: Path) -> None:
+    """Remove a record and its checkpoint, to start from scratch; `Busy` if another process has the run."""
     with in_hand(path):
         path.with_suffix(".ckpt").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -334,20 +342,23 @@ def resume(
     world: int,
 ) -> tuple[int, int]:
     """Bring record, network and optimizer to the last finished epoch; its number, and the record's size."""
-    saved, write = path.with_suffix(".ckpt"), rank == 0
+    saved, write, here = path.with_suffix(".ckpt"), rank == 0, provenance(task, world)
     state = checkpoint.load(saved, config.device) if saved.exists() else None
     for file, owner in ((saved, state and state["name"]), (path, run and run.header["name"])):
         if owner is not None and owner != config.name:
             raise Damaged(f"{file} belongs to the run {owner}; move it away")
     if run is None:
         if state is not None:
-            raise Damaged(f"{saved} has no record {path.name} beside it; use --restart to start from scratch")
+            raise Damaged(
+                f"{saved} has no record {path.name} beside it. Put it back, or remove the checkpoint to "
+                "start from scratch, as ghor run --restart does"
+            )
         header = {
             "kind": "run",
             "format": FORMAT,
             "name": config.name,
             "config": config.to_dict(),
-            **provenance(world),
+            **here,
             "started": now(),
             "steps_per_epoch": task.steps,
             "parameters": count(model),
@@ -365,7 +376,7 @@ def resume(
         there = "is missing" if state is None else f"is of epoch {done}"
         raise Damaged(
             f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. "
-            "Put back a copy of the file, or start from scratch with --restart"
+            "Put back a copy of the file, or remove both to start from scratch, as ghor run --restart does"
         )
     size = run.size
     if state is not None:
@@ -373,7 +384,7 @@ def resume(
         opt.load_state_dict(state["optimizer"])
         if write and len(run.epochs) == done - 1:  # stopped between the two files
             size = append(path, state["line"], size)
-    here, last = provenance(world), run.last("resumed") or run.header
+    last = run.last("resumed") or run.header
     if write and (config.epochs > run.epochs_asked or any(last.get(k, v) != v for k, v in here.items())):
         size = append(
             path, {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}, size

@@ -5,10 +5,11 @@ import csv
 import pytest
 from runs import forks, make_mnist
 from scipy.stats import norm
+from test_cli import call
 
-from ghor_lab import caught
+from ghor_lab import caught, execute
 from ghor_lab.pool import pool
-from ghor_lab.record import Run
+from ghor_lab.record import Run, append
 
 SMALL = (
     *(
@@ -116,6 +117,25 @@ def test_it_trains_counts_and_goes_on(tmp_path):
     assert [row["runs"] for row in table(out / "caught.csv")] == ["3"] * 5 + ["12"]
     forks().run("report", out, "--out", tmp_path / "report")
     assert table(tmp_path / "report" / "tables" / "mnist-caught.csv") == table(out / "caught.csv")
+
+
+def test_what_is_left_is_told_and_the_others_are_counted(tmp_path, monkeypatch):
+    """Records that are damaged, and those that others have just begun."""
+    configs = caught.configurations(("mnist",), "momentum", (0,), 0, batch_size=2048, threads=1)
+    monkeypatch.setattr(execute, "one_by_one", lambda *_: ["one of them"])
+    argv = ("caught", "mnist", "-o", "momentum", "--seeds", "0", "--warmup", "0", "--threads", 1)
+    header = {"kind": "run", "format": 1, "started": "2026"}
+    line = {"kind": "epoch", "epoch": 1, "loss": [1.0], "last_loss": [1.0], "test_accuracy": [50.0]}
+    first, second = (tmp_path / f"{config.name}.jsonl" for config in configs)
+    for path, config in zip((first, second), configs, strict=True):
+        size = append(path, {**header, "name": config.name, "config": config.to_dict()}, 0)
+        append(path, {**line, "drift": None}, size)
+    first.write_bytes(b"x" + first.read_bytes()[1:])
+    text = call(*argv, "--out", tmp_path, code=1)
+    assert "0 to 79" in text  # Wilson's interval of one run
+    assert text.endswith("left: one of them\n")
+    second.write_bytes(second.read_bytes().splitlines(keepends=True)[0])
+    assert call(*argv, "--out", tmp_path, code=1).endswith("\nleft: one of them\n")
 
 
 def test_bad_commands_are_refused(tmp_path):

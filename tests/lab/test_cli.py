@@ -81,6 +81,9 @@ def test_version_and_nothing():
     [
         ("run pendulum --seeds x", "got 'x'"),
         ("run pendulum --seeds 5-3", "--seeds takes 0-9 or 0,3,5"),
+        ("run pendulum --seeds 5-", "--seeds takes 0-9 or 0,3,5"),
+        ("run text --seeds=", "--seeds takes 0-9 or 0,3,5"),
+        ("run mnist -o standard-adam --manifold-lr 1", "--manifold-lr is for weights on manifolds"),
         ("run pendulum --seeds 0,0", "each number once"),
         ("run mnist --seeds 0,0", "each number once"),
         ("run pendulum --seeds 0-999999999999", "--seeds"),
@@ -274,6 +277,13 @@ def test_the_retraction_is_for_weights_on_manifolds(asked, experiment, flat):
     assert [a.optimizer for a, b in zip(configs, usual, strict=True) if a.name == b.name] == flat
 
 
+def test_the_rate_on_manifolds_is_for_weights_on_manifolds(asked):
+    """The run without any is the one that it is without it."""
+    configs, usual = asked("mnist", "--manifold-lr", "3e-3")[0], asked("mnist")[0]
+    assert [c.manifold_lr for c in configs] == [3e-3] * 4 + [None]
+    assert configs[-1] == usual[-1]
+
+
 def test_the_authors_protocol(asked):
     (config, standard), _, _ = asked(
         "mnist", "--protocol", "authors", "-o", "geometric-adam", "-o", "standard-adam"
@@ -317,6 +327,18 @@ def test_begin_anew(tmp_path):
     forks().run(*TWO, "--out", tmp_path, "--restart")
     changed = [name for name, raw in before.items() if (tmp_path / name).read_bytes() != raw]
     assert [name.partition("-as-run")[0] for name in changed] == ["geometric-adam"]
+
+
+def test_what_cannot_begin_anew_is_kept(tmp_path, monkeypatch):
+    """The device is tried before records are removed."""
+
+    def none(device):
+        raise ValueError(f"device {device} cannot be used")
+
+    shutil.copytree(undisturbed(*TWO), tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr("ghor_lab.cli.check_device", none)
+    assert "device cpu cannot be used" in call(*TWO, "--out", tmp_path, "--restart", code=2)
+    assert names(tmp_path) == names(undisturbed(*TWO))
 
 
 def test_a_run_with_other_threads_is_told_of(asked, tmp_path):
@@ -367,6 +389,20 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, columns):
     assert "Traceback" not in done.text
     if columns:
         assert done.text.rindex("\x1b[?25h") > done.text.rindex("\x1b[?25l")
+
+
+def test_what_was_stopped_says_which_command_goes_on(monkeypatch, tmp_path):
+    """The same one with --restart would begin anew, and a report trains nothing."""
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execute, "one_by_one", stopped)
+    argv = (*TWO, "--out", tmp_path)
+    assert "The same command resumes from the last finished epoch" in call(*argv, code=130)
+    assert "The same command without --restart resumes" in call(*argv, "--restart", code=130)
+    monkeypatch.setattr("ghor_lab.cli.runs_in", stopped)
+    assert call("check", tmp_path, code=130) == "stopped.\n"
 
 
 def test_the_time_left(monkeypatch):
@@ -453,6 +489,14 @@ def test_check(tmp_path):
     text = call("check", tmp_path / "other.jsonl", code=1)
     assert "checksum" in text
     assert text.endswith("\n1 run, 1 with errors\n")
+
+
+def test_check_goes_on_after_what_cannot_be_read(tmp_path):
+    shutil.copy(the_record(undisturbed(*TWO)), tmp_path)
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    text = call("check", tmp_path, code=1)
+    assert f"error: [Errno 2] No such file or directory: '{tmp_path / 'gone.jsonl'}'" in text
+    assert "2 runs, 1 with errors" in text
 
 
 def test_check_tells_runs_of_one_name_apart(tmp_path):

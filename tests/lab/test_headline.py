@@ -103,6 +103,27 @@ def test_runs_of_one_epoch_are_for_the_count_only(tmp_path):
     assert [p.epochs for p in headline.plain(pools_in(tmp_path))] == [2]
 
 
+def test_a_loss_that_is_not_finite_is_not_the_smallest(tmp_path):
+    """And none of a comparison, and no drift that is not finite is within anything."""
+    bad = {"loss": [None], "drift": [None]}
+    write(tmp_path / "a", "mnist", "geometric-adam", [0], 3, changes=lambda s, e: bad)
+    write(tmp_path / "a", "mnist", "gradient", [0], 3)
+    claim, *more = headline.verdict(pools_in(tmp_path / "a"))
+    assert claim.startswith("Riemannian gradient has the smallest training loss, 0.780, after 3 of")
+    assert not any("ever further" in line for line in more)
+    for optimizer in paper.OUTCOMES["pendulum"]:
+        changes = {"loss": [None]} if optimizer == "momentum" else {}
+        write(
+            tmp_path / "b",
+            "pendulum",
+            optimizer,
+            [0],
+            3,
+            changes=lambda s, e, changes=changes: changes,
+        )
+    assert headline.verdict(pools_in(tmp_path / "b"))[0].startswith("Riemannian gradient has the smallest")
+
+
 def test_nothing_yet():
     assert headline.verdict([]) == ["There is no whole epoch yet."]
     assert headline.summary([]) is None

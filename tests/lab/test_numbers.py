@@ -1,5 +1,6 @@
 """`ghor numbers`: texts say what the committed records say, and a change of either is found."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from synthetic import loss, write
 from typer.testing import CliRunner
 
-from ghor_lab import numbers
+from ghor_lab import numbers, record
 from ghor_lab.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -72,11 +73,49 @@ def test_the_command_says_what_it_found(text):
         (": one", ": two", "line 3: there is no .*two.jinja; run it in the clone, or name .* with --results"),
         ("momentum", "gradient", "line 3: .* has no record of gradient, seed 0"),
         ("loss(3)", "nothing(3)", "line 3: .*nothing"),
-        ("loss(3)", "loss(4)", "line 3: list index out of range"),
+        ("loss(3)", "loss(4)", "line 3: .*mnist-momentum-0.jsonl has 3 epochs, there is no 4"),
+        ("loss(3)", "loss(0)", "line 3: .* has 3 epochs, there is no 0"),
+        (
+            'm")',
+            'm", epochs=9)',
+            "line 3: .* has no record of momentum, seed 0, label None, of 9 epochs or more",
+        ),
+        (
+            'run("mnist", "momentum").loss(3)',
+            'text("mnist")',
+            "mnist has no finished run of the language model",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_said(text, old, new, message):
     text.write_text(TEXT.replace(old, new))
+    assert old in TEXT + TEMPLATE
     (text.parent / "results" / "numbers" / "one.jinja").write_text(TEMPLATE.replace(old, new))
     with pytest.raises(ValueError, match=message):
         numbers.write([text], text.parent / "results")
+
+
+def test_a_file_that_is_no_text_is_named(text):
+    text.write_bytes(b"\x80")
+    with pytest.raises(ValueError, match=f"{text} is not a text in UTF-8"):
+        numbers.write([text], text.parent / "results")
+
+
+@pytest.mark.parametrize(
+    ("drifts", "shown"),
+    [([None] * 3, "-"), ([[1e-7], None, [2e-7]], "2.0e-7"), ([[1e-7], [None], [2e-7]], "not finite")],
+)
+def test_the_drift_of_weights_some_of_which_have_none(drifts, shown, tmp_path):
+    path = write(tmp_path, "mnist", "momentum", [0], 3, changes=lambda s, e: {"drift": drifts[e - 1]})
+    assert numbers.Found(record.read(path)).drift() == shown
+
+
+def test_numbers_that_are_not_finite_are_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(numbers.paper.EPOCHS, "mnist", 3)
+    path = write(
+        tmp_path, "mnist", "momentum", [0], 3, changes=lambda s, e: {"loss": [0.5 if e == 2 else None]}
+    )
+    found = numbers.Found(record.read(path))
+    assert (found.loss(), found.loss(2), found.best(), found.off()) == ("not finite", "0.500", "0.500", "")
+    header = {**found.record.header, "config": found.record.header["config"] | {"experiment": "text"}}
+    assert numbers.Found(dataclasses.replace(found.record, header=header)).off() == ""

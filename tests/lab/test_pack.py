@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import re
 import shutil
 
 import pytest
@@ -138,6 +139,19 @@ def test_a_run_that_went_on_after_it_was_packed_counts_once(runs):
     path.write_bytes(whole)
     found, _ = report.read_all([runs])
     assert [len(run.epochs) for run in found] == [3]
+
+
+def test_a_run_that_began_anew_after_it_was_packed_is_another(runs):
+    """The packed one stays, and the message says which is which and where to put the new one."""
+    (kept,) = pack.pack_all([runs], None)
+    before, path = kept.read_bytes(), the_record(runs)
+    first, *rest = record.lines(path)[0]
+    again = first | {"started": "2027-01-01T00:00:00+00:00"}
+    path.write_bytes(b"".join(map(record.encode, [again, *rest])))
+    says = f"{path.name}: begun at {first['started']} and at {again['started']}. With --out"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        pack.pack_all([runs], None)
+    assert kept.read_bytes() == before
 
 
 def test_what_cannot_be_packed_is_refused(runs, tmp_path):

@@ -10,10 +10,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs import TIMES, facts, strip, the_record
+from synthetic import write
 
 from ghor_lab import checkpoint
-from ghor_lab.files import clean, store
+from ghor_lab.check import runs_in
+from ghor_lab.files import below, clean, store
+from ghor_lab.pack import pack_all
 from ghor_lab.record import Damaged, append, decode, encode, read
+from ghor_lab.report import read_all
 
 pytestmark = pytest.mark.usefixtures("as_before")
 
@@ -148,6 +152,32 @@ def test_a_record_that_became_shorter_is_not_filled_with_zeros(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(Damaged, match=f"shorter than the {size} bytes"):
         append(path, {"kind": "epoch", "epoch": 1}, size)
+
+
+def test_a_link_to_a_file_stays_one(tmp_path):
+    (tmp_path / "there").mkdir()
+    there, link = tmp_path / "there" / "a.ckpt", tmp_path / "b.ckpt"
+    link.symlink_to(there)
+    for content in (b"x", b"y"):
+        store(content, link)
+        assert (link.is_symlink(), there.read_bytes()) == (True, content)
+    (tmp_path / "there" / ".a.ckpt.x1.part").touch()
+    clean(link)
+    assert [p.name for p in (tmp_path / "there").iterdir()] == ["a.ckpt"]
+
+
+def test_folders_that_are_links_are_entered_once(tmp_path):
+    """By report, check and pack; those that lead back or to a folder beside, and folders with the name of a
+    record, are no files."""
+    root, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
+    first, second = (write(f, "mnist", "momentum", [i], 2) for i, f in enumerate((root / "own", elsewhere)))
+    for name, to in (("disk", elsewhere), ("latest", root / "own"), ("own/up", root)):
+        (root / name).symlink_to(to)
+    (root / "folder.jsonl").mkdir()
+    linked = root / "disk" / second.name
+    assert below(root, ".jsonl") == runs_in([root]) == [linked, first]
+    assert [run.path for run in read_all([root])[0]] == [linked, first]
+    assert pack_all([root], None) == [path.with_name("records.run.xz") for path in (linked, first)]
 
 
 def test_unfinished_files_of_one_name_are_removed(tmp_path):

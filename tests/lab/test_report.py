@@ -273,11 +273,11 @@ def test_a_damaged_line_is_an_error_that_names_file_and_line(tmp_path):
 
 def test_what_cannot_be_read_is_left_out_and_named(tmp_path):
     write(tmp_path, "mnist", "momentum", [0], 2)
-    (tmp_path / "folder.jsonl").mkdir()  # reading it fails for every user, root too
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")  # reading it fails for every user, root too
     (tmp_path / "empty.jsonl").touch()
     write(tmp_path, "mnist", "gradient", [0], 2, done=0, name="begun")
     page, shown = run([tmp_path], tmp_path / "out")
-    for name in ("folder.jsonl", "empty.jsonl", "begun.jsonl"):
+    for name in ("gone.jsonl", "empty.jsonl", "begun.jsonl"):
         assert name in page.read_text()
         assert name in shown
     assert not [row for row in rows(tmp_path / "out", "mnist-outcomes") if "gradient" in row["configuration"]]

@@ -9,13 +9,15 @@ import subprocess
 from concurrent.futures import Future
 
 import pytest
+from blocks import COMPILER
 from configs import MNIST, PENDULUM, Stop, stop_at
 from runs import TIMES, facts, strip, the_record, weights
 
 import ghor
-from ghor_lab import execute, train
+from ghor_lab import execute, tables, train
+from ghor_lab.compiled import gradients
 from ghor_lab.config import OPTIMIZERS
-from ghor_lab.record import read
+from ghor_lab.record import append, lines, read
 
 pytestmark = pytest.mark.usefixtures("as_before", "one_commit")
 the_commit = train.commit  # as it is without the fixture
@@ -113,6 +115,35 @@ def test_what_changed_when_a_run_was_taken_up_again_is_written_down(tmp_path, mo
     assert {line["python"] for line in lines} == {platform.python_version()}
 
 
+@COMPILER
+def test_a_record_says_whether_compiled_c_computed_it(tmp_path, monkeypatch):
+    """Also when it is taken up again where there is no compiler, once."""
+    config = dataclasses.replace(PENDULUM, epochs=3, compile=True)
+    with pytest.raises(Stop):
+        train.train(config, tmp_path, report=stop_at(1))
+    monkeypatch.setattr(gradients, "missing", lambda d: "there is no C compiler")
+    for last in (2, 3):
+        with pytest.raises(Stop), pytest.warns(UserWarning, match="there is no C compiler"):
+            train.train(config, tmp_path, report=stop_at(last))
+    run = read(the_record(tmp_path))
+    assert run.header["compiled"] is True
+    assert [(line["epoch"], line["compiled"]) for line in run.others] == [(1, False)]
+    assert "compiled C, then torch's" in tables.provenance([run]).rows[0].cells
+
+
+def test_a_record_that_does_not_say_it_goes_on_as_before(tmp_path):
+    with pytest.raises(Stop):
+        train.train(PENDULUM, tmp_path, report=stop_at(1))
+    path = the_record(tmp_path)
+    header, epoch = lines(path)[0]
+    assert header.pop("compiled") is False
+    path.unlink()
+    append(path, epoch, append(path, header, 0))
+    train.train(PENDULUM, tmp_path)
+    assert [line["kind"] for line in facts(path)] == ["run", "epoch", "epoch", "sample", "end"]
+    assert "layers" not in [column.heading for column in tables.provenance([read(path)]).columns]
+
+
 def test_the_commit_is_that_of_lab_and_library(tmp_path, monkeypatch):
     """Changes of either are noted; code that is installed in a folder of the repository is not its code."""
 
@@ -141,7 +172,7 @@ def test_the_commit_is_that_of_lab_and_library(tmp_path, monkeypatch):
 def test_a_run_begins_anew_when_it_is_forgotten(tmp_path):
     train.train(PENDULUM, tmp_path)
     before = facts(the_record(tmp_path))
-    train.forget(PENDULUM, tmp_path)
+    train.forget(the_record(tmp_path))
     assert [p.suffix for p in tmp_path.iterdir()] == [".lock"]
     train.train(PENDULUM, tmp_path)
     assert facts(the_record(tmp_path)) == before

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from runs import facts, names, the_record, weights
 from synthetic import rows
 from test_cli import call
 
-from ghor_lab import plan, record, train
+from ghor_lab import execute, plan, record, train
 from ghor_lab.baselines import AdamH, MuonH, UnitRowsAdam
 from ghor_lab.config import Config
 from ghor_lab.networks import Decoder
@@ -320,6 +321,53 @@ OPTIONS = {
     "dtype": "float32",
     "device": "cpu",
 }
+
+
+def test_a_sweep_that_starts_from_scratch_builds_on_nothing(swept, tmp_path, monkeypatch):
+    """The records of all its stages go before the first run, and one that cannot be read when its turn comes;
+    other seeds and labels are not the sweep's."""
+    out, _, argv = swept
+    folder = tmp_path / "runs"
+    shutil.copytree(out, folder)
+    (first,) = plan.text(**OPTIONS, optimizer=["adamw"])
+    others = [dataclasses.replace(first, seeds=(7,)), dataclasses.replace(first, label="b")]
+    for config in others:
+        train.train(config, folder)
+    damaged = next(folder.glob("adamw-*-seed1-*.jsonl"))
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    there = []
+
+    def one_by_one(configs, folder, *_):
+        """Every run ends as it did."""
+        there.append({path.stem for path in folder.iterdir() if path.suffix != ".lock"})
+        assert not there[-1] & {config.name for config in configs}
+        for config in configs:
+            shutil.copy(out / f"{config.name}.jsonl", folder)
+        return []
+
+    monkeypatch.setattr(execute, "one_by_one", one_by_one)
+    call(*argv[:-1], folder, "-o", "adamw", "-o", "rows-adam", "--restart")
+    kept = {config.name for config in others}
+    assert there[0] == kept | {damaged.stem}
+    assert {p.stem for p in folder.glob("*.jsonl")} == kept | {p.stem for p in out.glob("*.jsonl")}
+
+
+def test_methods_without_a_space_are_swept_with_any_retraction(swept):
+    out, _, _ = swept
+    runs = [record.read(path) for path in out.glob("*.jsonl")]
+    free, bound = ([r for r in runs if r.header["config"]["optimizer"] == o] for o in ("adamw", "rows-adam"))
+    moved = []
+    for run in bound:
+        config = dataclasses.replace(Config.from_dict(run.header["config"]), retraction="geodesic")
+        header = {**run.header, "name": config.name, "config": config.to_dict()}
+        moved.append(dataclasses.replace(run, header=header))
+    assert [book.methods for book in books([*runs, *moved])] == [["adamw", "rows-adam"]] * 2
+    first = plan.text(**OPTIONS | {"retraction": "geodesic"}, optimizer=["adamw", "rows-adam"])
+    assert todo(first, [*runs, *moved]) == ("", [])
+    begun = [run for run in moved if run.header["name"] == first[1].name]
+    for before in ([], bound):
+        missing = todo(first, [*before, *free, *begun])[1]
+        assert {(c.optimizer, c.retraction) for c in missing} == {("rows-adam", "geodesic")}
 
 
 def test_the_report_of_a_sweep(swept, tmp_path):

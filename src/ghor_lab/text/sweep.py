@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ghor_lab.config import Config
 from ghor_lab.record import Run
 from ghor_lab.text.methods import METHODS
-from ghor_lab.text.trials import Book, books
+from ghor_lab.text.trials import Book, books, settings
 
 DECAYS = (0.0, 0.1, 1.0)
 SEEDS = (0, 1, 2)
@@ -84,9 +85,30 @@ def todo(first: Sequence[Config], runs: Sequence[Run]) -> tuple[str, list[Config
     """The first stage that is not complete, and the runs that it lacks; nothing if all is done."""
     done = {run.header["name"] for run in runs if run.finished}
     names = {config.name for config in first}
-    found = [book for book in books(runs) if names & {t.run.header["name"] for t in book.trials}]
-    for words, wanted in stages(first, found[0] if found else None):
+
+    def shared(book: Book) -> int:
+        return len(names & {trial.run.header["name"] for trial in book.trials})
+
+    book = max(filter(shared, books(runs)), key=shared, default=None)
+    for words, wanted in stages(first, book):
         missing = {config.name: config for config in wanted if config.name not in done}
         if missing:
             return words, list(missing.values())
     return "", []
+
+
+def counted_in(first: Sequence[Config], runs: Sequence[Run]) -> list[Run]:
+    """The runs that a sweep of these methods takes into account, finished or not, of the seeds it chooses."""
+    asked = {config.optimizer: config for config in first}
+
+    def belongs(config: dict[str, Any]) -> bool:
+        base = asked.get(config["optimizer"])
+        return (
+            base is not None
+            and config["experiment"] == "text"
+            and settings(config) == settings(base.to_dict())
+            and config["every"] <= base.every
+            and config["seeds"][0] in SEEDS
+        )
+
+    return [run for run in runs if belongs(run.header["config"])]

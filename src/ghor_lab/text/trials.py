@@ -17,9 +17,10 @@ from ghor_lab.text.methods import METHODS
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the best rate
 # What runs that are compared have in common. Threads change rounding: with others a seed would count twice.
 SAME = (
-    *("epochs", "batch_size", "betas", "eps", "network", "rest_lr", "dtype", "retraction", "section"),
+    *("epochs", "batch_size", "betas", "eps", "network", "rest_lr", "dtype"),
     *("label", "device", "threads"),
 )
+OF_SPACES = ("retraction", "section")  # and these, where weights are on a space
 
 
 @dataclass(frozen=True)
@@ -197,14 +198,29 @@ class Book:
         return None
 
 
+def settings(config: dict[str, Any]) -> tuple[str, str | None]:
+    """What runs that are compared have in common, and those with weights on a space besides."""
+    same, more = ([config.get(key) for key in keys] for keys in (SAME, OF_SPACES))
+    return json.dumps(same, sort_keys=True), json.dumps(more) if METHODS[config["optimizer"]].space else None
+
+
 def books(runs: Sequence[Run]) -> list[Book]:
-    """Finished runs of the language model, in groups that can be compared; the largest first."""
-    groups: dict[str, list[Trial]] = {}
+    """Finished runs of the language model, in groups that can be compared; the largest first.
+
+    Methods without a space are in the groups of every retraction and section.
+    """
+    groups: dict[tuple[str, str], dict[str | None, list[Trial]]] = {}
     for run in runs:
         config = run.header["config"]
         if config["experiment"] == "text" and run.finished:
-            same = [config.get(key) for key in SAME]
-            key = json.dumps([run.header["data"]["digest"], same], sort_keys=True)
-            groups.setdefault(key, []).append(Trial(run))
-    found = [Book(sorted(trials, key=lambda t: t.run.header["name"])) for trials in groups.values()]
-    return sorted(found, key=lambda book: -len(book.trials))
+            same, more = settings(config)
+            group = groups.setdefault((run.header["data"]["digest"], same), {})
+            group.setdefault(more, []).append(Trial(run))
+    found = []
+    for group in groups.values():
+        free = group.pop(None, [])
+        found += [[*free, *trials] for trials in group.values()] or [free]
+    return sorted(
+        (Book(sorted(trials, key=lambda t: t.run.header["name"])) for trials in found),
+        key=lambda book: -len(book.trials),
+    )
