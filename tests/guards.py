@@ -726,6 +726,48 @@ MUTANTS = [
     ),
     # -- constraints
     Mutant(
+        "Euclidean weights made in inference mode",
+        "lifted",
+        "rule = partial(_in_inference_mode, rule) if inference else rule",
+        "pass",
+        "lifting/test_interrupted.py::test_euclidean_weights_made_in_inference_mode",
+    ),
+    Mutant(
+        "state that a rule has made in inference mode",
+        "lifted",
+        "        rule(optimizer)\n    _leave_inference(optimizer.state)",
+        "        rule(optimizer)",
+        "lifting/test_interrupted.py::test_euclidean_weights_made_in_inference_mode",
+    ),
+    Mutant(
+        "state that a constructor has made in inference mode",
+        "lifted",
+        "    _leave_inference(optimizer.state)  # Base's constructor may have made some of it there\n",
+        "",
+        "lifting/test_interrupted.py::test_an_optimizer_made_in_inference_mode",
+    ),
+    Mutant(
+        "stacks made in inference mode",
+        "lifted",
+        "with torch.inference_mode(False), torch.no_grad(), full_precision():",
+        "with torch.no_grad(), full_precision():",
+        "lifting/test_interrupted.py::test_euclidean_weights_made_in_inference_mode",
+    ),
+    Mutant(
+        "weights on manifolds made in inference mode",
+        "param_groups",
+        "if p.is_inference():",
+        "if False:",
+        "lifting/test_interrupted.py::test_weights_on_manifolds_made_in_inference_mode_are_refused",
+    ),
+    Mutant(
+        "options that are tensors of 0",
+        "turning",
+        "    if torch.is_tensor(value):\n        return value.numel() == 1",
+        "    if False:\n        return value.numel() == 1",
+        "lifting/test_guards.py::test_momentum_that_comes_and_goes_turns_with_its_frame",
+    ),
+    Mutant(
         "constants kept from inference mode",
         "linalg",
         "with torch.inference_mode(False):  # it is kept, and may meet autograd later",
