@@ -1142,6 +1142,27 @@ MUTANTS = [
         "optim/test_lbfgs.py::test_the_dtype_of_one_of_two_alike_changes",
     ),
     Mutant(
+        "declarations follow weights into traced modules",
+        "registry",
+        "            _follow_registrations()\n",
+        "",
+        "constraints/test_declare.py::test_what_torch_fx_traces_keeps_its_declarations",
+    ),
+    Mutant(
+        "anchors of copied traced modules",
+        "registry",
+        "new.__dict__[ANCHORS] = copy.deepcopy(module.__dict__[ANCHORS], memo)",
+        "pass",
+        "constraints/test_declare.py::test_what_torch_fx_traces_keeps_its_declarations",
+    ),
+    Mutant(
+        "traced modules of released models",
+        "registry",
+        "if other is not module and _is_filled(other):",
+        "if False:",
+        "constraints/test_declare.py::test_a_released_model_is_free_where_torch_fx_has_traced_it",
+    ),
+    Mutant(
         "norms whose squares are out of range",
         "base",
         "        V, size = self._scaled(V)\n        square",
