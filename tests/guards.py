@@ -1163,6 +1163,20 @@ MUTANTS = [
         "constraints/test_declare.py::test_a_released_model_is_free_where_torch_fx_has_traced_it",
     ),
     Mutant(
+        "hooks between a base and its adapters",
+        "adapters",
+        "for what, hooks in m.hooks_between():",
+        "for what, hooks in ():",
+        "test_adapters.py::test_merging_names_hooks_that_an_adapter_was_behind",
+    ),
+    Mutant(
+        "hooks that merge with their layer",
+        "adapters",
+        "if held and (low_rank or any(getattr(part, side, None) is not None for part in layers)):",
+        "if held:",
+        "test_adapters.py::test_merging_names_hooks_that_an_adapter_was_behind",
+    ),
+    Mutant(
         "norms whose squares are out of range",
         "base",
         "        V, size = self._scaled(V)\n        square",
