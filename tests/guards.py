@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "lengths that do not overflow",
         "guards",
-        "norm = largest * s.each(s.space.one.step_length(V / largest))",
+        "norm = largest * s.each(s.angular.step_length(V / largest))",
         "norm = s.each(s.space.one.step_length(V))",
         "laws/test_long_steps.py::test_a_long_step_is_the_step_in_float64",
     ),
