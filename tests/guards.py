@@ -1177,6 +1177,20 @@ MUTANTS = [
         "test_adapters.py::test_merging_names_hooks_that_an_adapter_was_behind",
     ),
     Mutant(
+        "radii that the dtype does not hold",
+        "sphere",
+        "and not limits.tiny <= self.radius <= limits.max:",
+        "and False:",
+        "spaces/test_sphere.py::test_what_is_no_radius_is_refused",
+    ),
+    Mutant(
+        "hooks of layers that are removed",
+        "adapters",
+        "if hooks := [*m._forward_pre_hooks.values(), *m._forward_hooks.values()]:",
+        "if hooks := []:",
+        "test_adapters.py::test_removing_names_hooks_that_go_with_an_adapted_layer",
+    ),
+    Mutant(
         "norms whose squares are out of range",
         "base",
         "        V, size = self._scaled(V)\n        square",

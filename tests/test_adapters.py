@@ -900,3 +900,12 @@ def test_merging_names_hooks_that_an_adapter_was_behind(adapter, where):
         assert torch.equal(model(x), before)
         handle.remove()
         merge(model)  # without a warning
+
+
+def test_removing_names_hooks_that_go_with_an_adapted_layer():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+    adapt(model, ["0", "1"], Rotation(2))
+    model[0].register_forward_hook(lambda module, x, y: 2 * y)
+    with pytest.warns(UserWarning, match=r"^0 had hooks of its own.*lambda.*register them there") as said:
+        remove(model)
+    assert len(said) == 1

@@ -557,7 +557,16 @@ def remove(model: nn.Module) -> None:
         raise ValueError(
             "the model is an adapted layer itself: take its base, or remove from the model that holds it"
         )
-    _exchange(model, {m: m.base for m in _adapted(model).values()})
+    adapted, warn = _adapted(model), Warnings()
+    _exchange(model, {m: m.base for m in adapted.values()})
+    for n, m in adapted.items():
+        if hooks := [*m._forward_pre_hooks.values(), *m._forward_hooks.values()]:
+            names = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook in hooks)
+            warn(
+                n,
+                f"{n} had hooks of its own, which the layer in its place lacks: {names}; register them there",
+            )
+    warn.flush()
 
 
 def release(model: nn.Module) -> nn.Module:

@@ -324,6 +324,12 @@ def test_what_is_no_radius_is_refused(gen):
             ghor.Sphere(radius=bad)
     with pytest.raises(TypeError, match="real floating point"):
         ghor.Sphere(radius=2).random(3, dtype=torch.complex64)
+    for radius, dtype in ((1e40, torch.float32), (1e-40, torch.float32), (1e5, torch.float16)):
+        space, X = ghor.Sphere(radius=radius), torch.ones(2, 3, dtype=dtype)
+        for f in (space.project, lambda X: space.random(*X.shape, dtype=X.dtype)):  # noqa: B023
+            with pytest.raises(TypeError, match=r"holds no vectors of length 1e.*use another radius"):
+                f(X)
+        space.check((2, 3), torch.float64)
     a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
     for f in (ghor.Sphere(radius="start").dist, ghor.Sphere(radius="start").log):
         with pytest.raises(ValueError, match="different spheres"):

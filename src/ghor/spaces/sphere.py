@@ -114,6 +114,12 @@ class Sphere(Padded, Orthogonal):
                 f"weights on {self} are real floating point tensors, not {dtype}; complex vectors have "
                 "length one: Sphere()"
             )
+        limits = torch.finfo(dtype)
+        if not isinstance(self.radius, str) and not limits.tiny <= self.radius <= limits.max:
+            raise TypeError(
+                f"{dtype} holds no vectors of length {self.radius:.3g}, only from {limits.tiny:.0e} to "
+                f"{limits.max:.0e}; use another radius, or a wider dtype"
+            )
 
     @property
     def unit(self) -> Sphere:
