@@ -5,6 +5,7 @@ import copy
 import io
 import pickle
 import re
+import warnings
 
 import pytest
 import torch
@@ -860,3 +861,51 @@ def test_what_containers_hold_is_not_released(net):
         ghor.release(net)
     net.extra["more"] = [1, 2]
     ghor.release(net)
+
+
+@pytest.mark.parametrize("where", ["input", "output"])
+@pytest.mark.parametrize("adapter", [Rotation(2), Rotation(2, sides="left"), LowRank(2)], ids=str)
+def test_merging_names_hooks_that_an_adapter_was_behind(adapter, where):
+    """The hook takes absolute values. Merging warns if the outputs change, and only then."""
+    model = nn.Sequential(nn.Linear(4, 6))
+
+    def of_input(module, x, *_):
+        return (x[0].abs(),)
+
+    def of_output(module, x, y):
+        return y.abs()
+
+    (layer,) = model
+    handle = (
+        layer.register_forward_pre_hook(of_input)
+        if where == "input"
+        else layer.register_forward_hook(of_output)
+    )
+    adapt(model, ["0"], adapter)
+    with torch.no_grad():
+        for p in model[0].parts.parameters():
+            p.copy_(torch.linalg.qr(torch.randn(p.shape))[0] if p.dim() > 1 else torch.ones(p.shape))
+    x = torch.randn(5, 4)
+    before = model(x)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        merge(model)
+    after = model(x)
+    changed = not torch.allclose(before, after, atol=1e-5)
+    assert changed == bool(said)
+    if said:
+        hook = "of_input, a forward_pre_hook" if where == "input" else "of_output, a forward_hook"
+        assert re.search(rf"^0 was merged, and .*{hook} of its base.*register it on 0", str(said[0].message))
+        unmerge(model)
+        assert torch.equal(model(x), before)
+        handle.remove()
+        merge(model)  # without a warning
+
+
+def test_removing_names_hooks_that_go_with_an_adapted_layer():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+    adapt(model, ["0", "1"], Rotation(2))
+    model[0].register_forward_hook(lambda module, x, y: 2 * y)
+    with pytest.warns(UserWarning, match=r"^0 had hooks of its own.*lambda.*register them there") as said:
+        remove(model)
+    assert len(said) == 1

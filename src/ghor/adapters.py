@@ -25,7 +25,7 @@ import math
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ from torch.nn.utils import parametrize
 
 from ghor._torch.parametrized import remove_parametrizations
 from ghor._torch.precision import COMPUTE_DTYPE
+from ghor._torch.warn import Warnings
 from ghor.constraints.declare import constrain, declared_spaces
 from ghor.constraints.multiples import multiples
 from ghor.constraints.registry import ANCHORS, RECORD, forget
@@ -284,6 +285,19 @@ class Adapted(nn.Module):
                 self.register_buffer(f"before_merge_{key}", value)
         self.before_merge = W.detach().clone() if "weight" not in stored else stored["weight"]
 
+    def hooks_between(self) -> Iterator[tuple[str, list[str]]]:
+        """The kinds and names of hooks that act between the base and active adapters, and so do not merge.
+
+        Those on the input, where adapters have the input before them or change it; and those on the output,
+        where adapters change it after them. Whether a hook changes anything cannot be told.
+        """
+        layers = [self.parts[name] for name in self.active]
+        low_rank = any(isinstance(part, LowRankLayer) for part in layers)
+        for what, side in (("forward_pre_hook", "right"), ("forward_hook", "left")):
+            held = getattr(self.base, f"_{what}s").values()
+            if held and (low_rank or any(getattr(part, side, None) is not None for part in layers)):
+                yield what, [getattr(hook, "__qualname__", repr(hook)) for hook in held]
+
     @torch.no_grad()
     def unmerge(self) -> None:
         """Restore the weight to the bit, and its tie."""
@@ -497,8 +511,9 @@ def merge(model: nn.Module) -> None:
     A layer whose weight is tied, for example to an embedding, gets a weight of its own until `unmerge`. A
     parametrized weight (`weight_norm`, `orthogonal`, ...) is written through its parametrization; if this
     cannot represent the merged weight, or two adapted layers have one base, ValueError is raised, and no
-    layer is merged.
+    layer is merged. Hooks of a layer that may have changed what an adapter gets are named in a warning.
     """
+    warn = Warnings()
     held = Counter(id(p) for m in model.modules() for p in m._parameters.values())
     adapted, merged = _adapted(model), list[Adapted]()
     users: dict[nn.Module, list[str]] = defaultdict(list)
@@ -520,6 +535,14 @@ def merge(model: nn.Module) -> None:
                 other.unmerge()
             raise ValueError(f"{n} cannot be merged: {error}") from None
         merged.append(m)
+        for what, hooks in m.hooks_between():
+            warn(
+                f"{what} {n}",
+                f"{n} was merged, and {', '.join(hooks)}, a {what} of its base, now acts on the whole layer, "
+                f"with its adapters. If it changes the {'input' if 'pre' in what else 'output'}, the merged "
+                f"layer computes something else: unmerge, and register it on {n} instead of its base",
+            )
+    warn.flush()
 
 
 def unmerge(model: nn.Module) -> None:
@@ -534,7 +557,16 @@ def remove(model: nn.Module) -> None:
         raise ValueError(
             "the model is an adapted layer itself: take its base, or remove from the model that holds it"
         )
-    _exchange(model, {m: m.base for m in _adapted(model).values()})
+    adapted, warn = _adapted(model), Warnings()
+    _exchange(model, {m: m.base for m in adapted.values()})
+    for n, m in adapted.items():
+        if hooks := [*m._forward_pre_hooks.values(), *m._forward_hooks.values()]:
+            names = ", ".join(getattr(hook, "__qualname__", repr(hook)) for hook in hooks)
+            warn(
+                n,
+                f"{n} had hooks of its own, which the layer in its place lacks: {names}; register them there",
+            )
+    warn.flush()
 
 
 def release(model: nn.Module) -> nn.Module:

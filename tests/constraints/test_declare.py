@@ -13,6 +13,7 @@ import weakref
 
 import pytest
 import torch
+import torch.fx
 from steps import through_a_file
 from table import MANIFOLD_CASES, name, point, randn
 from torch import nn
@@ -21,7 +22,7 @@ from torch.nn.utils import prune
 import ghor
 import ghor.nn
 from ghor.constraints.declare import declared_spaces
-from ghor.constraints.registry import declared_space
+from ghor.constraints.registry import anchors_by_id, declared_space
 
 manifolds = pytest.mark.parametrize(("space", "shape"), MANIFOLD_CASES, ids=name)
 
@@ -675,3 +676,75 @@ def test_a_weight_that_is_not_a_number_is_the_worst():
     table = ghor.check(layer)
     assert not table.ok
     assert table.worst == math.inf
+
+
+class Block(nn.Module):
+    """A weight of its own, and a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.w, self.layer = nn.Parameter(torch.randn(5, 3)), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x) @ self.w.mT
+
+
+class Traced(Block):
+    """One in another: torch.fx moves the weights that are not those of torch's layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Block()
+
+    def forward(self, x):
+        return self.inner(super().forward(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda traced: traced,
+        copy.copy,
+        copy.deepcopy,
+        lambda traced: pickle.loads(pickle.dumps(traced)),
+        lambda traced: copy.deepcopy(pickle.loads(pickle.dumps(copy.deepcopy(traced)))),
+    ],
+    ids=["itself", "copy", "deepcopy", "pickle", "several"],
+)
+@pytest.mark.parametrize("constrained", ["before", "after"])
+def test_what_torch_fx_traces_keeps_its_declarations(constrained, copied):
+    """Also when the model that it was traced from is gone."""
+    names = ["w", "layer.weight", "inner.w", "inner.layer.weight"]
+
+    def constrain(model):
+        for n in names:
+            p = model.get_parameter(n)
+            ghor.constrain(model, [n], ghor.Stiefel(), anchor=ghor.Stiefel().project(p.detach() + 1))
+        return model
+
+    net = Traced()
+    net = torch.fx.symbolic_trace(constrain(net)) if constrained == "before" else net
+    net = net if constrained == "before" else constrain(torch.fx.symbolic_trace(net))
+    anchors = {n: anchors_by_id()[id(net.get_parameter(n))] for n in names}
+    gc.collect()
+    new = copied(net)
+    del net
+    gc.collect()
+    spaces = {n: space for n, _, space in declared_spaces(new)}
+    assert [n for n, space in spaces.items() if space == ghor.Stiefel()] == sorted(
+        names, key=list(spaces).index
+    )
+    assert all(torch.equal(anchors_by_id()[id(new.get_parameter(n))], anchors[n]) for n in names)
+    opt = ghor.optim.AdamW(new, lr=0.1)
+    new(torch.randn(2, 5)).square().sum().backward()
+    opt.step()
+    assert max(float(ghor.Stiefel().residual(new.get_parameter(n).detach())) for n in names) <= 1e-5
+
+
+def test_a_released_model_is_free_where_torch_fx_has_traced_it():
+    net = Block()
+    ghor.constrain(net, "w", ghor.Stiefel())
+    traced = torch.fx.symbolic_trace(net)
+    ghor.release(net)
+    assert all(isinstance(space, ghor.Euclidean) for m in (net, traced) for *_, space in declared_spaces(m))

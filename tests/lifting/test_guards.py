@@ -474,10 +474,29 @@ class Bound(torch.optim.SGD):
         return super().step(closure)
 
 
+class FromTensor(torch.optim.SGD):
+    """SGD with momentum m, a tensor that it reads in every step."""
+
+    def __init__(self, params, lr=1e-3, m=0.0):
+        super().__init__(params, lr=lr)
+        for group in self.param_groups:
+            group["m"] = torch.as_tensor(m)
+        self.defaults["m"] = torch.as_tensor(m)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["momentum"] = float(group["m"])
+        return super().step(closure)
+
+
 @pytest.mark.parametrize(
     ("cls", "key", "values"),
-    [(ghor.optim.SGD, "momentum", (0.0, 0.9, 0.5)), (Bound, "betas", ((0.0, 0.9), (0.9, 0.9), (0.5, 0.9)))],
-    ids=["SGD", "Bound"],
+    [
+        (ghor.optim.SGD, "momentum", (0.0, 0.9, 0.5)),
+        (Bound, "betas", ((0.0, 0.9), (0.9, 0.9), (0.5, 0.9))),
+        (FromTensor, "m", (0.0, 0.9, 0.5)),
+    ],
+    ids=["SGD", "Bound", "FromTensor"],
 )
 @pytest.mark.parametrize("between", [as_it_is, loaded, copy.deepcopy], ids=lambda f: f.__name__)
 def test_momentum_that_comes_and_goes_turns_with_its_frame(cls, key, values, between):
@@ -489,7 +508,8 @@ def test_momentum_that_comes_and_goes_turns_with_its_frame(cls, key, values, bet
         Y = nn.Parameter(STIEFEL.random(9, 3, generator=gen, dtype=torch.float64))
         opt = ghor.lift(cls)([Y], lr=0.05, space=STIEFEL, section=section)
         for value in [none] * 2 + [much] * 15 + [none] * 4 + [some] * 10:
-            opt.param_groups[0][key] = value
+            held = opt.param_groups[0][key]
+            opt.param_groups[0][key] = held.fill_(value) if torch.is_tensor(held) else value
             take_steps(opt, gen)
             opt = between(opt) if value == none else opt
         return opt.param_groups[0]["params"][0].detach()

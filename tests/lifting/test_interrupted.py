@@ -312,3 +312,57 @@ def test_steps_in_inference_mode(cls, steps):
         opt.step()
     move(opt)
     assert off(weights) <= 2e-6
+
+
+@pytest.mark.parametrize("name", sorted({"SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "Muon"}))
+def test_euclidean_weights_made_in_inference_mode(name, gen):
+    """Step there as torch's do, bit for bit; the other weights, and their state, do not notice."""
+    shape, options = (4, 3), {"lr": 0.1} | ({"momentum": 0.9} if name == "SGD" else {})
+    start, target = torch.randn(shape, generator=gen), ghor.Sphere().random(5, generator=gen)
+
+    def run(inference):
+        with torch.inference_mode(inference):
+            p = start.clone()
+        q, Y = start.clone(), target.clone()
+        with torch.inference_mode(inference):
+            if name == "Muon":
+                opt = ghor.optim.Muon([p, q, Y], space=[None, None, ghor.Sphere()], **options)
+            else:
+                cls = getattr(ghor.optim, name)
+                opt = cls([{"params": [p, q]}, {"params": [Y], "space": ghor.Sphere()}], **options)
+            theirs = getattr(torch.optim, name)([t := start.clone()], **options)
+            for _ in range(3):
+                p.grad, q.grad, t.grad, Y.grad = (X.sin() for X in (p, q, t, torch.arange(5.0)))
+                opt.step()
+                theirs.step()
+        assert torch.equal(p, t)
+        for X in (q, Y):
+            X.grad = X.cos()
+        p.grad = None
+        opt.step()
+        return p, q, Y
+
+    for a, b in zip(run(True), run(False), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_optimizer_made_in_inference_mode(gen):
+    """Adagrad has a state from the start."""
+    start, runs = ghor.Sphere().random(2, 5, generator=gen), []
+    for inference in (True, False):
+        q, Y = start.clone()
+        with torch.inference_mode(inference):
+            opt = ghor.optim.Adagrad([q, Y], space=[None, ghor.Sphere()], lr=0.1)
+            q.grad, Y.grad = q.cos(), Y.cos()
+            opt.step()
+        q.grad, Y.grad = q.sin(), Y.sin()
+        opt.step()
+        runs.append(torch.stack([q, Y]))
+    assert torch.equal(*runs)
+
+
+def test_weights_on_manifolds_made_in_inference_mode_are_refused(gen):
+    with torch.inference_mode():
+        Y = ghor.Sphere().random(5, generator=gen)
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0 .*inference_mode.* clone\(\) it outside"):
+        ghor.optim.Adam([Y], space=ghor.Sphere())

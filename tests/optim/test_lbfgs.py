@@ -143,6 +143,81 @@ def saved(opt):
     return torch.load(file, weights_only=True)
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor:UserWarning")
+@pytest.mark.parametrize("change", ["model.to", "load_state_dict"])
+@pytest.mark.parametrize("section", ["transported", "implicit", None])
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(torch.float64, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.bfloat16)],
+    ids=str,
+)
+def test_the_dtype_changes_between_steps(before, after, search, section, change):
+    """The memory is converted. (Only a weight that float64 finds off its space goes on without it.)"""
+
+    def build(net):
+        options = {"max_iter": 4, "line_search_fn": search, "lr": 1 if search else 0.01}
+        if section is None:
+            return ghor.optim.LBFGS(net.parameters(), space=ghor.Euclidean(), **options)
+        return ghor.optim.LBFGS(net, section=section, **options)
+
+    net = (Net() if section else nn.Linear(3, 1)).to(before)
+    if section is None:
+        with torch.no_grad():
+            nn.utils.vector_to_parameters(torch.arange(4, dtype=before), net.parameters())
+    opt = build(net)
+
+    def step(dtype):
+        def closure():
+            opt.zero_grad()
+            if section:
+                loss = (torch.linspace(0, 3, 30, dtype=dtype) @ net.Y.square()).sum()
+                loss = loss + (net.b - net.Y[0]).square().sum()
+            else:
+                x = torch.arange(21.0).sin().view(7, 3).to(dtype)
+                loss = (net(x) - x.square().sum(1, True)).square().sum()
+            loss.backward()
+            return loss
+
+        return float(opt.step(closure))
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        start = step(before)
+        pairs = len(opt.state[next(net.parameters())]["old_stps"])
+        state = opt.state_dict()
+        net.to(after)
+        if change == "load_state_dict":
+            opt = build(net)
+            opt.load_state_dict(state)
+        first = step(after)
+        kept = len(opt.state[next(net.parameters())]["old_stps"]) > pairs
+        last = step(after)
+    said = " ".join(str(w.message) for w in found)
+    assert last <= first < start
+    assert kept or ("the memory is empty" in said and after == torch.float64)
+    memory = opt.state[next(net.parameters())]["prev_flat_grad"].dtype
+    assert memory == (torch.float32 if after == torch.bfloat16 else after)
+
+
+def test_the_dtype_of_one_of_two_alike_changes():
+    """Flat vectors are laid out by kinds of weights, so the memory means nothing any more."""
+    net = nn.ParameterList([STIEFEL.random(5, 2, generator=gen(k), dtype=torch.float64) for k in range(2)])
+    opt = ghor.optim.LBFGS([net[0], net[1]], space=STIEFEL, max_iter=3)
+
+    def closure():
+        opt.zero_grad()
+        loss = sum((torch.arange(1.0, 6, dtype=p.dtype) @ p.square()).sum().double() for p in net)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+    net[1].data = net[1].data.float()
+    with pytest.warns(UserWarning, match="another dtype: the memory is empty"):
+        opt.step(closure)
+    assert net[1].dtype == torch.float32
+
+
 @pytest.mark.parametrize("section", ["transported", "implicit"])
 @pytest.mark.parametrize("curved_first", [True, False])
 @pytest.mark.parametrize(

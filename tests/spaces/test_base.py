@@ -4,13 +4,26 @@ import re
 
 import pytest
 import torch
-from table import SPACES, close, each_space, has, kinds, name, point, randn, shapes, tangent
+from table import SPACES, close, each_space, has, is_flat, kinds, name, point, randn, shapes, tangent
 
 import ghor
 from ghor.spaces.base import ELSEWHERE
 from ghor.spaces.framed import Framed
 
+METRICS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "metric")]
 MEANS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "mean")]
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+@pytest.mark.parametrize(("space", "shape"), METRICS, ids=name)
+def test_norms_whose_squares_are_out_of_range(space, shape, size, gen):
+    Y = point(space, shape, gen, torch.float32)
+    V = tangent(space, Y, gen, 0.5)
+    close(space.norm(Y, size * V) / size, space.norm(Y, V), 1e-5)
+    assert float(space.norm(Y, 0 * V).abs().max()) == 0
+    assert not torch.isfinite(space.norm(Y, V / 0)).any()
+    assert space.is_tangent(Y, size * V)
+    assert is_flat(space) or not space.is_tangent(Y, size * (V + randn(shape, gen, torch.float32)))
 
 
 @pytest.mark.parametrize(("space", "shape"), MEANS, ids=name)

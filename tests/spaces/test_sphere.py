@@ -324,6 +324,12 @@ def test_what_is_no_radius_is_refused(gen):
             ghor.Sphere(radius=bad)
     with pytest.raises(TypeError, match="real floating point"):
         ghor.Sphere(radius=2).random(3, dtype=torch.complex64)
+    for radius, dtype in ((1e40, torch.float32), (1e-40, torch.float32), (1e5, torch.float16)):
+        space, X = ghor.Sphere(radius=radius), torch.ones(2, 3, dtype=dtype)
+        for f in (space.project, lambda X: space.random(*X.shape, dtype=X.dtype)):  # noqa: B023
+            with pytest.raises(TypeError, match=r"holds no vectors of length 1e.*use another radius"):
+                f(X)
+        space.check((2, 3), torch.float64)
     a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
     for f in (ghor.Sphere(radius="start").dist, ghor.Sphere(radius="start").log):
         with pytest.raises(ValueError, match="different spheres"):
@@ -355,3 +361,29 @@ def test_lengths_whose_squares_are_out_of_range(size):
     Y, Z = (torch.tensor(v) * size for v in ([3.0, 4.0], [4.0, 3.0]))
     assert float(space.residual(Y)) == 0
     assert abs(float(space.dist(Y, Z)) / size - 5 * math.acos(0.96)) <= 1e-5
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("retraction", list(RETRACTIONS))
+def test_runs_on_a_radius_whose_square_is_out_of_range(retraction, section, size, gen):
+    """As on the unit sphere, with short steps, limited ones, and long ones, which are taken in float64."""
+    y, exact = S.random(4, 5, generator=gen), quadratic((4, 5), gen)
+    options = {"section": section, "retraction": retraction}
+
+    def grad(Y):
+        return exact(Y.double()).float()
+
+    for lr, more in (
+        (0.02, {"weight_decay": 0.1, "anchor": "start"}),
+        (2.0, {"max_angle": 0.05}),
+        (100.0, {"max_angle": None}),
+    ):
+        decay, steps = more.pop("weight_decay", 0.0), 2 if lr == 100 else 12
+        z, _ = run(S, y, grad, steps, ghor.optim.AdamW, lr=lr, weight_decay=decay, **options, **more)
+        for radius in (size, "start"):
+            own = {"lr": lr * size, "weight_decay": decay / size, **options, **more}
+            Y, _ = run(
+                ghor.Sphere(radius=radius), size * y, lambda Y: grad(Y / size), steps, ghor.optim.AdamW, **own
+            )
+            close(Y / size, z, 2e-3 if lr == 100 else 2e-5)  # rounding of 200 radians

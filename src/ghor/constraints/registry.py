@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import weakref
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 from ghor.spaces import Euclidean, Space
 
@@ -36,15 +41,20 @@ class Record(dict[str, Space]):
         self.belongs_to(module)
 
     def belongs_to(self, module: nn.Module | None) -> None:
-        """Set the module that this record is kept on, and register it."""
+        """Keep this record on the module, and register it."""
         self.module = None if module is None else weakref.ref(module)
         if module is not None:
+            module.__dict__.setdefault(RECORD, self)
             _modules.add(module)
+            _follow_registrations()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
-        return Record(
-            memo.get(id(self.module())) if self.module is not None else None, dict(self), self.moved
-        )
+        module = None if self.module is None else self.module()
+        new = memo.get(id(module))
+        if module is not None and new is not None and ANCHORS in module.__dict__:
+            # A copied GraphModule has those attributes alone that it got before its __init__.
+            new.__dict__[ANCHORS] = copy.deepcopy(module.__dict__[ANCHORS], memo)
+        return Record(new, dict(self), self.moved)
 
     def __reduce__(self) -> Any:
         # The module is passed as state, not as an argument, because it holds this record itself: a cycle.
@@ -58,7 +68,8 @@ def declare(
     owner: nn.Module, leaf: str, space: Space, moved: float | None = None, anchor: Any = None
 ) -> None:
     """Record the space of a weight with its owner, and with those who have declared it by another name."""
-    owner.__dict__.setdefault(RECORD, Record(owner))[leaf] = space
+    Record(owner)
+    owner.__dict__[RECORD][leaf] = space
     p = owner._parameters[leaf]
     assert p is not None
     for other, twin in owners(p):
@@ -75,6 +86,10 @@ def forget(module: nn.Module, leaf: str | None = None) -> None:
         module.__dict__.get(ANCHORS, {}).pop(leaf, None)
         Record.changes += 1
     elif leaf is None and RECORD in module.__dict__:
+        held = [p for k in module.__dict__[RECORD] if (p := module._parameters.get(k)) is not None]
+        for other, twin in [found for p in held for found in owners(p)]:
+            if other is not module and _is_filled(other):
+                forget(other, twin)
         del module.__dict__[RECORD]
         module.__dict__.pop(ANCHORS, None)
         _modules.discard(module)
@@ -87,6 +102,30 @@ def owners(p: Tensor) -> Iterator[tuple[nn.Module, str]]:
         for leaf in module.__dict__.get(RECORD, ()):
             if module._parameters.get(leaf) is p:
                 yield module, leaf
+
+
+def _is_filled(module: nn.Module) -> bool:
+    """Whether torch.fx fills it with parameters of others: a GraphModule, or a plain module in one."""
+    fx = sys.modules.get("torch.fx.graph_module")
+    return type(module) is nn.Module or (fx is not None and isinstance(module, fx.GraphModule))
+
+
+def _follow(module: nn.Module, leaf: str, p: Tensor | None) -> None:
+    """Declare the weight of a traced module on the traced one, too, which may outlive it and be copied."""
+    if p is None or not _is_filled(module):
+        return
+    for owner, twin in owners(p):
+        if owner is not module:
+            Record(module)
+            record, old = module.__dict__[RECORD], owner.__dict__[RECORD]
+            record[leaf], record.moved[leaf] = old[twin], old.moved.get(twin)
+            module.__dict__.setdefault(ANCHORS, {})[leaf] = owner.__dict__.get(ANCHORS, {}).get(twin)
+            return
+
+
+@cache
+def _follow_registrations() -> RemovableHandle:
+    return register_module_parameter_registration_hook(_follow)
 
 
 def declared_space(p: Tensor) -> Space | None:

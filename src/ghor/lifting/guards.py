@@ -171,7 +171,7 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
         ones = torch.ones_like(as_real(W[0])).flatten().cumsum(0).view(as_real(W[0]).shape)
         ones = torch.view_as_complex(ones) if W.is_complex() else ones
         as_real(W).masked_fill_(as_real(s.space.one.hor(ones)) == 0, 0)
-        length.copy_(s.space.one.step_length(W))
+        length.copy_(s.step_length(W))
     finite = torch.isfinite(W).flatten(1).all(1)
     if not bool(finite.all()):
         length[~finite] = 0
@@ -187,7 +187,8 @@ def _deferred(s: Stack, length: Tensor, warn: Warn) -> tuple[Tensor, Tensor] | N
     V = wide(W[rows])
     # Scaled by the largest entry, because the square of 1e200 overflows even in float64.
     largest = s.each(V.abs().flatten(1).amax(1))
-    norm = largest * s.each(s.space.one.step_length(V / largest))
+    norm = largest * s.each(s.angular.step_length(V / largest))
+    norm = norm / s.each(s.section.radius()[rows]) if s.of_radius else norm
     if bool((norm > longest).any()):
         warn(
             "long",

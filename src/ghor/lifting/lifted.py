@@ -134,7 +134,7 @@ class Lifted(Optimizer):
         self._built = True
         if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
             # Adagrad has state from the start, and a state includes its section.
-            with torch.no_grad(), full_precision():
+            with torch.inference_mode(False), torch.no_grad(), full_precision():
                 self._partition = Partition(self, self._checked)
         self._warn.flush()
 
@@ -170,14 +170,15 @@ class Lifted(Optimizer):
         return loss
 
     @partial(_disable_dynamo, recursive=False)
-    def _step(self) -> None:
+    def _step(self, inference: bool = False) -> None:
         if torch.is_inference_mode_enabled():  # tensors made in a step are used in later ones, too
             with torch.inference_mode(False), torch.no_grad():
-                return self._step()
+                return self._step(inference=True)
         lengths = None
         try:
             try:
                 rule, stacks, grads = self._before()
+                rule = partial(_in_inference_mode, rule) if inference else rule
                 lengths = self._algorithm_3(rule, stacks, grads)
             finally:
                 self._after(lengths)
@@ -491,6 +492,27 @@ class Lifted(Optimizer):
 
     def __reduce__(self) -> Any:
         return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
+
+
+def _in_inference_mode(rule: Callable[..., Any], optimizer: Lifted) -> None:
+    """Apply Base's rule for a step that is taken in inference mode.
+
+    Weights that were made there can be changed there alone, and their state is like them. That of all others
+    is not, so that later steps may be taken anywhere.
+    """
+    params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    _leave_inference(optimizer.state)  # Base's constructor may have made some of it there
+    with torch.inference_mode(any(p.is_inference() for p in params)), torch.no_grad():
+        rule(optimizer)
+    _leave_inference(optimizer.state)
+
+
+def _leave_inference(state: dict[Any, Any]) -> None:
+    for p, entries in state.items():
+        if isinstance(p, Tensor) and not p.is_inference():
+            entries.update(
+                (k, v.clone()) for k, v in entries.items() if torch.is_tensor(v) and v.is_inference()
+            )
 
 
 def _fused(group: dict[str, Any], shadows: set[int]) -> list[dict[str, Any]]:

@@ -153,6 +153,11 @@ def check_group(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: 
         if id(p) in seen:
             raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; pass it once")
         seen.add(id(p))
+        if p.is_inference():
+            raise ValueError(
+                f"{name} of shape {tuple(p.shape)} was made in torch.inference_mode, where changes are not "
+                f"counted, so it cannot be trained on {space}; clone() it outside"
+            )
         place = 0 if p.is_meta or placement(p) is not None else p.data_ptr()
         if place in places:
             raise ValueError(

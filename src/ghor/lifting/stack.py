@@ -91,8 +91,9 @@ class Stack:
         # Above `large` rounding is repaired at once; above `limit` a step is taken in float64.
         reach = space.reach(params[0].shape)
         self.large, self.limit = 0.5 * reach, min(4 * reach, space.max_velocity)
-        # The radius of a sphere that the section alone knows; the Frobenius norm, saving a call.
-        self.keeps_radius = getattr(space, "radius", 1) == "start"
+        # A sphere of another radius, which its section keeps: lengths of W/r are angles, on the unit sphere.
+        self.of_radius, self.angular = getattr(space, "radius", 1) != 1, getattr(space.one, "unit", space.one)
+        # Whether a length is the Frobenius norm, saving a call.
         self.plain_length = type(space).step_length is Space.step_length
         self.retraction, self.max_angle = by_name(group["retraction"]), group["max_angle"]
         self.state = self._gather(states)
@@ -429,8 +430,7 @@ class Stack:
         if self.plain_length:
             length = torch.linalg.vector_norm(W, dim=tuple(range(1, W.dim())))
         else:
-            length = self.space.one.step_length(W)
-            length = length / self.section.radius() if self.keeps_radius else length
+            length = self.step_length(W)
         moved, self.longest = length, None
         if not self.free:
             W = (W * self.each((self.limit / length).clamp_max(1))).nan_to_num(0, 0, 0)
@@ -440,6 +440,10 @@ class Stack:
         self.in_motion = True
         span = self.lengths_read() if moved is length else None
         return self.section.update(Y, W, self.retraction, self.turning(), moved, span), length
+
+    def step_length(self, W: Tensor) -> Tensor:
+        """`Space.step_length`, on spheres the angle: W is divided first, because its square may overflow."""
+        return self.angular.step_length(W * self.each(1 / self.section.radius()) if self.of_radius else W)
 
     def lengths_read(self) -> tuple[float, float] | None:
         """The least and the greatest length of this step's velocities, if they were read."""
@@ -460,8 +464,8 @@ class Stack:
         known = W.nan_to_num(0, 0, 0)  # what is not finite stays so, for `guards.after`
         peak = known.abs().flatten(1).amax(1)
         peak = torch.where(peak == 0, 1, peak)  # divided by first: squares of entries may overflow
-        angle = self.space.one.angle(known / self.each(peak))
-        angle = angle / self.section.radius() if self.keeps_radius else angle
+        angle = self.angular.angle(known / self.each(peak))
+        angle = angle / self.section.radius() if self.of_radius else angle
         return W.mul_(self.each((max_angle / peak / angle).clamp_max(1)))
 
     def write_weights(self, Y: Tensor, length: Tensor) -> None:

@@ -74,7 +74,8 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         """As in torch, but every tensor keeps the dtype in which it was saved.
 
         torch casts the state of a weight to its dtype. Here the first weight holds the memory of all of them,
-        in the widest of their dtypes, with float32 for half precision.
+        in the widest of their dtypes, with float32 for half precision; the next step converts it if they have
+        other dtypes now.
         """
         seen: list[dict[str, Any]] = []
         # Registered last, so it sees the state dict as all other hooks have left it.
@@ -124,6 +125,16 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         held = [state.get(key) for key in VECTORS]
         return [v for x in held if x is not None for v in (x if isinstance(x, list) else [x])]
 
+    def _convert(self, dtype: torch.dtype) -> None:
+        """Convert the memory, if it was computed or saved in another dtype than that of the weights now."""
+        state = self.state.get(self.param_groups[0]["params"][0], {})
+        for key in (*VECTORS, "products"):
+            value = state.get(key)
+            if torch.is_tensor(value):
+                state[key] = value.to(dtype)
+            elif value and value[0].dtype != dtype:  # a new list: `_pairs` then reads it
+                state[key] = [v.to(dtype) for v in value]
+
     def _pairs(self, size: int, least: float | None) -> Limited:
         """The curvature pairs as we left them; made from the state if that is not ours."""
         state = self.state[self.param_groups[0]["params"][0]]
@@ -139,11 +150,15 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         refuse_late_declarations(self.param_groups)
         group = self.param_groups[0]
         params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
-        points = self._points
-        if points is None or points.asked != group["section"]:
+        before = points = self._points
+        if points is None or points.asked != group["section"] or not points.have_dtypes_of(params):
             states = [self.state.get(p, {}) for p in params]
             points = Points(params, spaces, retraction, group["section"], states, self._memory())
+            self._convert(points.dtype)
             self._keep(points, any(states))
+            if before is not None and [b.index for b in before.batches] != [b.index for b in points.batches]:
+                self._warn("dtypes", "some weights of one shape have got another dtype: the memory is empty")
+                self._forget()
         moved = points.changed(params)
         if any(not isinstance(spaces[i], Euclidean) for i in moved):
             for i in moved:

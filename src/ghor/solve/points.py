@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any, TypeVar, cast
 
 import torch
@@ -274,7 +275,7 @@ class Points:
             held: dict[str, Tensor] = {}
             for key in SECTION_KEYS:
                 if states is not None and all(key in states[i] for i in index):
-                    held[key] = torch.cat([states[i][key] for i in index])
+                    held[key] = torch.cat([states[i][key] for i in index]).to(batch.dtype)
                     held[key] = held[key].squeeze(0) if batch.full_shape == batch.E.shape else held[key]
                     self.age = int(states[index[0]]["moves"])
             if batch.out != batch.dtype:
@@ -306,6 +307,15 @@ class Points:
         self.radian = math.hypot(*(math.sqrt(b.count) * b.reach for b in self.batches))
         # Whether vectors turn with the frames.
         self.turning = any(isinstance(b.section, Implicit) for b in self.batches)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of flat vectors."""
+        return reduce(torch.promote_types, (b.dtype.to_real() for b in self.batches))
+
+    def have_dtypes_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors still have the dtypes in which they came."""
+        return all(tensors[i].dtype == b.out for b in self.batches for i in b.index)
 
     def states(self) -> list[dict[str, Tensor]]:
         """The tensors that a state keeps of the frames, for each weight."""

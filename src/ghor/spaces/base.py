@@ -368,7 +368,8 @@ class Space(ABC):
     def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None) -> bool:
         """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
         tol = 100 * torch.finfo(V.dtype).eps if tol is None else tol
-        off, size = (self._ambient(X) for X in (V - self.tangent(Y, V), V))
+        space, Y, (V, _) = self.one, self.split(Y), self._scaled(V)
+        off, size = (space._ambient(X) for X in (V - space.tangent(Y, V), V))
         return bool((off <= tol * size).all())
 
     def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
@@ -385,9 +386,10 @@ class Space(ABC):
 
     def norm(self, Y: Tensor, V: Tensor) -> Tensor:
         """sqrt(g_Y(V, V)); its derivative at V = 0 is 0, as in torch.linalg.vector_norm."""
-        square = self.metric(Y, V, V)
+        V, size = self._scaled(V)
+        square = self.one.metric(self.split(Y), V, V)
         zero = square <= 0  # not ~(square > 0), which would hide a NaN
-        return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+        return torch.where(zero, 0, torch.where(zero, 1, square).sqrt() * size)
 
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
         """Length of the shortest geodesic from Y to Z; its derivative where Y = Z is 0, as `log` is there."""
@@ -396,6 +398,16 @@ class Space(ABC):
     def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
         """The Frechet mean of points (K, ..., *point), see `ghor.spaces.base.mean`."""
         return mean(self, points, weights)
+
+    def _scaled(self, V: Tensor) -> tuple[Tensor, Tensor]:
+        """V as a batch of points, each divided by its largest entry, and that entry, (...).
+
+        Because the square of a length may overflow, or vanish, where the length does not.
+        """
+        V, of_point = self.split(V), tuple(range(-self.dims, 0))
+        size = V.detach().abs().amax(of_point, keepdim=True) if V.numel() else V.new_ones((1,) * V.dim()).real
+        size = torch.where((size > 0) & torch.isfinite(size), size, 1)
+        return V / size, size.reshape(size.shape[: V.dim() - self.dims] if self.dims else ())
 
     def _ambient(self, X: Tensor) -> Tensor:
         """||X||_F of each point: (..., *point) -> (...)."""

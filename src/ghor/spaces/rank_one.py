@@ -8,8 +8,8 @@ hyperbolic space. The frame above y is a function of y,
 with r = 1 on hyperbolic space (the boost) and r = 1 or -1 on the sphere, whichever keeps p small. Elements of
 g^hor are W = [[0, -k b^T], [b, 0]], stored as (0, b).
 
-On a sphere of radius |r| the same formulas hold for y and b in units of length, with divisions by r in place
-of factors r: Q x = (-y_2.x/r, x - p y_2 (y_2.x)/r), and b turns y by |b|/|r| radians.
+A point of a sphere of radius |r| is |r| y. Squares of its numbers may be out of range, as 1e20 is in float32:
+they are divided by r, one by one, before they are multiplied.
 
 With k = -1 no large numbers are subtracted from each other: rounding is relative, for y_1 = 1e6 as for
 y_1 = 1.
@@ -97,8 +97,8 @@ class Step:
 
     T = I + y_2 a^T + b c^T is a rotation, with a and c in the plane of y_2 and b; apart from sums over the
     coordinates everything is one number per point. On hyperbolic space T is the Thomas-Wigner rotation.
-    `sign` and `p` are r and p above; `moved` (..., 1) is false where the sign must stay. `unit` says that the
-    radius |r| is 1; `length` (..., 1) is |b| and `yb` y_2.b, if they are known.
+    `sign` and `p` are r and p above; `moved` (..., 1) is false where the sign must stay. `length` (..., 1) is
+    |b| and `yb` y_2.b, if they are known.
     """
 
     def __init__(
@@ -111,7 +111,6 @@ class Step:
         p: Tensor | None = None,
         moved: Tensor | None = None,
         long: bool = False,
-        unit: bool = True,
         length: Tensor | None = None,
         yb: Tensor | None = None,
     ) -> None:
@@ -119,10 +118,6 @@ class Step:
         p = torch.reciprocal((1 if sign is None else sign) + y1) if p is None else p
         yb = scalar(self.y2, b) if yb is None else yb
         self.bb = scalar(b, b) if length is None else length * length
-        if not unit:
-            assert sign is not None
-            per_square = sign.square().reciprocal_()
-            self.bb = self.bb * per_square
         self.F2, h = coefficients(k, self.bb, retraction, long)
         # One number per point each. Factors k are left out until an addcmul can apply them at no cost.
         self.k, e, bh = k, p * yb * self.F2, self.bb * h
@@ -141,8 +136,6 @@ class Step:
             alpha, beta = 1 - scale * y1, (p - scale) / sign
         q, F = self.p * self.F2, self.F2
         self.cy = q if sign is None else q / sign
-        if not unit:
-            F, h = F * per_square, h * per_square
         f = h * yb
         # T m = m + k y_2 (ab b.m - k ay y_2.m) + k b (cy y_2.m + cb b.m)
         self.ay = beta
@@ -275,8 +268,8 @@ def turn_by_cayley(
         m+  = m - alpha y - beta y+           alpha = W.m/2 + y.m/rho,  beta = (W.m - rho alpha)/rho+
 
     where the first coordinates of W, m and m+ are 0. `length` (M, 1) is the angle of W; `shortest` the least
-    of these, None if values may not be read. On a sphere of another radius the products y.W, y.m and W.m are
-    divided by r^2. Where rho+ < 1/4, r changes its sign, and then beta = rho alpha/rho+.
+    of these, None if values may not be read. On a sphere of another radius y/r and W/r take the places of y
+    and W, which is overwritten. Where rho+ < 1/4, r changes its sign, and then beta = rho alpha/rho+.
 
     What is larger than the cache goes through it piece by piece: by rows, or by pieces of one long vector.
     """
@@ -287,14 +280,15 @@ def turn_by_cayley(
             part, some = None if scratch is None else scratch[i], [m[i] for m in vectors]
             new[i] = turn_by_cayley(y[i], W[i], r[i], rho[i], length[i], some, unit, shortest, part)
         return new
-    v, *products = inner((y, W), *((X, m) for m in vectors for X in (y, W)), out=scratch)
-    if not unit:
-        square = r.square()
-        v, *products = (x / square for x in (v, *products))
+    u, per = y, None if unit else r.reciprocal()
+    if per is not None:
+        u, W, scratch = torch.mul(y, per, out=scratch), W.mul_(per), None
+    v, *products = inner((u, W), *((X, m) for m in vectors for X in (u, W)), out=scratch)
     bb = length * length
     F = torch.add(1, bb, alpha=0.25).reciprocal_()
     v.mul_(F).div_(rho)
     g = torch.addcmul(v, bb, F, value=0.5)
+    F = F if unit else F * r
     turns = []
     for m, ym, wm in zip(vectors, products[::2], products[1::2], strict=True):
         if shortest is None or shortest == 0:
@@ -302,9 +296,9 @@ def turn_by_cayley(
         alpha = torch.addcdiv(wm, ym, rho, value=2)  # 2 alpha
         turns.append((m, alpha, wm, torch.addcmul(wm, rho, alpha, value=-0.5)))
     for c in pieces(y, -1):
-        yc = y[..., c]
+        yc, uc = y[..., c], u[..., c]
         for m, alpha, _, _ in turns:
-            m[..., c].addcmul_(yc, alpha, value=-0.5)
+            m[..., c].addcmul_(uc, alpha, value=-0.5)
         yc.addcmul_(yc, g, value=-1).addcmul_(W[..., c], F)
         if not c.start:  # the first coordinate is known now, and with it beta
             y1 = yc[..., :1].addcmul_(r, v, value=-1)
@@ -315,8 +309,10 @@ def turn_by_cayley(
                 new = 1 + y1 / r
                 turns = [(m, alpha, wm, torch.where(flip, wm - n, n)) for m, alpha, wm, n in turns]
             betas = [n / new for _, _, _, n in turns]
+        if per is not None:
+            torch.mul(yc, per, out=uc)
         for m, beta in zip(vectors, betas, strict=True):
-            m[..., c].addcmul_(yc, beta, value=-1)
+            m[..., c].addcmul_(uc, beta, value=-1)
     for m in vectors:
         m[..., 0] = 0
     return new

@@ -114,6 +114,12 @@ class Sphere(Padded, Orthogonal):
                 f"weights on {self} are real floating point tensors, not {dtype}; complex vectors have "
                 "length one: Sphere()"
             )
+        limits = torch.finfo(dtype)
+        if not isinstance(self.radius, str) and not limits.tiny <= self.radius <= limits.max:
+            raise TypeError(
+                f"{dtype} holds no vectors of length {self.radius:.3g}, only from {limits.tiny:.0e} to "
+                f"{limits.max:.0e}; use another radius, or a wider dtype"
+            )
 
     @property
     def unit(self) -> Sphere:
@@ -141,8 +147,8 @@ class Sphere(Padded, Orthogonal):
 
     def step_length(self, W: Tensor) -> Tensor:
         """|W|/r, the angle in radians; |W| where the radius is not known here."""
-        length = norms(self.vector(W))
-        return length if isinstance(self.radius, str) or self.radius == 1 else length / self.radius
+        W = self.vector(W)
+        return norms(W if isinstance(self.radius, str) or self.radius == 1 else W / self.radius)
 
     def angle(self, W: Tensor) -> Tensor:
         """As `step_length`; of complex vectors as of one-column matrices."""
@@ -227,7 +233,7 @@ class Sphere(Padded, Orthogonal):
         if self.radius == 1:
             return super().global_grad(Lambda, G, out)
         frame, r = self._rotation(Lambda)
-        return super().global_grad(frame, G / self.each(r[..., 0, 0], G), out)
+        return super().global_grad(frame / r, G, out)
 
     def global_rep(self, Lambda: Tensor, Delta: Tensor) -> Tensor:
         if self.radius == 1:
@@ -304,16 +310,22 @@ class Sphere(Padded, Orthogonal):
         return "transported" if asked == "transported" else "implicit"
 
     def implicit_grad(self, Y: Tensor, R: Tensor, P: Tensor, G: Tensor, out: Tensor) -> Tensor:
-        """G - Y (Y.G + r G_1)/(r^2 rho), with 0 as its first coordinate."""
+        """G - y (y.G + G_1)/rho, y = Y/r, with 0 as its first coordinate."""
         if Y.is_complex():
             return super().implicit_grad(Y, R, P, G, out)
         y, g, B, r, rho = self.vector(Y), self.vector(G), self.vector(out), R[..., 0], P[..., 0]
         g, scratch = (B.copy_(g), None) if is_by_coordinates(B) else (g, B)
         for i in pieces(y, 0):
-            (along,) = inner((y[i], g[i]), out=None if scratch is None else scratch[i])
-            along.addcmul_(r[i], g[i][..., :1]).div_(rho[i])
-            along = along if self.radius == 1 else along / r[i].square()
-            torch.addcmul(g[i], y[i], along, value=-1, out=B[i])
+            room = None if scratch is None else scratch[i]
+            if self.radius == 1:
+                u = y[i]
+                (along,) = inner((u, g[i]), out=room)
+                along.addcmul_(r[i], g[i][..., :1])
+            else:
+                u = torch.mul(y[i], r[i].reciprocal(), out=room)
+                (along,) = inner((u, g[i]))
+                along.add_(g[i][..., :1])
+            torch.addcmul(g[i], u, along.div_(rho[i]), value=-1, out=B[i])
         B[..., 0] = 0
         return out
 
@@ -370,15 +382,17 @@ class Sphere(Padded, Orthogonal):
         if span is not None and span[1] <= FAST and retraction.name == "cayley":
             lengths, least = moved.unsqueeze(-1), span[0]
             return turn_by_cayley(y, w, r, rho, lengths, turning, unit, least, scratch).unsqueeze(-1)
-        step = Step(1, y, w[..., 1:], retraction, r, moved=moved.unsqueeze(-1) > 0, unit=unit)
+        size, sign, u, b = (1, r, y, w) if unit else (r.abs(), r.sign(), y / r.abs(), w / r.abs())
+        step = Step(1, u, b[..., 1:], retraction, sign, moved=moved.unsqueeze(-1) > 0)
         step.turn_(turning)
         fast = step.bb > FAST**2
         if squares and (torch.compiler.is_compiling() or not may_read(fast) or bool(fast.any())):
             step.spread_([self.vector(X) for X in squares], fast)
-        y[..., 1:] = step.point()
-        y[..., :1] = step.y1
         assert step.sign is not None
-        r.copy_(step.sign)
+        y2 = y[..., 1:]
+        y2.addcmul_(step.g, y2, value=-1).addcmul_(step.F2 * size, step.b)
+        y[..., :1] = torch.where(step.bb > 0, step.y1 * size, y[..., :1])  # what stays keeps every bit
+        r.copy_(step.sign * size)
         return self.implicit_inverse(Y, R)
 
     def implicit_polish(self, Y: Tensor, R: Tensor | None, share: Tensor | float) -> None:
@@ -387,10 +401,8 @@ class Sphere(Padded, Orthogonal):
             assert R is not None
             return super().implicit_polish(Y, R, share)
         y = self.vector(Y)
-        square = scalar(y, y)
-        if self.radius != 1:
-            assert R is not None
-            square = square / R[..., 0].square()
+        u = y if self.radius == 1 or R is None else y / R[..., 0]
+        square = scalar(u, u)
         share = share.unsqueeze(-1) if isinstance(share, Tensor) else share
         y.addcmul_(y, (1 - square) * (share / 2))
         return None

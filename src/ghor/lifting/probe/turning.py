@@ -42,9 +42,11 @@ def vectors(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool =
     for key, value in options.items():
         several = isinstance(value, (tuple, list))
         numbers = value if several else (value,)
-        if key == "lr" or key in DECAYS or not any(type(x) in (int, float) and x == 0 for x in numbers):
+        if key == "lr" or key in DECAYS or not any(map(_is_zero, numbers)):
             continue
-        new = [0.5 if type(x) in (int, float) and x == 0 else x for x in numbers]
+        new = [
+            (torch.full_like(x, 0.5) if torch.is_tensor(x) else 0.5) if _is_zero(x) else x for x in numbers
+        ]
         with suppress(Exception):  # not every rule can be built so
             kinds = parity(Base, {**options, key: tuple(new) if several else new[0]}, only_vectors) | kinds
     return {key for key, kind in kinds.items() if kind == "vector"}
@@ -99,6 +101,13 @@ def _parity(Base: type[Optimizer], options: dict[str, Any], only_vectors: bool) 
                 "wrong where only one of them turns with the frame"
             )
     return kinds
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether an option is the number 0, or a tensor that holds it, as rules may read one."""
+    if torch.is_tensor(value):
+        return value.numel() == 1 and value.is_floating_point() and bool(value == 0)
+    return type(value) in (int, float) and value == 0
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
