@@ -1418,7 +1418,7 @@ MUTANTS = [
     Mutant(
         "Cayley beyond its pole on symplectic spaces",
         "symplectic",
-        "if not bool(long.any()):",
+        "if everywhere(~long):",
         "if True:",
         "laws/test_long_vectors.py::test_cayley_leads_about_as_far_as_the_geodesic",
     ),
@@ -1432,7 +1432,7 @@ MUTANTS = [
     Mutant(
         "symplectic projections that miss",
         "symplectic",
-        "if not bool((off <= rounding.clamp_max(1)).all()):",
+        "if not everywhere(off <= rounding.clamp_max(1)):",
         "if False:",
         "constraints/test_validation.py::test_constrain_what_has_no_point_near",
     ),
