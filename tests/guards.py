@@ -1416,6 +1416,13 @@ MUTANTS = [
         "lifting/test_state_dict.py::test_a_hook_cannot_let_damage_through",
     ),
     Mutant(
+        "a state dict is plain before the user's hooks see it",
+        "lifted",
+        "lambda _, out: plain(self.param_groups, out), prepend=True",
+        "lambda _, out: plain(self.param_groups, out), prepend=False",
+        "lifting/test_state_dict.py::test_hooks_see_what_is_saved_and_may_return_anything",
+    ),
+    Mutant(
         "Cayley beyond its pole on symplectic spaces",
         "symplectic",
         "if everywhere(~long):",

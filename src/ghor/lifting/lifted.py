@@ -431,7 +431,14 @@ class Lifted(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As in torch, and plain data: spaces are saved as their repr."""
         self._put_everything_back()
-        return plain(self.param_groups, super().state_dict())
+        # The first hook, so that the user's hooks see what is saved, and may return anything.
+        handle = self.register_state_dict_post_hook(
+            lambda _, out: plain(self.param_groups, out), prepend=True
+        )
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; sections and moments of weights on manifolds keep the dtype they were saved in.
