@@ -1423,6 +1423,13 @@ MUTANTS = [
         "lifting/test_state_dict.py::test_hooks_see_what_is_saved_and_may_return_anything",
     ),
     Mutant(
+        "bare parameters of a weight that is computed",
+        "lifted",
+        "            if lost:\n",
+        "            if False:\n",
+        "constraints/test_declare.py::test_bare_parameters_of_a_computed_weight_do_not_train_in_silence",
+    ),
+    Mutant(
         "Cayley beyond its pole on symplectic spaces",
         "symplectic",
         "if everywhere(~long):",

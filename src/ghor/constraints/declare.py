@@ -116,7 +116,10 @@ def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space
 
     Warns about declared weights that are no longer parameters.
     """
-    _warn_of_lost(no_longer_parameters(model))
+    if lost := no_longer_parameters(model):
+        warn = Warnings()
+        warn("lost", lost_message(lost))
+        warn.flush()
     # A weight may be tied to one outside the model, and declared there: optimizers find that, too.
     records = spaces_by_id() | {
         id(module._parameters[leaf]): space
@@ -178,18 +181,15 @@ def _is_reflection(p: Tensor, space: Space) -> bool:
     return bool((orthogonal & (SpecialOrthogonal().residual(M) > 1)).any())
 
 
-def _warn_of_lost(lost: dict[str, Space]) -> None:
-    if not lost:
-        return
-    warn, (name, space) = Warnings(), next(iter(lost.items()))
+def lost_message(lost: dict[str, Space]) -> str:
+    """What to say of `no_longer_parameters`."""
+    name, space = next(iter(lost.items()))
     others = f" ({len(lost) - 1} others likewise)" if len(lost) > 1 else ""
-    warn(
-        "lost",
+    return (
         f"{name} was constrained to {space} and is not a parameter any more{others}: a parametrization, "
         "pruning or a wrapper computes it, and nothing keeps it there. Undo that and constrain it again, or "
-        "call ghor.release(model) to give the constraints up",
+        "call ghor.release(model) to give the constraints up"
     )
-    warn.flush()
 
 
 spaces = declared_spaces  # its name in version 0.1.0

@@ -40,7 +40,8 @@ from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
 from ghor._torch.sharding import full_tensor
 from ghor._torch.warn import Warnings
-from ghor.constraints.declare import declared_spaces
+from ghor.constraints.declare import declared_spaces, lost_message
+from ghor.constraints.registry import lost_beside
 from ghor.lifting import guards
 from ghor.lifting.param_groups import check_group, name_of, named_duplicate, spaces_of, with_names
 from ghor.lifting.partition import Partition, copied
@@ -406,11 +407,15 @@ class Lifted(Optimizer):
         super().zero_grad(set_to_none)
 
     def _warn_of_surprises(self) -> None:
-        """Warn about weight decay that has no effect, and about a model without a weight on a manifold."""
+        """Warn about decay without effect, no weight on a manifold, and weights that are none any more."""
         manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
         decay = None if any(g["anchor"] for g in self.param_groups) else self._options.get("weight_decay")
         if decay and all(manifold):
             self._warn_decay(decay, "these weights: all of them are on manifolds")
+        if not (self._explicit or self._named):  # for a module and its groups it has been said already
+            lost = lost_beside({id(p) for group in self.param_groups for p in group["params"]})
+            if lost:
+                self._warn("lost", lost_message(lost))
         if not self._explicit and not any(manifold):
             self._warn(
                 "flat",
