@@ -53,6 +53,7 @@ FILES = {
     "directions": "solve/directions.py",
     "problem": "solve/problem.py",
     "derivatives": "solve/derivatives.py",
+    "scalar_moment_adam": "baselines/scalar_moment_adam.py",
     "adapters": "adapters.py",
     "interop": "interop.py",
     "precision": "_torch/precision.py",
@@ -1428,6 +1429,13 @@ MUTANTS = [
         "            if lost:\n",
         "            if False:\n",
         "constraints/test_declare.py::test_bare_parameters_of_a_computed_weight_do_not_train_in_silence",
+    ),
+    Mutant(
+        "options of Adam that scalar moments do not have",
+        "scalar_moment_adam",
+        'for key in [k for k in ("amsgrad", "maximize") if s.group[k]] + ["weight_decay"] * s.decays:',
+        "for key in ():",
+        "baselines/test_scalar_moment_adam.py::test_options_of_adam_in_a_group_are_not_ignored",
     ),
     Mutant(
         "Cayley beyond its pole on symplectic spaces",
