@@ -1417,6 +1417,13 @@ MUTANTS = [
         "lifting/test_state_dict.py::test_a_hook_cannot_let_damage_through",
     ),
     Mutant(
+        "weights whose memory FSDP has freed",
+        "partition",
+        "elif not is_sharded(p) and p.numel() and not p.untyped_storage().size():",
+        "elif False:",
+        "lifting/test_guards.py::test_a_weight_whose_memory_was_freed",
+    ),
+    Mutant(
         "a state dict is plain before the user's hooks see it",
         "lifted",
         "lambda _, out: plain(self.param_groups, out), prepend=True",

@@ -421,6 +421,20 @@ def test_a_weight_constrained_to_another_space_is_refused_where_it_did_not_move(
         take_steps(opt, gen)
 
 
+def test_a_weight_whose_memory_was_freed(gen):
+    """As FSDP frees whole weights after a forward pass; torch would read there all the same, and crash."""
+    p = weight(9, 3)
+    opt = ghor.optim.Adam([p], space=STIEFEL)
+    size = p.untyped_storage().size()
+    p.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0 has no memory any more: .*reshard\(\)"):
+        opt.step()
+    p.untyped_storage().resize_(size)
+    with torch.no_grad():
+        p.copy_(STIEFEL.random(9, 3, generator=gen))
+    take_steps(opt, gen)
+
+
 @pytest.mark.parametrize("phase", ["direction", "retraction"])
 @pytest.mark.parametrize("use", [copy.deepcopy, lambda opt: opt.state_dict(), lambda opt: opt.zero_grad()])
 def test_a_phase_hook_that_uses_its_optimizer(phase, use, gen):

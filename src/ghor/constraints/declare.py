@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded
+from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, reshard
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
 from ghor.constraints.registry import RECORD, declare, no_longer_parameters, spaces_by_id
@@ -56,6 +56,7 @@ def constrain(
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
     >>> moved = constrain(model, lambda name, p: name.endswith("proj.weight") and p.dim() == 2, Stiefel())
     """
+    reshard(module)
     warn, plan, chosen = Warnings(), [], select(module, name)
     holders = _holders(module)
     for n, (owner, leaf) in chosen.items():
@@ -100,6 +101,7 @@ def project(model: nn.Module) -> dict[str, float]:
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
     """
+    reshard(model)
     found = [
         (name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)
     ]
@@ -137,6 +139,7 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     `options` go into every group; for different options change the entries of a group. Frozen parameters are
     left out.
     """
+    reshard(model)
     groups: dict[Space, dict[str, Any]] = {}
     for name, p, space in declared_spaces(model):
         if p.requires_grad:

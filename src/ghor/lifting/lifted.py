@@ -38,7 +38,7 @@ from torch.optim import Optimizer
 
 from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
-from ghor._torch.sharding import full_tensor
+from ghor._torch.sharding import full_tensor, reshard
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import declared_spaces, lost_message
 from ghor.constraints.registry import lost_beside
@@ -129,6 +129,7 @@ class Lifted(Optimizer):
         self._reset()
         self._named = isinstance(params, nn.Module)
         if isinstance(params, nn.Module):
+            reshard(params)
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
         self._warn_of_surprises()
