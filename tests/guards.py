@@ -1417,6 +1417,20 @@ MUTANTS = [
         "lifting/test_state_dict.py::test_a_hook_cannot_let_damage_through",
     ),
     Mutant(
+        "a weight of another shape is noticed",
+        "stack",
+        "or self.parameters[0].shape != self.given",
+        "or False",
+        "lifting/test_guards.py::test_a_weight_that_was_given_another_shape",
+    ),
+    Mutant(
+        "a weight of another shape is refused",
+        "guards",
+        "if p.shape != s.given:",
+        "if False:",
+        "lifting/test_guards.py::test_a_weight_that_was_given_another_shape",
+    ),
+    Mutant(
         "weights whose memory FSDP has freed",
         "partition",
         "elif not is_sharded(p) and p.numel() and not p.untyped_storage().size():",
