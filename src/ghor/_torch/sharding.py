@@ -28,7 +28,7 @@ def reshard(model: Any) -> None:
 
     What is written to those is lost with the next one, and their memory is freed.
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for module in () if fsdp is None else model.modules():
         if isinstance(module, fsdp.FSDPModule):
             module.reshard()
