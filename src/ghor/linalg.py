@@ -462,7 +462,8 @@ def gram_function(M: Tensor, f: Callable[[Tensor], tuple[Tensor, Tensor]], zero:
 
     The eigenvalues of the computed product would have lost half of the digits.
     """
-    bad = ~torch.isfinite(M.detach()).all(-1).all(-1)[..., None, None]
+    # Resolved, because torch.vmap has no rule for the imaginary part of a conjugate.
+    bad = ~torch.isfinite(M.detach().resolve_conj()).all(-1).all(-1)[..., None, None]
     # LAPACK would raise, and the rest of the batch would be lost.
     M = torch.where(bad, torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device), M)
     U, s, _ = torch.linalg.svd(M.detach(), full_matrices=False)

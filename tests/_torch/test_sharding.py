@@ -317,6 +317,50 @@ def test_declared_spaces_survive_fully_shard():
         assert float(rows["rows"][3]) <= 1e-14
 
 
+def after_a_forward(rank):
+    """A forward pass leaves whole weights in the module, which are thrown away before the next one."""
+
+    def used():
+        net = shard(Net(("rows", "units")))
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(1.1)
+            net(batches(1)[0])
+        assert type(net.rows.data) is torch.Tensor
+        return net
+
+    def off(net):
+        net.reshard()
+        return [float(SPACES[n][1].residual(whole(getattr(net, n))).max()) for n in net.weights]
+
+    projected, constrained = used(), used()
+    ghor.project(projected)
+    for n in constrained.weights:
+        ghor.constrain(constrained, n, SPACES[n][1])
+    moved = []
+    for source in (lambda net: net, ghor.param_groups):
+        with torch.no_grad():
+            projected(batches(1)[0])
+        opt = ghor.optim.SGD(source(projected), lr=0.1)
+        before = whole(projected.rows).clone()
+        train(projected, opt, batches(1))
+        moved.append(not torch.equal(whole(projected.rows), before))
+    with torch.no_grad():
+        projected(batches(1)[0])
+    opt = ghor.optim.SGD(projected.parameters(), lr=0.1)
+    try:
+        train(projected, opt, batches(1))
+    except ValueError as error:
+        return off(projected), off(constrained), moved, str(error)
+
+
+def test_weights_that_fsdp_has_gathered():
+    for projected, constrained, moved, told in ranks().run(after_a_forward):
+        assert max(projected + constrained) <= 1e-14
+        assert moved == [True, True]
+        assert told.startswith("parameter 0 of group 0 has no memory any more")
+
+
 def wrongs(rank, section):
     net = Net(("rows", "more", "heads"))
     shard(net)

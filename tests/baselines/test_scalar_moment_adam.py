@@ -298,6 +298,26 @@ def test_what_it_does_not_know_it_refuses(options, error, words, gen):
         ScalarMomentAdam([parameter(ST.random(5, 2, generator=gen))], **{"space": ST} | options)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("maximize", True), ("amsgrad", True), ("weight_decay", 0.1)], ids=str
+)
+def test_options_of_adam_in_a_group_are_not_ignored(option, value, gen):
+    """Euclidean weights take them; where a weight on a manifold would not, nothing moves."""
+    Y, b = parameter(ST.random(5, 2, generator=gen)), parameter(torch.ones(3))
+    flat = {"params": [b], "space": ghor.Euclidean(), option: value}
+    opt = ScalarMomentAdam([{"params": [Y], "space": ST, "anchor": Y.detach()}, flat])
+    before = Y.detach().clone()
+    Y.grad, b.grad = randn((5, 2), gen, torch.float32), torch.ones(3)
+    opt.step()
+    assert not torch.equal(Y, before)
+    before, state = [p.detach().clone() for p in (Y, b)], copy.deepcopy(opt.state_dict())
+    opt.param_groups[0][option] = value
+    with pytest.raises(RuntimeError, match=rf"on Stiefel\(\), where .* has no {option}; nothing was moved"):
+        opt.step()
+    same([p.detach() for p in (Y, b)], before)
+    same(opt.state_dict()["state"], state["state"])
+
+
 def test_groups_have_norms_of_their_own_and_other_states_are_refused(gen):
     Y, Z = (parameter(ST.random(5, 2, generator=gen)) for _ in range(2))
     opt = ScalarMomentAdam([{"params": [Y], "norm": "frobenius"}], space=ST)

@@ -490,6 +490,27 @@ def test_a_declared_weight_that_something_computes_is_not_lost_in_silence(how, n
     ghor.check(net)  # warnings are errors here
 
 
+@pytest.mark.parametrize("how", COMPUTED)
+@pytest.mark.filterwarnings("ignore:.*is deprecated in favor of:FutureWarning")
+def test_bare_parameters_of_a_computed_weight_do_not_train_in_silence(how, net):
+    """As trainers pass them; groups of `ghor.param_groups` and other models give no second warning."""
+    other = copy.deepcopy(net)
+    COMPUTED[how](net.block["tall"])
+    message = r"^Linear\.weight was constrained to Stiefel\(\) and is not a parameter any more: a param"
+    for params in (net.parameters(), [{"params": net.parameters()}], net.named_parameters()):
+        with pytest.warns(UserWarning, match=message) as caught:
+            ghor.optim.Adam(params)
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"^block\.tall"):
+        groups = ghor.param_groups(net)
+    ghor.optim.Adam(groups)  # warnings are errors here
+    ghor.optim.Adam(other.parameters())
+    ghor.optim.Adam(net.block["wide"].parameters())
+    ghor.release(net.block["tall"])
+    ghor.optim.Adam(net.parameters())
+
+
 # -- release -----------------------------------------------------------------------------------------------
 
 

@@ -122,6 +122,29 @@ def test_a_vmap_is_a_stack(space, shape, gen):
         agree(grad(lambda stack, f=f: vmap(f)(stack).sum())(stack), loop, "gradient of a vmap")
 
 
+COMPLEX_ONES = [(ghor.Stiefel(), (6, 2)), (ghor.Grassmann(), (6, 2)), (ghor.Unitary(), (3, 3))]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    ("space", "shape", "dtype"),
+    [(*c, torch.float64) for c in FIRST] + [(*c, torch.complex128) for c in COMPLEX_ONES],
+    ids=name,
+)
+def test_forward_mode_of_a_vmap(space, shape, dtype, gen):
+    """The values of a vmap, and its derivative in forward mode, are those of the points one by one."""
+    for what, (f, x) in functions(space, small(shape), dtype, gen).items():
+        if what not in ("project", "retract at 0") and not (what == "dist" and is_graph(space)):
+            continue  # the others are made of operations of torch and of what the test above goes through
+        D = torch.stack([randn(x.shape, gen, dtype) for _ in range(2)])
+        stack = torch.stack([x, x + 0.01 * D[0]])
+        values, slopes = jvp(vmap(f), (stack,), (D,))
+        agree(vmap(f)(stack), torch.stack([f(x) for x in stack]), what)
+        agree(values, torch.stack([f(x) for x in stack]), what)
+        loop = [jvp(f, (x,), (d,))[1] for x, d in zip(stack, D, strict=True)]
+        agree(slopes, torch.stack(loop), what)
+
+
 @pytest.mark.parametrize("length", [0.1, 1.0, 1.5])
 @pytest.mark.parametrize(
     ("space", "shape", "dtype"),

@@ -421,6 +421,41 @@ def test_a_weight_constrained_to_another_space_is_refused_where_it_did_not_move(
         take_steps(opt, gen)
 
 
+@sections
+@pytest.mark.parametrize("shape", [(3, 9), (7, 3)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_weight_that_was_given_another_shape(count, shape, section, gen):
+    """Through `.data`: with as many numbers it was read as if it had the old one, and left its space."""
+    params = [weight(9, 3, seed=seed) for seed in range(count)]
+    opt = ghor.optim.Adam(params, space=STIEFEL, section=section)
+    take_steps(opt, gen)
+    kept = [p.data for p in params]
+    for p in params:
+        p.grad, p.data = None, STIEFEL.random(*shape, generator=gen)
+        p.grad = torch.ones(shape)
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0 had shape \(9, 3\) and has \(.* now"):
+        opt.step()
+    same([p.detach() for p in params], before)
+    for p, data in zip(params, kept, strict=True):
+        p.grad, p.data = None, data
+    take_steps(opt, gen)
+
+
+def test_a_weight_whose_memory_was_freed(gen):
+    """As FSDP frees whole weights after a forward pass; torch would read there all the same, and crash."""
+    p = weight(9, 3)
+    opt = ghor.optim.Adam([p], space=STIEFEL)
+    size = p.untyped_storage().size()
+    p.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0 has no memory any more: .*reshard\(\)"):
+        opt.step()
+    p.untyped_storage().resize_(size)
+    with torch.no_grad():
+        p.copy_(STIEFEL.random(9, 3, generator=gen))
+    take_steps(opt, gen)
+
+
 @pytest.mark.parametrize("phase", ["direction", "retraction"])
 @pytest.mark.parametrize("use", [copy.deepcopy, lambda opt: opt.state_dict(), lambda opt: opt.zero_grad()])
 def test_a_phase_hook_that_uses_its_optimizer(phase, use, gen):

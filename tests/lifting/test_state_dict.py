@@ -344,6 +344,24 @@ def test_a_state_dict_is_checked_as_the_users_hooks_have_left_it(cls, gen):
     take_steps(opt, gen)
 
 
+@pytest.mark.parametrize(
+    ("made", "keys"),
+    [
+        (lambda s: {"optimizer": s}, ["optimizer"]),
+        (lambda s: {"state": {}, "param_groups": []}, ["state", "param_groups"]),
+        (lambda s: s["param_groups"].append({"mine": 3}), ["state", "param_groups"]),
+    ],
+)
+def test_hooks_see_what_is_saved_and_may_return_anything(made, keys, gen):
+    opt, seen = ghor.optim.Adam([weight(9, 3)], space=STIEFEL), []
+    take_steps(opt, gen)
+    opt.register_state_dict_post_hook(lambda _, s: seen.append(through_a_file(s)) or made(s), prepend=True)
+    assert list(opt.state_dict()) == keys
+    assert seen[0]["param_groups"][0]["space"] == "Stiefel()"
+    assert seen[0]["state"][0]["section"].is_contiguous()
+    assert len(opt._optimizer_state_dict_post_hooks) == 1
+
+
 def test_a_hook_cannot_let_damage_through(gen):
     opt = ghor.optim.Adam([weight(9, 3)], space=STIEFEL, section="transported")
     take_steps(opt, gen, 2)

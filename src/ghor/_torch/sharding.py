@@ -23,6 +23,17 @@ def is_sharded(p: Any) -> bool:
     return module is not None and isinstance(p, module.DTensor)
 
 
+def reshard(model: Any) -> None:
+    """Put the shards of FSDP2 back into modules that have held whole weights since a forward pass.
+
+    What is written to those is lost with the next one, and their memory is freed.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    for module in () if fsdp is None else model.modules():
+        if isinstance(module, fsdp.FSDPModule):
+            module.reshard()
+
+
 def placement(p: Any) -> Any:
     """Mesh and placements of a DTensor, as a value to compare; None for an ordinary tensor."""
     return (p.device_mesh, p.placements) if is_sharded(p) else None

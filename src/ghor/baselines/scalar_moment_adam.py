@@ -78,6 +78,12 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
 
     def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
         """Let Base move the Euclidean weights; it skips shadows, which have no gradient meanwhile."""
+        for s in stacks:
+            for key in [k for k in ("amsgrad", "maximize") if s.group[k]] + ["weight_decay"] * s.decays:
+                raise RuntimeError(
+                    f"{s.names[0]} is on {s.space}, where ScalarMomentAdam has no {key}; nothing was moved. "
+                    f"Leave {key} out of its group, or use ghor.optim.Adam"
+                )
         grads = [s.H.grad for s in stacks]
         for s in stacks:
             s.H.grad = None

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded
+from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, reshard
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
 from ghor.constraints.registry import RECORD, declare, no_longer_parameters, spaces_by_id
@@ -56,6 +56,7 @@ def constrain(
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
     >>> moved = constrain(model, lambda name, p: name.endswith("proj.weight") and p.dim() == 2, Stiefel())
     """
+    reshard(module)
     warn, plan, chosen = Warnings(), [], select(module, name)
     holders = _holders(module)
     for n, (owner, leaf) in chosen.items():
@@ -100,6 +101,7 @@ def project(model: nn.Module) -> dict[str, float]:
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
     """
+    reshard(model)
     found = [
         (name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)
     ]
@@ -116,7 +118,10 @@ def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space
 
     Warns about declared weights that are no longer parameters.
     """
-    _warn_of_lost(no_longer_parameters(model))
+    if lost := no_longer_parameters(model):
+        warn = Warnings()
+        warn("lost", lost_message(lost))
+        warn.flush()
     # A weight may be tied to one outside the model, and declared there: optimizers find that, too.
     records = spaces_by_id() | {
         id(module._parameters[leaf]): space
@@ -134,6 +139,7 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     `options` go into every group; for different options change the entries of a group. Frozen parameters are
     left out.
     """
+    reshard(model)
     groups: dict[Space, dict[str, Any]] = {}
     for name, p, space in declared_spaces(model):
         if p.requires_grad:
@@ -178,18 +184,15 @@ def _is_reflection(p: Tensor, space: Space) -> bool:
     return bool((orthogonal & (SpecialOrthogonal().residual(M) > 1)).any())
 
 
-def _warn_of_lost(lost: dict[str, Space]) -> None:
-    if not lost:
-        return
-    warn, (name, space) = Warnings(), next(iter(lost.items()))
+def lost_message(lost: dict[str, Space]) -> str:
+    """What to say of `no_longer_parameters`."""
+    name, space = next(iter(lost.items()))
     others = f" ({len(lost) - 1} others likewise)" if len(lost) > 1 else ""
-    warn(
-        "lost",
+    return (
         f"{name} was constrained to {space} and is not a parameter any more{others}: a parametrization, "
         "pruning or a wrapper computes it, and nothing keeps it there. Undo that and constrain it again, or "
-        "call ghor.release(model) to give the constraints up",
+        "call ghor.release(model) to give the constraints up"
     )
-    warn.flush()
 
 
 spaces = declared_spaces  # its name in version 0.1.0

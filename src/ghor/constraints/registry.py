@@ -162,3 +162,13 @@ def no_longer_parameters(model: nn.Module) -> dict[str, Space]:
         for leaf, space in module.__dict__.get(RECORD, {}).items()
         if module._parameters.get(leaf) is None and not isinstance(space, Euclidean)
     }
+
+
+def lost_beside(params: set[int]) -> dict[str, Space]:
+    """`no_longer_parameters` of the modules to which parameters with these ids belong, by class and name."""
+    return {
+        f"{type(module).__name__.removeprefix('Parametrized')}.{leaf}": space
+        for module in list(_modules)
+        if (lost := no_longer_parameters(module)) and any(id(p) in params for p in module.parameters())
+        for leaf, space in lost.items()
+    }

@@ -35,6 +35,12 @@ def before(s: Stack, warn: Warn) -> None:
     A changed weight that is still on its space gets a new section; one that is off it raises an error.
     Called if `Stack.as_left` has found a difference, and in every step for sharded weights.
     """
+    for p, name in zip(s.parameters, s.names, strict=True):
+        if p.shape != s.given:
+            raise ValueError(
+                f"{name} had shape {tuple(s.given)} and has {tuple(p.shape)} now, for which the optimizer's "
+                "state of it means nothing; build a new optimizer"
+            )
     if s.params is not s.parameters:  # sharded
         s.params = s.pieces(s.parameters)
     if s.params[0].numel() == 0:  # this process holds none of their points

@@ -38,9 +38,10 @@ from torch.optim import Optimizer
 
 from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
-from ghor._torch.sharding import full_tensor
+from ghor._torch.sharding import full_tensor, reshard
 from ghor._torch.warn import Warnings
-from ghor.constraints.declare import declared_spaces
+from ghor.constraints.declare import declared_spaces, lost_message
+from ghor.constraints.registry import lost_beside
 from ghor.lifting import guards
 from ghor.lifting.param_groups import check_group, name_of, named_duplicate, spaces_of, with_names
 from ghor.lifting.partition import Partition, copied
@@ -128,6 +129,7 @@ class Lifted(Optimizer):
         self._reset()
         self._named = isinstance(params, nn.Module)
         if isinstance(params, nn.Module):
+            reshard(params)
             params = [(name, p) for name, p, _ in declared_spaces(params)]
         super().__init__(params, *args, **kwargs)
         self._warn_of_surprises()
@@ -407,11 +409,15 @@ class Lifted(Optimizer):
         super().zero_grad(set_to_none)
 
     def _warn_of_surprises(self) -> None:
-        """Warn about weight decay that has no effect, and about a model without a weight on a manifold."""
+        """Warn about decay without effect, no weight on a manifold, and weights that are none any more."""
         manifold = [not isinstance(s, Euclidean) for g in self.param_groups for s in spaces_of(g)]
         decay = None if any(g["anchor"] for g in self.param_groups) else self._options.get("weight_decay")
         if decay and all(manifold):
             self._warn_decay(decay, "these weights: all of them are on manifolds")
+        if not (self._explicit or self._named):  # for a module and its groups it has been said already
+            lost = lost_beside({id(p) for group in self.param_groups for p in group["params"]})
+            if lost:
+                self._warn("lost", lost_message(lost))
         if not self._explicit and not any(manifold):
             self._warn(
                 "flat",
@@ -432,7 +438,14 @@ class Lifted(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As in torch, and plain data: spaces are saved as their repr."""
         self._put_everything_back()
-        return plain(self.param_groups, super().state_dict())
+        # The first hook, so that the user's hooks see what is saved, and may return anything.
+        handle = self.register_state_dict_post_hook(
+            lambda _, out: plain(self.param_groups, out), prepend=True
+        )
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; sections and moments of weights on manifolds keep the dtype they were saved in.

@@ -100,6 +100,11 @@ class Partition:
                         f"{name} is on the meta device and has no values to move; materialise the module, "
                         "then build the optimizer"
                     )
+                elif not is_sharded(p) and p.numel() and not p.untyped_storage().size():
+                    raise ValueError(
+                        f"{name} has no memory any more: it was a whole weight, gathered by FSDP for a "
+                        "forward pass. Build the optimizer from the model itself, or call its reshard() first"
+                    )
                 else:
                     own = state.get(p)
                     alone = not optimizer.stack or _is_large(p)

@@ -77,6 +77,7 @@ class Stack:
         self.params = params = self.pieces(parameters)
         self.shape = space.by_rows(params[0]).shape
         self.where = params[0].dtype, params[0].device
+        self.given = parameters[0].shape
         dtype = COMPUTE_DTYPE.get(params[0].dtype, params[0].dtype)
         self.half = dtype != params[0].dtype
         split = space.split(params[0]).shape
@@ -356,6 +357,7 @@ class Stack:
         seen = self.seen
         if (
             self.params is not self.parameters  # sharded: the local tensors have to be fetched
+            or self.parameters[0].shape != self.given
             or tuple(map(_version, self.parameters)) != seen.versions
             or tuple(map(_version, seen.shared)) != seen.shared_versions
         ):

@@ -23,7 +23,7 @@ def plain(groups: list[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
     Contiguous, because a broadcast between processes copies memory and ignores strides.
     """
     for key, entries in out["state"].items():
-        if isinstance(entries, dict) and "section" in entries:  # a hook may have added anything
+        if isinstance(entries, dict) and "section" in entries:  # Base may keep anything
             out["state"][key] = {**entries, "section": entries["section"].contiguous()}
     if any("moves" in entries for entries in out["state"].values() if isinstance(entries, dict)):
         # Distributed checkpoints want a state for every weight, or for none.

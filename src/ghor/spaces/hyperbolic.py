@@ -408,7 +408,6 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, *output)
         ctx.save_for_forward(*inputs, *output)
@@ -426,7 +425,7 @@ class _Distance(torch.autograd.Function):
         slopes = _slopes(x, z, d, parts, torch.ones_like(d), dx is not None, dz is not None)
         pairs = zip(slopes, (dx, dz), strict=True)
         along = [(g * v).sum(-1) for g, v in pairs if g is not None and v is not None]
-        return sum(along), None, None, None
+        return sum(along), *map(torch.zeros_like, parts)
 
 
 def _split(x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.values import may_read
-from ghor.linalg import dot, eye_like, frobenius, inverse, phases, solve
+from ghor.linalg import dot, everywhere, eye_like, frobenius, inverse, largest, phases, solve
 from ghor.retraction import Retraction, by_name
 from ghor.spaces.base import compute
 from ghor.spaces.framed import readable
@@ -113,7 +113,7 @@ class Symplectic(MatrixSpace):
         K = D - M @ A
         square = frobenius(A) ** 2 + 2 * frobenius(self.star(K) @ K)
         long = square.detach() > 2.25
-        if not bool(long.any()):
+        if everywhere(~long):
             return super().retract(Y, Delta, R)
         share = torch.where(long, 1.5 * torch.where(long, square, 1).rsqrt(), 1)[..., None, None]
         Z = M + self._act(M, (1 - share) * D, M, by_name("geodesic"))
@@ -159,9 +159,9 @@ class Symplectic(MatrixSpace):
             U = U @ (3 * I - self.star(U) @ U) / 2
         off = frobenius(self.star(U) @ U - I)
         rounding = 1e3 * torch.finfo(U.dtype).eps * (1 + frobenius(U) ** 2)
-        if not bool((off <= rounding.clamp_max(1)).all()):  # at most 1, however large U is
+        if not everywhere(off <= rounding.clamp_max(1)):  # at most 1, however large U is
             raise ValueError(
-                f"the matrix is {float(self.residual(X).max()):.1e} off {self}, too far to tell which point "
+                f"the matrix is {largest(self.residual(X)):.1e} off {self}, too far to tell which point "
                 f"is meant; initialise it first, for example with {self}.random{tuple(X.shape)}"
             )
         return self.unmatrix(U, X.shape).to(X.dtype).contiguous()
