@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from functools import cache
+from inspect import getattr_static
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -165,10 +166,14 @@ def no_longer_parameters(model: nn.Module) -> dict[str, Space]:
 
 
 def lost_beside(params: set[int]) -> dict[str, Space]:
-    """`no_longer_parameters` of the modules to which parameters with these ids belong, by class and name."""
+    """`no_longer_parameters` of the modules to which parameters with these ids belong, by class and name.
+
+    A weight that was deleted from its module is not among them: nothing computes it.
+    """
     return {
         f"{type(module).__name__.removeprefix('Parametrized')}.{leaf}": space
         for module in list(_modules)
         if (lost := no_longer_parameters(module)) and any(id(p) in params for p in module.parameters())
         for leaf, space in lost.items()
+        if getattr_static(module, leaf, None) is not None
     }
