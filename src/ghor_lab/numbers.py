@@ -28,7 +28,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from . import paper
 from .caught import table as caught_table
-from .files import store
+from .files import below, store
 from .pack import SUFFIX, load
 from .pool import best, counted, off, pool, spread
 from .record import Run, each_once
@@ -118,9 +118,7 @@ class Book:
         self.runs = cache(self._runs)
 
     def _runs(self, folder: str) -> list[Run]:
-        paths = sorted(
-            [*(self.results / folder).glob(f"*{SUFFIX}"), *(self.results / folder).glob("*.jsonl")]
-        )
+        paths = below(self.results / folder, SUFFIX, ".jsonl")
         return each_once(run for path in paths for run in load(path))
 
     def run(
