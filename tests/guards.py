@@ -1599,6 +1599,13 @@ MUTANTS = [
         "constraints/test_declare.py::test_bare_parameters_of_a_computed_weight_do_not_train_in_silence",
     ),
     Mutant(
+        "weights that were deleted from their modules",
+        "registry",
+        "        if getattr_static(module, leaf, None) is not None\n",
+        "        if True\n",
+        "constraints/test_declare.py::test_bare_parameters_of_a_computed_weight_do_not_train_in_silence",
+    ),
+    Mutant(
         "options of Adam that scalar moments do not have",
         "scalar_moment_adam",
         'for key in [k for k in ("amsgrad", "maximize") if s.group[k]] + ["weight_decay"] * s.decays:',

@@ -509,6 +509,7 @@ def test_bare_parameters_of_a_computed_weight_do_not_train_in_silence(how, net):
     ghor.optim.Adam(net.block["wide"].parameters())
     ghor.release(net.block["tall"])
     ghor.optim.Adam(net.parameters())
+    other.block["tall"].scale = nn.Parameter(torch.ones(()))
     del other.block["tall"].weight
     ghor.optim.Adam(other.parameters())  # nothing computes a weight that is gone
 
