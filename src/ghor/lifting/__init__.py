@@ -1,6 +1,5 @@
 """Algorithm 3 of the paper: any optimizer on homogeneous spaces."""
 
-from ghor.lifting.lift import lift
-from ghor.lifting.lifted import Lifted
+from ghor.lifting.lifted import Lifted, lift
 
 __all__ = ["Lifted", "lift"]

@@ -1,0 +1,281 @@
+"""Frames: Lambda above a point, and the one formula of a step for each way to keep it.
+
+    Group       Lambda in a small group; four formulas a space     SPD, poses, positions and orientations, R^d
+    Stored      Lambda = [y, Q], thin; any adjoint X*              Stiefel, Grassmann, flags, SO, U, symplectic, spheres
+    ClosedForm  a function of y and a unitary R, n >= 1            the orthogonal and unitary ones
+    Vectors     the same for n = 1 and real numbers, k = +-1       spheres and hyperbolic space   (vectors.py)
+    Carried     Vectors with a stored rotation O                   a stored frame of hyperbolic space   (vectors.py)
+
+All that a frame knows is made, to the bit, from the point and `tensors()`, which are what state[p] keeps: so a
+batch may be dropped and derived again at any time. A step runs `pull` and `step`, every tenth one `repair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ghor.linalg import add_, eye, gram, inverse, plus, polar, size, times
+from ghor.spaces.retraction import Retraction
+
+if TYPE_CHECKING:
+    from ghor.spaces.base import GroupSpace, Space
+    from ghor.spaces.matrix import Matrices
+
+Tensors = Sequence[Tensor]
+SINGULAR = 100.0  # ||(R + y_1)^-1|| of points that others wrote; steps keep it below 30
+WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which a closed form reflects its reference; in so many directions
+
+
+class Frame:
+    """Lambda above the points y (M, N, n); nothing of it is read but by those who `put` points."""
+
+    exact: ClassVar[bool] = True  # `point` is kept: a weight of radius 1 is the point, to the bit
+    steady: ClassVar[bool] = False  # `point` is a view of memory that stays
+    reads: ClassVar[bool] = False  # from such a weight the point is also read, in every step, by `take`
+
+    def __init__(self, geometry: Space, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
+        """Above y, from what a state has `held` of `tensors()`; eps is that of the weights' dtype."""
+        self.geometry, self.n, self.longest, self.eps = geometry, y.shape[-1], geometry.longest(y), eps
+        self.sources: list[Tensor] | None = None  # the point, as weights see it
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the state of an optimizer keeps."""
+        return {}
+
+    def parts(self) -> list[Tensor]:
+        """All that changes, points first: views."""
+        raise NotImplementedError
+
+    def point(self) -> Tensor:
+        raise NotImplementedError
+
+    def zeros(self) -> Tensor:
+        """Memory for elements of g^hor, in the order of the frame's own."""
+        return torch.zeros_like(self.point(), memory_format=torch.contiguous_format)
+
+    def length(self, w: Tensor) -> Tensor:
+        """What `longest` limits, (M, 1, 1); 0 only for w = 0, not finite where w is not."""
+        return torch.linalg.vector_norm(w, dim=(-2, -1), keepdim=True)
+
+    def pull(self, g: Tensor, out: Tensor) -> None:
+        """out <- global_rep(Lambda, rgrad(y, g))."""
+        raise NotImplementedError
+
+    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+        """Lambda <- Lambda R(w), state into the coordinates of the new frame; w is finite and may be overwritten.
+
+        `length` (M, 1, 1) is that of w. No bit changes where w is 0.
+        """
+        raise NotImplementedError
+
+    def repair(self, whole: bool, moved: Tensor) -> None:
+        """Rounding, of Lambda or of its point alone; no bit changes where a point has not `moved` (M, 1, 1)."""
+
+    def put(self, mask: Tensor, y: Tensor) -> None:
+        """Make the frames at these points (M) anew, above y; references stay, unless they are singular there."""
+        held = {k: v[mask] for k, v in self.tensors().items() if k == "frame_anchor"}
+        new = type(self)(self.geometry, y, held, self.eps)
+        for mine, part in zip(self.parts(), new.parts(), strict=True):
+            mine[mask] = part
+
+    def take(self, y: Tensor) -> None:
+        """Go on from the points y, which others may have written, if the frame `reads`."""
+
+    def write(self, targets: list[Tensor]) -> None:
+        """The points into weights, seen as points: one copy out."""
+        if self.sources is None or not self.steady:
+            self.sources = rows(self.point(), len(targets))
+        torch._foreach_copy_(targets, self.sources)
+
+
+def rows(X: Tensor, count: int) -> list[Tensor]:
+    """The points of each of so many weights: views."""
+    return list(X.unflatten(0, (count, -1)).unbind(0))
+
+
+class Group(Frame):
+    """Lambda as an element of a small group: SPD, poses, R^d. The four lines of Algorithm 3 are the geometry's."""
+
+    geometry: GroupSpace
+
+    def __init__(self, geometry: GroupSpace, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
+        super().__init__(geometry, y, held, eps)
+        self.L = held["section"].clone() if held else geometry.section(y)
+        self.exact = geometry.exact
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"section": self.L}
+
+    def parts(self) -> list[Tensor]:
+        return [self.L]
+
+    def point(self) -> Tensor:
+        return self.geometry.point(self.L)
+
+    def length(self, w: Tensor) -> Tensor:
+        return self.geometry.length(w)
+
+    def pull(self, g: Tensor, out: Tensor) -> None:
+        out.copy_(self.geometry.coordinates(self.L, g))
+
+    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+        self.L.copy_(self.geometry.moved(self.L, w, R, self.longest))
+
+    def repair(self, whole: bool, moved: Tensor) -> None:
+        self.geometry.polish_(self.L, moved)
+
+
+class Stored(Frame):
+    """Lambda = [y, Q] by columns, L = Lambda^T; coordinates never turn. For spaces of matrices with an adjoint X*."""
+
+    steady: ClassVar[bool] = True
+    geometry: Matrices
+
+    def __init__(self, geometry: Matrices, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
+        super().__init__(geometry, y, held, eps)
+        S = held["section"] if held else torch.cat([y, geometry.complement(y)], -1)
+        self.L = S.mT.clone(memory_format=torch.contiguous_format)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"section": self.L.mT}
+
+    def parts(self) -> list[Tensor]:
+        return [self.L]
+
+    def point(self) -> Tensor:
+        return self.L[..., : self.n, :].mT
+
+    def zeros(self) -> Tensor:
+        return torch.zeros_like(self.L[..., : self.n, :]).mT
+
+    def pull(self, g: Tensor, out: Tensor) -> None:
+        """[skew(y^H g); Q^H g]: the derivative along W, a descent direction for every rule that keeps signs."""
+        if torch.compiler.is_compiling() or not out.mT.is_contiguous():
+            out.copy_(self.L.conj() @ g)
+        else:
+            torch.bmm(g.mT, self.L.mH, out=out.mT)
+        self.geometry.hor_(out, 1)
+
+    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+        """y <- y + D, Q <- Q - (y + J) B*."""
+        n, star = self.n, self.geometry.star
+        if not self.geometry.compact:
+            w.mul_(self.geometry.shortening(self.L, w))
+        if (w.shape[-2] < 2 * n and w.shape[-2] <= R.dense_up_to) or w.shape[-2] == n:  # the thin form would be no smaller
+            W = self.geometry.algebra(w)
+            self.L.add_((W @ R.ratio(W, 2 * self.longest)).mT @ self.L)
+            return
+        top, B, y = w[..., :n, :], w[..., n:, :], self.L[..., :n, :].mT
+        A, Bs = top.clone(), star(B)
+
+        def V(M: Tensor | None) -> Tensor:  # all of Lambda times [M; B]: of slices, torch takes the matrices one by one
+            top.zero_() if M is None else top.copy_(M)
+            return (w.mT @ self.L).mT
+
+        D, J = R.act(y, V, A, Bs @ B, self.longest)
+        T = torch.add(y, D, alpha=0.5) if J is None else y + J
+        top.zero_()
+        if w.is_complex() or not self.geometry.compact:
+            B.copy_(Bs.mT)
+        self.L.baddbmm_(w, T.mT, alpha=-1)
+        self.L[..., :n, :].add_(D.mT)
+
+    def repair(self, whole: bool, moved: Tensor) -> None:
+        """X <- X (3 I - X* X)/2 where points have moved."""
+        X, star = (self.L if whole else self.L[..., : self.n, :]).mT, self.geometry.star
+        Xs = star(X) if not whole else torch.cat([star(X[..., : self.n]), star(X[..., self.n :])], -2)
+        S = Xs @ X
+        X.add_(X @ (eye(S) - S) * moved, alpha=0.5)
+
+
+class ClosedForm(Frame):
+    """Lambda as a function of y and a unitary R (n x n), never formed; P = (R + y_1)^-1:
+
+        Q x = [0; x] - (y R^H + E) P^H y_2^H x
+
+    First moments turn with the frame, by terms as small as the step. Where ||P|| > WORN, R is reflected in the
+    direction in which R + y_1 is nearly singular: one product with a vector, under a mask, so that nothing is read.
+    """
+
+    steady: ClassVar[bool] = True
+    geometry: Matrices
+
+    def __init__(self, geometry: Matrices, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
+        super().__init__(geometry, y, held, eps)
+        self.y = y.clone(memory_format=torch.contiguous_format)
+        y1 = self.y[..., : self.n, :]
+        self.R = held["frame_anchor"].clone() if held else polar(y1)
+        self.P = inverse(self.R + y1)
+        far = ~(size(self.P) < SINGULAR * self.n**0.5) if held else None
+        if far is not None and bool(far.any()):  # others have written the weight
+            self.R = torch.where(far, polar(y1), self.R)
+            self.P = inverse(self.R + y1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"frame_anchor": self.R}
+
+    def parts(self) -> list[Tensor]:
+        return [self.y, self.R, self.P]
+
+    def point(self) -> Tensor:
+        return self.y
+
+    def pull(self, g: Tensor, out: Tensor) -> None:
+        n, S = self.n, gram(self.y, g)
+        lower = out[..., n:, :].copy_(g[..., n:, :])
+        add_(lower, self.y[..., n:, :], times(self.P, plus(g[..., :n, :], self.R, S)), -1)
+        out[..., :n, :] = S
+        self.geometry.hor_(out, 1)
+
+    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+        """V = Q B = [U; B] + y R^H U; y+ = y + D. A moment m becomes Q m - (y + J) B* m, in coordinates of the new frame."""
+        n, y, P, Ref = self.n, self.y, self.P, self.R
+        A, B, y2 = w[..., :n, :].clone(), w[..., n:, :], y[..., n:, :]
+        lower = [m[..., n:, :] for m in odd]
+        U, *Us = [-times(P.mH, gram(y2, Z)) for Z in (B, *lower)]
+        C, *cs = [gram(B, Z) for Z in (B, *lower)]
+        w[..., :n, :] = U
+        X = times(Ref.mH, U)
+        D, J = R.act(y, lambda M: plus(w, y, X if M is None else M + X), A, C, self.longest)
+        y.add_(D)
+        New, P = self._reference(Ref, y[..., :n, :], length > 0)
+        for m, c, RX in zip(lower, cs, Us, strict=True):
+            X = times(Ref.mH, RX)
+            H = times(D, torch.sub(X, c, alpha=0.5)) if J is None else plus(times(D, X - c), J, c)
+            V = times(New, c) - H[..., :n, :] - times(New - Ref, X)
+            m.sub_(H[..., n:, :])
+            add_(m, y2, times(P, V), -1)
+        self.R.copy_(New)
+        self.P.copy_(P)
+
+    def _reference(self, R: Tensor, y1: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """R and P at a new y_1. R + y_1 is singular where y_1 v = -R v, and R (1 - 2 v v^H) + y_1 is not.
+
+        Directions v come from P by inverse iteration; all with ||P v|| > 1 go together, once one has WORN. If most
+        of them have, R -> -R.
+        """
+        R = torch.where(((R.conj() * y1).sum((-2, -1), True).real < -0.75 * self.n) & moved, -R, R)
+        P, worn = inverse(R + y1), None
+        V: list[Tensor] = []
+        for _ in range(min(self.n, DIRECTIONS)):
+            v = P[..., :1] if not V else P @ V[-1].conj()
+            for k in range(3):
+                v = P @ (P.mH @ v) if k < 2 else v  # the last time against rounding alone
+                for u in V:
+                    v = v - u * (u.mH @ v)
+                v = v / size(v)
+            grown = size(P.mH @ v)
+            worn = (grown > WORN) & moved if worn is None else worn
+            R = torch.where(worn & (grown > 1), R - 2 * (R @ v) @ v.mH, R)
+            V.append(v)
+        return R, inverse(R + y1)
+
+    def repair(self, whole: bool, moved: Tensor) -> None:
+        y, n = self.y, self.n
+        for X in (y, self.R):
+            X.add_(times(X, (eye(self.P) - gram(X, X)) / 2) * moved)
+        self.P.copy_(inverse(self.R + y[..., :n, :]))

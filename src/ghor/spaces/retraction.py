@@ -1,0 +1,86 @@
+"""A retraction is one function, R(X) = I + X ratio(X), in the three forms that frames ask for.
+
+ratio(X)            of square X
+act(y, V, A, C)     on frames: D = y F1 + Q B F2 and J = y (T1 - I) + Q B T2, where V(M) = Q B + y M,
+                    R(W) E = E + [F1; B F2], R(W) E_c = E_c - [T1; B T2] B*, C = B* B. J = None for D/2
+arc(k, bb)          on vectors: f = sin(t)/|b| and h = (1 - cos(t))/|b|^2 of the angle t of a step b, bb = |b|^2;
+                    for k = -1 sinh(t)/|b| and (cosh(t) - 1)/|b|^2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ghor.linalg import eye, inverse, size, times
+
+Product = Callable[[Tensor | None], Tensor]
+
+
+class Cayley:
+    """R(X) = (I - X/2)^-1 (I + X/2)."""
+
+    dense_up_to: ClassVar[float] = 192  # if N < 2 n: beyond, an n x n inverse is cheaper than an N x N one
+
+    def ratio(self, X: Tensor, longest: float) -> Tensor:
+        return inverse(eye(X) - X / 2)
+
+    def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> tuple[Tensor, Tensor | None]:
+        M = torch.add(A, C, alpha=-0.5)
+        F2 = inverse(torch.sub(eye(M), M, alpha=0.5))
+        return times(V(M), F2), None
+
+    def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
+        f = torch.reciprocal(1 + bb * (k / 4))
+        return f, f / 2
+
+
+class Geodesic:
+    """R(X) = exp(X)."""
+
+    dense_up_to: ClassVar[float] = math.inf
+
+    def ratio(self, X: Tensor, longest: float) -> Tensor:
+        """sum_k X^(k-1)/k! by scaling and modified squaring W <- 2 W + W X W, as often as `longest` may need."""
+        s = torch.ceil(torch.log2(2 * torch.linalg.matrix_norm(X, ord=1, keepdim=True).clamp_min(0.25))).clamp_min(0)
+        Y, W = X * torch.exp2(-s), eye(X).expand_as(X)
+        for k in range(9 if torch.finfo(X.dtype).eps > 1e-10 else 15, 1, -1):
+            W = eye(X) + (Y @ W) / k
+        W = W * torch.exp2(-s)
+        for j in range(math.ceil(math.log2(2 * longest * X.shape[-1] ** 0.5 + 1))):
+            W = torch.where(j < s, 2 * W + W @ X @ W, W)
+        return W
+
+    def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> tuple[Tensor, Tensor | None]:
+        """By the 2n x 2n matrix [[A/2, c I], [(A^2/4 - C)/c, A/2]], c a power of two near ||W||."""
+        n, I = A.shape[-1], eye(A)
+        c = torch.exp2(torch.round(torch.log2(torch.maximum(size(A), size(C).sqrt()).clamp(1e-6, 1e6))))
+        B = torch.cat([torch.cat([A / 2, c * I.expand_as(A)], -1), torch.cat([(A @ A / 4 - C) / c, A / 2], -1)], -2)
+        P = self.ratio(B, 2 * longest)
+        p11, p12, p21, p22 = P[..., :n, :n], P[..., :n, n:] / c, P[..., n:, :n] * c, P[..., n:, n:]
+        F2 = p11 + p12 @ A / 2
+        F1, T1, Z = A @ F2 / 2 + p21 + p22 @ A / 2, A @ p12 / 2 + p22 - I, V(None)
+        return y @ F1 + Z @ F2, y @ T1 + Z @ p12
+
+    def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
+        c, s = self.half(k, bb)
+        return 2 * c * s, 2 * s * s
+
+    def half(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
+        """(c, s): cos(t/2) and sin(t/2)/|b|; for k = -1 cosh and sinh."""
+        t = bb.sqrt() / 2
+        if k == 1:
+            return t.cos(), torch.sinc(t / math.pi) / 2
+        small = t < 0.02
+        safe = torch.where(small, 1, t)
+        return t.cosh(), torch.where(small, 1 + bb / 24 * (1 + bb / 80), safe.sinh() / safe) / 2
+
+
+cayley, geodesic = Cayley(), Geodesic()
+Retraction = Cayley | Geodesic
+
+RETRACTIONS: dict[str, Retraction] = {"cayley": cayley, "geodesic": geodesic}

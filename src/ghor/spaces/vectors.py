@@ -1,0 +1,316 @@
+"""The closed form for n = 1 and real numbers, of spheres (k = 1) and hyperbolic space (k = -1): one set of lines.
+
+Turn      a step from y: the new point and the rotation of the frame, a few numbers a point
+Vectors   Lambda as a function of y and a sign r: what is odd in the gradient turns with it
+Carried   Lambda(y) diag(1, O) with a rotation O that turns the other way: coordinates stay
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ghor.spaces.frames import Frame, Tensors, rows
+from ghor.linalg import eye, perhaps
+from ghor.spaces.retraction import Retraction
+
+if TYPE_CHECKING:
+    from ghor.spaces.sphere import Sphere
+
+TURN, SINGULAR = (0.25, 0.1)  # 1 + r y_1 at which r turns in a step, and below it one for points that others wrote
+SHORT, MANY, CACHED = (16, 1000, 1 << 17)  # many short vectors are kept coordinate by coordinate; numbers in a piece
+SLOW, LONG = (0.05, 0.5)  # lengths of steps from which on squares are kept large beside momentum, and made equal
+
+
+def dot(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
+    """Sums of products along coordinates, which stay as a dimension of length one; of two or three as long loops."""
+    if dim == -1 or len(a) > 3 or torch.compiler.is_compiling():
+        return (a * b).sum(dim, keepdim=True)
+    (x, y), *rest = zip(a.split(1), b.split(1), strict=True)
+    sums = x * y
+    for x, y in rest:
+        sums.addcmul_(x, y)
+    return sums
+
+
+def copy_(X: Tensor, Y: Tensor) -> Tensor:
+    """X <- Y, both (M, N) or (N, M); of short vectors coordinate by coordinate if only one of them is stored so."""
+    dim = -2 if X.shape[0] < X.shape[1] else -1
+    if X.stride(dim) != Y.stride(dim) and X.shape[dim] <= SHORT and not torch.compiler.is_compiling():
+        torch._foreach_copy_(X.unbind(dim), Y.unbind(dim))
+        return X
+    return X.copy_(Y)
+
+
+def kept(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """Numbers of points, computed once: a compiler would repeat them for every coordinate, but not what it has to stack."""
+    return torch.stack(numbers).unbind() if torch.compiler.is_compiling() else numbers
+
+
+def in_plane(gamma: Tensor, s: Tensor, yb: Tensor, bb: Tensor, yy: Tensor, square: Tensor) -> tuple[Tensor, ...]:
+    """t of T = I + y (t_0 y + t_1 b)^T + b (t_2 y + t_3 b)^T, see `Turn`; `square` is gamma^2 + |S|^2."""
+    f = 2 * s / square
+    return -f * s * bb, f * (s * yb - gamma), f * (s * yb + gamma), -f * s * yy
+
+
+class Turn:
+    """A step b from y in the closed form for n = 1, k = 1 (spheres) or -1 (hyperbolic space); one number a point each.
+
+    The frame at y+ is the transported one up to the rotation T in the plane of y_2 and b: with c and s the half angle
+    of the step, gamma = k rho c - s y_2.b and the bivector S = s (b y_2^T - y_2 b^T),
+
+        T = I + 2 (gamma S + S^2)/(gamma^2 + |S|^2),      gamma^2 + |S|^2 = rho rho+,      rho = 1 + r y_1
+
+    Multiplied out, with f = 2 c s and h = 2 s^2 (R.arc), every number is a quotient in which nothing cancels far out:
+
+        y_2+ = y_2 (1 - k g) + f b,                   g = h b.b + f y.b/rho,    rho+ = rho - k d,    d = rho g - h b.b
+        T m  = m + k b (p y.m + q (rho - 2) b.m) - k y_2 ((p - 2 k q y.b/rho) b.m + k q b.b y.m/rho),  (p, q) = (f, h)/rho+
+    """
+
+    def __init__(self, k: int, ry: Tensor, yb: Tensor, bb: Tensor, R: Retraction) -> None:
+        self.k, self.ry, self.rho, self.yb = k, ry, 1 + ry, yb
+        (self.f, self.h), rho = R.arc(k, bb), self.rho
+        hbb, fyb = self.h * bb, self.f * yb
+        d = torch.addcmul(fyb, hbb, ry)
+        self.new, g = torch.sub(rho, d, alpha=k), torch.addcdiv(hbb, fyb, rho)
+        p, q = self.f / self.new, self.h / self.new
+        T = q * bb / rho, torch.addcdiv(p, q * yb, rho, value=-2 * k), p, torch.addcmul(q * -2, q, rho)
+        self.d, self.g, self.f, *self.T = kept(d, g, self.f, *T)
+        self.flip: Tensor | None = None  # where the sign r changes
+        if k == 1 and perhaps(self.new.amin() < TURN):
+            self.flip = (self.new < TURN) & (bb > 0)
+
+    def along(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
+        """T m = m - k y x + k b z: x and z from y.m and b.m."""
+        t = self.T
+        x, z = torch.addcmul(t[1] * bm, t[0], ym, value=self.k), torch.addcmul(t[2] * ym, t[3], bm)
+        if self.flip is not None:  # the frames of r and -r are mirror images in y_2+
+            h = torch.addcmul(ym, self.f * self.ry - self.h * self.yb, bm)
+            h = torch.where(self.flip, 2 * h / (self.new * (2 - self.new)), 0)
+            x, z = torch.addcmul(x, h, 1 - self.g), torch.addcmul(z, h, self.f, value=-1)
+        return kept(x, z)
+
+    def each(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
+        """-k x and k z for several vectors a point, (M, K, 1)."""
+        t, k = [x.unsqueeze(-2) for x in self.T], self.k
+        return torch.addcmul(-k * t[1] * bm, t[0], ym, value=-1), k * torch.addcmul(t[2] * ym, t[3], bm)
+
+    def spread_(self, squares: Tensors, y: Tensor, b: Tensor, dim: int) -> None:
+        """v_i <- sum_j T_ij^2 v_j, the mean squares of coordinates that are uncorrelated; T = I + y p^T + b q^T."""
+        products, k = (y * y, y * b, b * b), self.k
+        t = -self.T[0], -k * self.T[1], k * self.T[2], k * self.T[3]
+        double = kept(2 * t[0], 2 * (t[1] + t[2]), 2 * t[3])
+        for v in squares:
+            parts = [v * X for X in products]
+            yy, yb, bb = (X.sum(dim, keepdim=True) for X in parts)
+            py, pb, qy, qb = t[0] * yy + t[1] * yb, t[0] * yb + t[1] * bb, t[2] * yy + t[3] * yb, t[2] * yb + t[3] * bb
+            sums = kept(t[0] * py + t[1] * pb, 2 * (t[2] * py + t[3] * pb), t[2] * qy + t[3] * qb)
+            for X, part, s, d in zip(products, parts, sums, double, strict=True):
+                v.addcmul_(X, s).addcmul_(part, d)
+            v.clamp_min_(0)
+
+
+class Vectors(Frame):
+    """The closed form for n = 1 and real numbers: y_2, and y_1 and r = +-1 beside it, one a point.
+
+    Operations run in long loops. Along rows (M, N), `dim` = -1, nothing looks at coordinates: y_2, elements (0, b) of
+    g^hor and moments have a first one of 0. Many short vectors lie coordinate by coordinate, (N, M), `dim` = -2, and
+    are (N - 1, M) without the first.
+    """
+
+    geometry: Sphere
+    reads: ClassVar[bool] = True
+
+    def __init__(self, geometry: Sphere, y: Tensor, held: dict[str, Tensor], eps: float, short: int = SHORT) -> None:
+        super().__init__(geometry, y, held, eps)
+        self.k, self.dim = geometry.k, -2 if y.shape[-2] <= short and len(y) > MANY else -1
+        self.whole = self.plain(y).clone(memory_format=torch.contiguous_format)
+        self.first = self.whole.narrow(self.dim, 0, 1)
+        self.y, self.y1 = self.lower(self.points(self.whole)), self.first
+        if self.dim == -1:
+            self.y1 = self.first.clone()
+            self.first.zero_()
+        self.r = torch.where(self.y1 < 0, -1.0, 1.0).to(y) if self.k == 1 else torch.ones_like(self.y1)
+        if "frame_anchor" in held:
+            self.r.copy_(self.plain(held["frame_anchor"]))
+            self._turn_singular_()
+
+    def plain(self, x: Tensor) -> Tensor:
+        """(M, N, 1) as (M, N) or (N, M), a view; and back by `points`."""
+        return x[..., 0] if self.dim == -1 else x[..., 0].mT
+
+    def lower(self, x: Tensor) -> Tensor:
+        """The same without the first coordinate, where that costs nothing."""
+        return x[..., 0] if self.dim == -1 else x[..., 1:, 0].mT
+
+    def points(self, x: Tensor) -> Tensor:
+        return (x if self.dim == -1 else x.mT).unsqueeze(-1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"frame_anchor": self.points(self.r)} if self.k == 1 else {}
+
+    def parts(self) -> list[Tensor]:
+        return [self.points(x) for x in (self.whole, self.y1, self.r)]
+
+    def point(self) -> Tensor:
+        y = self.points(self.whole.clone())
+        y[..., :1, :] = self.points(self.y1)
+        return y
+
+    def zeros(self) -> Tensor:
+        return self.points(torch.zeros_like(self.whole))
+
+    def length(self, w: Tensor) -> Tensor:
+        w = self.lower(w)
+        return self.points(dot(w, w, -2).sqrt() if self.dim == -2 else torch.linalg.vector_norm(w, dim=-1, keepdim=True))
+
+    def take(self, y: Tensor) -> None:
+        copy_(self.points(self.whole)[..., 0], y[..., 0])
+        if self.dim == -1:
+            self.y1.copy_(self.first)
+            self.first.zero_()
+        if self.k == 1:
+            self._turn_singular_()
+
+    def _turn_singular_(self) -> None:
+        """A sign r stays while r + y_1 is not singular, as it is where a step has ended."""
+        ry = self.r * self.y1
+        if perhaps(ry.amin() < SINGULAR - 1):
+            self.r.copy_(torch.where(ry < SINGULAR - 1, -self.r, self.r))
+
+    def write(self, targets: list[Tensor]) -> None:
+        """One call, so that an interrupt leaves weights whole; of parts that do not overlap, in any order."""
+        if self.sources is None:
+            size = self.whole.shape[self.dim] - 1 if self.dim == -1 else 1
+            cut = lambda X, first: (first, *X[..., 1:, :].split(size, -2))  # noqa: E731
+            parts = (rows(self.points(x), len(targets)) for x in (self.whole, self.y1))
+            self.sources = [part for Y, y1 in zip(*parts, strict=True) for part in cut(Y, y1)]
+            self.targets = [part for X in targets for part in cut(X, X[..., :1, :])]
+        torch._foreach_copy_(self.targets, self.sources)
+
+    def pieces(self) -> list[tuple[slice, ...]]:
+        """Points so few that operation after operation finds them in the cache; compiled, loops are one anyway."""
+        M, whole = self.y.shape[-3 - self.dim], self.y.numel() < 8 * CACHED or torch.compiler.is_compiling()
+        size = M if whole else CACHED * M // self.y.numel() + 1
+        return [(slice(None),) * (-1 - self.dim) + (slice(i, i + size),) for i in range(0, M, size)]
+
+    def pull(self, g: Tensor, out: Tensor) -> None:
+        """(0, g_2 - k y_2 (r g_1 + y_2.g_2/rho))."""
+        first, G, B = self.plain(g[..., :1, :]), self.lower(g), self.lower(out)
+        G = G if self.dim == -1 else copy_(B, G)
+        for i in self.pieces():
+            y, r = self.y[i], self.r[i]
+            along = dot(y, G[i], self.dim).div_(1 + r * self.y1[i]).addcmul_(r, first[i])
+            torch.addcmul(G[i], y, along, value=-self.k, out=B[i])
+        out[..., 0, :] = 0
+
+    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+        k, dim, even = self.k, self.dim, even if self.k == -1 else ()  # the frame of a sphere turns slowly
+        state = [self.y, self.y1, self.r, self.plain(length), *(self.lower(x) for x in (w, *odd, *even))]
+        for i in self.pieces():
+            y, y1, r, l, W, *rest = (x[i] for x in state)
+            T, ms, vs = self.turn(y, y1, r, W, l, R), rest[: len(odd)], rest[len(odd) :]
+            pairs = [(m, v) for m in ms for v in vs] if vs and perhaps(l.amax() > SLOW) else []
+            most = [ratio(m, v).amax(dim, keepdim=True) for m, v in pairs]
+            for m in ms:
+                x, z = T.along(dot(y, m, dim), dot(W, m, dim))
+                m.addcmul_(y, x, value=-k).addcmul_(W, z, value=k)
+            if vs:
+                T.spread_(vs, y, W, dim)
+            for (m, v), largest in zip(pairs, most, strict=True):
+                keep_large_(v, m, largest, l, dim)
+            y.addcmul_(y, T.g, value=-k).addcmul_(W, T.f)
+            if k == 1:
+                y1.addcmul_(r, T.d, value=-1)
+                if T.flip is not None:
+                    r.copy_(torch.where(T.flip, -r, r))
+            else:
+                new = (1 + dot(y, y, dim)).sqrt_()
+                y1.copy_(torch.where(l > 0, new, y1) if perhaps(l.amin() == 0) else new)
+
+    def turn(self, y: Tensor, y1: Tensor, r: Tensor, W: Tensor, length: Tensor, R: Retraction) -> Turn:
+        """The step W, which is shortened where its point would lose all digits."""
+        yb = dot(y, W, self.dim)
+        if self.k == -1 and perhaps(self.eps * y1.amax() * (4 / 3 * length.amax()).exp() > 0.25):
+            room = self.geometry.shortening(y1, yb, length, self.eps)
+            W.mul_(room)
+            yb, length = yb * room, length * room
+        return Turn(self.k, r * y1, yb, length * length, R)
+
+    def repair(self, whole: bool, moved: Tensor) -> None:
+        square, moved = dot(self.y, self.y, self.dim), self.plain(moved)
+        if self.k == -1:
+            self.y1.copy_(torch.where(moved, (1 + square).sqrt(), self.y1))
+            return
+        scale = torch.where(moved, 1.5 - (square + self.y1 * self.y1) / 2, 1)
+        self.y.mul_(scale)
+        self.y1.mul_(scale)
+
+
+def ratio(m: Tensor, v: Tensor) -> Tensor:
+    """m^2/v, and 0 where both are 0."""
+    return m.square() / v.clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def keep_large_(v: Tensor, m: Tensor, most: Tensor, length: Tensor, dim: int) -> None:
+    """Squares v so large beside the turned m that no m^2/v exceeds the largest one before a step; in long steps all alike.
+
+    Spreading is right on average, but momentum is a single vector: across the frame it would meet squares from nearer in.
+    """
+    large = torch.maximum(v, ratio(m, most))
+    large = torch.where(length > LONG, large.amax(dim, keepdim=True), large)
+    v.copy_(torch.where(length > SLOW, large, v))
+
+
+class Carried(Frame):
+    """A stored frame above a closed form: Lambda(y) diag(1, O). O turns, as moments would, and coordinates do not."""
+
+    geometry: Sphere
+
+    def __init__(self, geometry: Sphere, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
+        super().__init__(geometry, y, held, eps)
+        S = held["section"] if held else torch.eye(y.shape[-2], dtype=y.dtype, device=y.device).repeat(len(y), 1, 1)
+        self.S = S.clone()  # by rows: the point, and o_j as (0, o_j)
+        self.O, self.form = (self.S[..., 1:, :], Vectors(geometry, self.S[..., :1, :].mT if held else y, {}, eps, short=0))
+        self._show()
+
+    def _show(self) -> None:
+        self.S[..., :1, :] = self.form.point().mT
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"section": self.S}
+
+    def parts(self) -> list[Tensor]:
+        return [*self.form.parts(), self.S]
+
+    def point(self) -> Tensor:
+        return self.form.point()
+
+    def write(self, targets: list[Tensor]) -> None:
+        self.form.write(targets)
+
+    def pull(self, g: Tensor, out: Tensor) -> None:
+        self.form.pull(g, out)
+        out[..., 1:, :] = self.O @ out
+
+    def boost(self, w: Tensor) -> Tensor:
+        """Coordinates in the closed form."""
+        return self.O.mT @ w[..., 1:, :]
+
+    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+        y, O, b = self.form.y.unsqueeze(-2), self.O, self.boost(w)
+        W = b.mT
+        f = self.form
+        x, z = f.turn(f.y, f.y1, f.r, W[..., 0, :], length[..., 0], R).each(dot(y, O), dot(W, O))
+        O.addcmul_(y, x).addcmul_(W, z)
+        self.form.step(b, length, R, (), ())
+        self._show()
+
+    def repair(self, whole: bool, moved: Tensor) -> None:
+        self.form.repair(whole, moved)
+        if whole:
+            X = self.O[..., 1:]
+            X.add_(X @ (eye(X) - X.mT @ X) * moved, alpha=0.5)
+        self._show()
