@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _Orthogonal
 
 from ghor._torch.parametrized import remove_parametrizations
+from ghor._torch.precision import wide
 from ghor._torch.warn import Warnings
 from ghor.adapters import (
     LowRank,
@@ -34,7 +35,7 @@ from ghor.adapters import (
 )
 from ghor.constraints.declare import constrain, nearest
 from ghor.constraints.packed import space_for
-from ghor.linalg import eye_like, frobenius, inverse, wide
+from ghor.linalg import eye, inverse
 from ghor.spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
 
 # Manifolds with the same points; metrics and retractions may differ.
@@ -291,9 +292,9 @@ def _from_oft(
             )
         Q = entries.new_zeros(len(entries), b, b)
         Q[:, *torch.triu_indices(b, b, 1)] = entries
-        Q, I = Q - Q.mT, eye_like(Q)
+        Q, I = Q - Q.mT, eye(Q)
         P = _neumann(Q, int(config["num_cayley_neumann_terms"])) if neumann else (I - Q) @ inverse(I + Q)
-        worst = max(worst, (float(frobenius(P.mT @ P - I).max()), n))
+        worst = max(worst, (float(torch.linalg.matrix_norm(P.mT @ P - I).max()), n))
         R = SpecialOrthogonal().project(P.mT)
         if config.get("block_share") and n in modules:
             R = R.repeat(matrix_of(modules[n]).shape[1] // b, 1, 1)
@@ -312,7 +313,7 @@ def _from_oft(
 
 def _neumann(Q: Tensor, terms: int) -> Tensor:
     """What peft computes with num_cayley_neumann_terms=`terms`: 3 and 4 are the same."""
-    P, power, highest = eye_like(Q).expand_as(Q), Q, max(terms, 4) - 1 if terms > 2 else 1
+    P, power, highest = eye(Q).expand_as(Q), Q, max(terms, 4) - 1 if terms > 2 else 1
     P = P + 2 * Q if terms > 1 else P
     for k in range(2, highest + 1):
         power = power @ Q
@@ -388,14 +389,14 @@ def save_peft(model: nn.Module, folder: Any, name: str = "default", neumann: boo
         if is_conv1d(model.get_submodule(n).base):  # type: ignore[arg-type]
             raise ValueError(f"{n} is a Conv1D, which peft's OFT does not take; LowRank can be written")
         R = SpecialOrthogonal().project(wide(part.right.detach()))
-        I, b = eye_like(R), R.shape[-1]
+        I, b = eye(R), R.shape[-1]
         nearest_to_pi = float(torch.linalg.svdvals(R + I).min())  # 2 cos(angle/2) of the largest angle
         if not nearest_to_pi > 1e-3:
             raise ValueError(f"{n} has a block that turns by pi, which has no Cayley transform")
         Q = (R - I) @ inverse(R + I)
         if neumann:
             Q = -Q
-            while float(frobenius(_neumann(Q, terms) - R.mT).max()) > 1e-6:
+            while float(torch.linalg.matrix_norm(_neumann(Q, terms) - R.mT).max()) > 1e-6:
                 terms += 1
                 if terms > MOST_TERMS:
                     angle = math.degrees(2 * math.acos(nearest_to_pi / 2))

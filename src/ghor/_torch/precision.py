@@ -8,11 +8,17 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # LAPACK has no half precision, which also has too few digits for a group element: all is computed in float32.
 COMPUTE_DTYPE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def wide(X: Tensor) -> Tensor:
+    """Convert X to the widest dtype of its kind, float64 or complex128."""
+    return X.to(torch.promote_types(X.dtype, torch.float64))
 
 
 class full_precision(ContextDecorator):

@@ -9,13 +9,13 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from ghor._torch.precision import wide
 from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, reshard
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
-from ghor.constraints.registry import RECORD, declare, no_longer_parameters, spaces_by_id
+from ghor.constraints.registry import RECORD, declare, declared_radii, no_longer_parameters, spaces_by_id
 from ghor.constraints.selection import Predicate, select
-from ghor.constraints.validation import batch_dims, check_anchor, check_parameter
-from ghor.linalg import frobenius, wide
+from ghor.constraints.validation import batch_dims, check_anchor, check_parameter, residual
 from ghor.spaces import Euclidean, Space, SpecialOrthogonal, Stiefel
 
 SpaceOf = Callable[[str, nn.Parameter], Space]
@@ -87,7 +87,7 @@ def constrain(
     for n, owner, leaf, p, on, point in plan:
         with torch.no_grad():
             p.copy_(point)
-        declare(owner, leaf, on, moved[n], anchor)
+        declare(owner, leaf, on, moved[n], anchor, radii_of(p, on))
     warn.flush()
     return module if isinstance(name, str) and name in moved else moved
 
@@ -96,7 +96,9 @@ def project(model: nn.Module) -> dict[str, float]:
     """Move every declared weight of a model to its space, in place; returns {name: how far off it was}.
 
     For weights that were written without regard to their spaces: the averages of an AveragedModel, a loaded
-    or rounded state dict. Raises ValueError if `space.project` finds no point for one; then none is moved.
+    or rounded state dict. On Sphere(radius="start") a vector gets back the length that it had when it was
+    declared, or taken by an optimizer. Raises ValueError if `space.project` finds no point for one; then none
+    is moved.
 
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
@@ -105,8 +107,12 @@ def project(model: nn.Module) -> dict[str, float]:
     found = [
         (name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)
     ]
-    points = [nearest(p, space, name) for name, p, space in found]
-    distances = {name: float(space.residual(wide(full_tensor(p))).max()) for name, p, space in found}
+    radii = [declared_radii(p) for _, p, _ in found]
+    points = [nearest(p, space, name, r) for (name, p, space), r in zip(found, radii, strict=True)]
+    distances = {
+        name: float(residual(space, full_tensor(p), r).max())
+        for (name, p, space), r in zip(found, radii, strict=True)
+    }
     with torch.no_grad():
         for (_, p, _), point in zip(found, points, strict=True):
             p.copy_(point)
@@ -147,18 +153,31 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda group: not isinstance(group["space"], Euclidean))
 
 
-def nearest(p: Tensor, space: Space, name: str) -> Tensor:
-    """The point that `space.project` finds for a weight."""
+def radii_of(p: Tensor, space: Space) -> Tensor | None:
+    """The radius of each point of a weight, (M, 1, 1), on spheres of any radius; else None."""
+    if getattr(space, "radius", 1) != "start" or p.is_meta:
+        return None
+    return torch.linalg.vector_norm(space.layout.points(wide(full_tensor(p.detach()))), dim=-2, keepdim=True)
+
+
+def nearest(p: Tensor, space: Space, name: str, radii: Tensor | None = None) -> Tensor:
+    """The point that `space.project` finds for a weight, on spheres of the given radii."""
     check_parameter(p, space, name)
     if p.is_meta:
         raise ValueError(
             f"{name} is on the meta device and has no values yet; materialise the module, then constrain it"
         )
     shards = ShardLayout(p, batch_dims(p, space)) if is_sharded(p) else None
+    X = p.detach() if shards is None else shards.local_tensors([p])[0]
     try:
-        point = space.project(p.detach() if shards is None else shards.local_tensors([p])[0])
+        point = space.project(X)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    if radii is not None:
+        y = space.layout.points(wide(full_tensor(p.detach())))
+        unit = y * (radii / torch.linalg.vector_norm(y, dim=-2, keepdim=True))
+        whole = space.layout.weight(unit, p.shape).to(p.dtype)
+        point = whole if shards is None else shards.local_tensors([shards.to_dtensor(whole, 0)])[0]
     return point if shards is None else shards.to_dtensor(point, 0)
 
 
@@ -178,8 +197,8 @@ def _is_reflection(p: Tensor, space: Space) -> bool:
     """
     if not isinstance(space, SpecialOrthogonal):
         return False
-    M = space.matrix(wide(full_tensor(p)))
-    M = M * (M.shape[-1] ** 0.5 / frobenius(M)[..., None, None])
+    M = space.layout.points(wide(full_tensor(p)))
+    M = M * (M.shape[-1] ** 0.5 / torch.linalg.matrix_norm(M, keepdim=True))
     orthogonal = Stiefel().residual(M) <= Stiefel().tolerance(M.to(p.dtype)).to(M.dtype)
     return bool((orthogonal & (SpecialOrthogonal().residual(M) > 1)).any())
 
@@ -194,5 +213,3 @@ def lost_message(lost: dict[str, Space]) -> str:
         "call ghor.release(model) to give the constraints up"
     )
 
-
-spaces = declared_spaces  # its name in version 0.1.0

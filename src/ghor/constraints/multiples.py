@@ -14,20 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ghor._torch.precision import wide
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import Names, constrain, nearest
 from ghor.constraints.packed import space_for
 from ghor.constraints.registry import forget
 from ghor.constraints.selection import Predicate, select
-from ghor.linalg import wide
-from ghor.spaces.matrix import MatrixSpace
-from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.stiefel import Stiefel
 
 
 class Multiple(nn.Module):
     """The parametrization Q -> s Q, one s for each matrix: a parameter if it is learned, else a buffer."""
 
-    def __init__(self, space: MatrixSpace, scale: Tensor, learn: bool) -> None:
+    def __init__(self, space: Stiefel, scale: Tensor, learn: bool) -> None:
         super().__init__()
         self.space = space
         self.scale: Tensor
@@ -44,7 +43,7 @@ class Multiple(nn.Module):
         return self._times(W, 1 / self.scale.detach())
 
     def _times(self, X: Tensor, s: Tensor) -> Tensor:
-        return self.space.join(self.space.split(X) * s)
+        return self.space.layout.weight(self.space.layout.points(X) * s, X.shape)
 
 
 def constrain_multiples(
@@ -64,7 +63,7 @@ def constrain_multiples(
     >>> moved = constrain_multiples(model, "*.query.weight", ghor.Stiefel(blocks=heads))
     >>> optimizer = ghor.optim.AdamW(model, lr=1e-3)
     """
-    if not isinstance(space, Orthogonal):
+    if not (isinstance(space, Stiefel) and space.compact):
         raise TypeError(f"multiples are those of orthogonal matrices, as of ghor.Stiefel(), got {space!r}")
     if getattr(space, "radius", 1) != 1:
         raise ValueError(f"the multiple is the radius already: use ghor.Sphere() in place of {space!r}")
@@ -83,11 +82,10 @@ def constrain_multiples(
         Q = nearest(p, on, n)
         if advice is not None:
             warn(advice, f"{n} {advice}")
-        dims = tuple(range(-space.dims, 0))
-        s = torch.linalg.vector_norm(wide(space.split(p.detach())), dim=dims, keepdim=True)
-        s = s / math.sqrt(space.size(p.shape)[1]) if scale == "start" else torch.full_like(s, float(scale))
+        s = torch.linalg.matrix_norm(wide(space.layout.points(p.detach())), keepdim=True)
+        s = s / math.sqrt(space.layout.size(p.shape)[1]) if scale == "start" else torch.full_like(s, float(scale))
         s = torch.where(s == 0, 1, s).to(p.dtype)  # 0: a padding row, which stays as it is
-        plan.append((owner, leaf, p.detach().clone(), Q, Multiple(cast(MatrixSpace, on), s, learn)))
+        plan.append((owner, leaf, p.detach().clone(), Q, Multiple(cast(Stiefel, on), s, learn)))
     moved = {}
     for owner, leaf, before, Q, multiple in plan:
         forget(owner, leaf)  # it is Q that is declared from here on

@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
 from ghor.spaces import Space, Sphere
-from ghor.spaces.matrix import MatrixSpace
+from ghor.spaces.matrix import Matrices
 
 Holder = tuple[nn.Module, str]  # a module and its name for a parameter
 
@@ -49,7 +49,7 @@ def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> 
     for module, _ in holders:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
             return _with_padding(p, space, module.padding_idx)
-    if not isinstance(space, MatrixSpace):
+    if not isinstance(space, Matrices):
         return space, None
     for module, leaf in holders:
         _refuse_packed(module, leaf, p, space, name)
@@ -88,7 +88,7 @@ def _with_padding(p: Tensor, space: Space, row: int) -> tuple[Space, str | None]
     )
 
 
-def _refuse_packed(module: nn.Module, leaf: str, p: Tensor, space: MatrixSpace, name: str) -> None:
+def _refuse_packed(module: nn.Module, leaf: str, p: Tensor, space: Matrices, name: str) -> None:
     packed = packed_matrices(module, leaf)
     if packed is None or space.blocks is not None or p.dim() != space.dims:
         return
@@ -102,7 +102,7 @@ def _refuse_packed(module: nn.Module, leaf: str, p: Tensor, space: MatrixSpace, 
     )
 
 
-def _fused(module: nn.Module, p: Tensor, space: MatrixSpace, name: str) -> str | None:
+def _fused(module: nn.Module, p: Tensor, space: Matrices, name: str) -> str | None:
     """A warning for a layer that probably holds queries, keys and values, judging by names and shapes.
 
     It is only a guess, so the weight is constrained as asked; giving `blocks` silences the warning.
@@ -140,6 +140,6 @@ def _fused(module: nn.Module, p: Tensor, space: MatrixSpace, name: str) -> str |
     )
 
 
-def _written(space: MatrixSpace, blocks: object, along: Any = "rows") -> str:
+def _written(space: Matrices, blocks: object, along: Any = "rows") -> str:
     one = f"ghor.{replace(space, blocks=1, along=along)}"
     return one.replace("blocks=1", f"blocks={blocks}")

@@ -1,18 +1,13 @@
-"""The record that modules keep of their weights: the space of each, and the anchor of its weight decay."""
+"""The record that modules keep of their weights: the space of each, the anchor of its decay, its radii."""
 
 from __future__ import annotations
 
-import copy
-import sys
 import weakref
 from collections.abc import Iterator
-from functools import cache
 from inspect import getattr_static
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils.hooks import RemovableHandle
 
 from ghor.spaces import Euclidean, Space
 
@@ -21,6 +16,7 @@ from ghor.spaces import Euclidean, Space
 # these, and a weak reference to the Parameter would forbid torch.utils.swap_tensors.
 RECORD = "_ghor_spaces"
 ANCHORS = "_ghor_anchors"  # {parameter name: "start" or a point}
+RADII = "_ghor_radii"  # {parameter name: the radius of each of its points}, on Sphere(radius="start")
 
 # Modules that have a record, to find the space of a bare parameter.
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -47,15 +43,10 @@ class Record(dict[str, Space]):
         if module is not None:
             module.__dict__.setdefault(RECORD, self)
             _modules.add(module)
-            _follow_registrations()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
         module = None if self.module is None else self.module()
-        new = memo.get(id(module))
-        if module is not None and new is not None and ANCHORS in module.__dict__:
-            # A copied GraphModule has those attributes alone that it got before its __init__.
-            new.__dict__[ANCHORS] = copy.deepcopy(module.__dict__[ANCHORS], memo)
-        return Record(new, dict(self), self.moved)
+        return Record(memo.get(id(module)), dict(self), self.moved)
 
     def __reduce__(self) -> Any:
         # The module is passed as state, not as an argument, because it holds this record itself: a cycle.
@@ -66,7 +57,12 @@ class Record(dict[str, Space]):
 
 
 def declare(
-    owner: nn.Module, leaf: str, space: Space, moved: float | None = None, anchor: Any = None
+    owner: nn.Module,
+    leaf: str,
+    space: Space,
+    moved: float | None = None,
+    anchor: Any = None,
+    radii: Tensor | None = None,
 ) -> None:
     """Record the space of a weight with its owner, and with those who have declared it by another name."""
     Record(owner)
@@ -77,22 +73,31 @@ def declare(
         record = other.__dict__[RECORD]
         record[twin], record.moved[twin] = space, moved
         other.__dict__.setdefault(ANCHORS, {})[twin] = anchor
+    keep_radii(p, radii)
     Record.changes += 1
+
+
+def keep_radii(p: Tensor, radii: Tensor | None) -> None:
+    """Record the radii of a weight's points, those of its declaration or of the optimizer that took it."""
+    for module, leaf in owners(p):
+        module.__dict__.setdefault(RADII, {})[leaf] = radii
+
+
+def declared_radii(p: Tensor) -> Tensor | None:
+    """The radius of each point of a weight on spheres of any radius, if it is declared."""
+    return next((module.__dict__.get(RADII, {}).get(leaf) for module, leaf in owners(p)), None)
 
 
 def forget(module: nn.Module, leaf: str | None = None) -> None:
     """Remove this module's record, or what it says of one weight, if there is any."""
     if leaf is not None and leaf in module.__dict__.get(RECORD, ()):
         del module.__dict__[RECORD][leaf]
-        module.__dict__.get(ANCHORS, {}).pop(leaf, None)
+        for key in (ANCHORS, RADII):
+            module.__dict__.get(key, {}).pop(leaf, None)
         Record.changes += 1
     elif leaf is None and RECORD in module.__dict__:
-        held = [p for k in module.__dict__[RECORD] if (p := module._parameters.get(k)) is not None]
-        for other, twin in [found for p in held for found in owners(p)]:
-            if other is not module and _is_filled(other):
-                forget(other, twin)
-        del module.__dict__[RECORD]
-        module.__dict__.pop(ANCHORS, None)
+        for key in (RECORD, ANCHORS, RADII):
+            module.__dict__.pop(key, None)
         _modules.discard(module)
         Record.changes += 1
 
@@ -103,30 +108,6 @@ def owners(p: Tensor) -> Iterator[tuple[nn.Module, str]]:
         for leaf in module.__dict__.get(RECORD, ()):
             if module._parameters.get(leaf) is p:
                 yield module, leaf
-
-
-def _is_filled(module: nn.Module) -> bool:
-    """Whether torch.fx fills it with parameters of others: a GraphModule, or a plain module in one."""
-    fx = sys.modules.get("torch.fx.graph_module")
-    return type(module) is nn.Module or (fx is not None and isinstance(module, fx.GraphModule))
-
-
-def _follow(module: nn.Module, leaf: str, p: Tensor | None) -> None:
-    """Declare the weight of a traced module on the traced one, too, which may outlive it and be copied."""
-    if p is None or not _is_filled(module):
-        return
-    for owner, twin in owners(p):
-        if owner is not module:
-            Record(module)
-            record, old = module.__dict__[RECORD], owner.__dict__[RECORD]
-            record[leaf], record.moved[leaf] = old[twin], old.moved.get(twin)
-            module.__dict__.setdefault(ANCHORS, {})[leaf] = owner.__dict__.get(ANCHORS, {}).get(twin)
-            return
-
-
-@cache
-def _follow_registrations() -> RemovableHandle:
-    return register_module_parameter_registration_hook(_follow)
 
 
 def declared_space(p: Tensor) -> Space | None:

@@ -7,19 +7,18 @@ from typing import NamedTuple, Self
 
 from torch import nn
 
+from ghor._torch.precision import wide
 from ghor._torch.sharding import full_tensor
 from ghor.constraints.declare import declared_spaces
-from ghor.constraints.registry import RECORD, no_longer_parameters
-from ghor.constraints.validation import worst_residual
-from ghor.linalg import wide
+from ghor.constraints.registry import RECORD, declared_radii, no_longer_parameters
+from ghor.constraints.validation import residual, worst_residual
 from ghor.spaces import Euclidean, Space
 
 
 class Weight(NamedTuple):
     """A constrained weight; `distance` is that of its worst point.
 
-    It is NaN where there is nothing to compare with: on the meta device, and on spheres of any radius, of
-    which only an optimizer knows the one that a weight started with.
+    It is NaN where there is nothing to compare with, on the meta device.
     """
 
     space: Space
@@ -82,13 +81,13 @@ def check(model: nn.Module) -> Check:
             continue
         distance, norm, good = math.nan, math.nan, True
         if not p.is_meta:
-            Y = full_tensor(p)
-            distance, norm = float(space.residual(wide(Y)).max()), float(wide(Y).norm())
-            residual, allowed = worst_residual(space, Y[None])
-            good = bool(residual <= allowed)
-            if good and getattr(space, "radius", None) == "start":
-                distance = math.nan
-            elif math.isnan(distance):  # an entry is not a number
+            Y, radii = full_tensor(p), declared_radii(p)
+            distance, norm = float(residual(space, Y, radii).max()), float(wide(Y).norm())
+            off, allowed = worst_residual(space, Y[None])
+            good = bool(off <= allowed)
+            if radii is not None:  # which the space alone does not know
+                good = good and distance <= float(allowed)
+            if math.isnan(distance):  # an entry is not a number
                 distance = math.inf
         weights[name] = Weight(space, tuple(p.shape), distance, good, moved.get(id(p)), norm)
     found = Check(weights, ordinary, no_longer_parameters(model))
@@ -99,8 +98,7 @@ def check(model: nn.Module) -> Check:
 def _table(weights: dict[str, Weight], ordinary: int, lost: dict[str, Space]) -> str:
     rows = [("parameter", "shape", "space", "distance", "moved")]
     for name, w in weights.items():
-        nothing = "" if math.isnan(w.norm) else "any length"  # on the meta device there is no norm either
-        distance = nothing if math.isnan(w.distance) else f"{w.distance:.1e}"
+        distance = "" if math.isnan(w.distance) else f"{w.distance:.1e}"
         moved = "" if w.moved is None else f"{w.moved:.1e}"
         share = (
             f" ({100 * w.moved / w.norm:.0f} % of its norm now)" if w.moved is not None and w.norm > 0 else ""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from ghor._torch.precision import COMPUTE_DTYPE
+from ghor._torch.precision import COMPUTE_DTYPE, wide
 from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, placement
 from ghor.spaces import Euclidean, Space
 
@@ -88,6 +88,13 @@ def batch_dims(p: Tensor, space: Space) -> int:
     """
     columns = space.dims == 1 and getattr(space, "along", "rows") == "columns"
     return p.dim() - space.dims - (columns or getattr(space, "padding_idx", None) is not None)
+
+
+def residual(space: Space, Y: Tensor, radii: Tensor | None = None) -> Tensor:
+    """How far each point of a weight is off its space, in float64; on spheres of any radius, of these."""
+    if radii is None:
+        return space.residual(wide(Y))
+    return space.geometry.residual(space.layout.points(wide(Y)) / radii)
 
 
 def worst_residual(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
