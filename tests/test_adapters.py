@@ -909,3 +909,37 @@ def test_removing_names_hooks_that_go_with_an_adapted_layer():
     with pytest.warns(UserWarning, match=r"^0 had hooks of its own.*lambda.*register them there") as said:
         remove(model)
     assert len(said) == 1
+
+
+def test_damaged_and_foreign_files_are_named(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8))
+    adapt(model, "0", Rotation(4))
+    good = tmp_path / "good.pt"
+    ghor.adapters.save(model, good)
+    content = torch.load(good, weights_only=True)
+    for name, change in [("kind", {"kind": "Rotatoin"}), ("empty", {"tensors": {}})]:
+        torch.save({**content, **change}, tmp_path / f"{name}.pt")
+    (tmp_path / "cut.pt").write_bytes(good.read_bytes()[:-200])
+    (tmp_path / "nothing.pt").write_bytes(b"")
+    for name, message in [
+        ("kind", "kind.pt has an adapter of kind 'Rotatoin', which this version does not have"),
+        ("empty", "empty.pt has an adapter without tensors"),
+        ("cut", "cut.pt is damaged, or no file of ghor.adapters.save"),
+        ("nothing", "nothing.pt is damaged, or no file of ghor.adapters.save"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ghor.adapters.load(nn.Sequential(nn.Linear(8, 8)), tmp_path / f"{name}.pt")
+    with pytest.raises(ValueError, match=r"is a folder, .*interop.load_peft"):
+        ghor.adapters.load(nn.Sequential(nn.Linear(8, 8)), tmp_path)
+
+
+def test_a_rank_above_a_side_is_that_of_the_side(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+    adapt(model, "*", LowRank(5))
+    assert [m.parts["default"].s.numel() for m in model] == [5, 3]
+    ghor.adapters.save(model, tmp_path / "a.pt")
+    fresh = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
+    ghor.adapters.load(fresh, tmp_path / "a.pt")
+    for a, b in zip(model.parameters(), fresh.parameters(), strict=True):
+        if a.requires_grad:
+            assert torch.equal(a, b)

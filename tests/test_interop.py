@@ -531,3 +531,41 @@ def test_names_of_the_page_exist():
         value = ghor
         for part in name.split("."):
             value = getattr(value, part)
+
+
+def test_damaged_files_of_peft_are_named(tmp_path):
+    model = nn.Sequential(nn.Linear(8, 8))
+    adapt(model, "0", LowRank(2))
+    save_peft(model, tmp_path)
+    file, config = tmp_path / "adapter_model.safetensors", tmp_path / "adapter_config.json"
+    good, text = file.read_bytes(), config.read_text()
+    start = 8 + int.from_bytes(good[:8], "little")
+    nan = good[:start] + b"\xff" * (len(good) - start)
+
+    def raises(match):
+        with pytest.raises(ValueError, match=match):
+            load_peft(nn.Sequential(nn.Linear(8, 8)), tmp_path)
+
+    for data, message in [
+        (b"\xff" * 8 + good[8:], "adapter_model.safetensors is damaged: its header has"),
+        (good[:8] + b"x" + good[9:], "adapter_model.safetensors is damaged"),
+        (good[:-4], "adapter_model.safetensors is damaged: it ends within"),
+        (nan, "adapter_model.safetensors has NaN or infinite entries in .*lora"),
+    ]:
+        file.write_bytes(data)
+        raises(message)
+    file.write_bytes(good)
+    config.write_text(text[:-5])
+    raises("adapter_config.json is damaged")
+
+
+def test_lora_of_a_rank_above_the_side_of_a_small_layer_is_read(tmp_path):
+    from ghor.interop import _from_lora
+
+    B, A = randn(3, 6), randn(6, 8)
+    found = {"head": {"lora_B": B, "lora_A": A}}
+    adapter, factors = _from_lora({"r": 6, "lora_alpha": 6}, found, {}, None)
+    layer = adapter.layer(3, 8, {"dtype": F64})
+    assert factors["head.U"].shape == layer.U.shape
+    assert factors["head.s"].shape == layer.s.shape
+    close(factors["head.U"] * factors["head.s"] @ factors["head.V"].mT, B @ A)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import pickle
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +42,8 @@ from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import constrain, declared_spaces
 from ghor.constraints.multiples import multiples
-from ghor.constraints.registry import ANCHORS, RECORD, forget
-from ghor.constraints.selection import select_by_suffix
+from ghor.constraints.registry import ANCHORS, RADII, RECORD, forget
+from ghor.constraints.selection import check_module, select_by_suffix
 from ghor.constraints.validation import check_on_space
 from ghor.spaces import SpecialOrthogonal, Stiefel
 
@@ -134,8 +135,9 @@ class LowRankLayer(AdapterLayer):
         self, rank: int, full: bool, out_features: int, in_features: int, factory: dict[str, Any]
     ) -> None:
         super().__init__()
-        if not 0 < rank <= min(out_features, in_features):
+        if rank < 1:
             raise ValueError(f"a layer {out_features} x {in_features} has no part of rank {rank}")
+        rank = min(rank, out_features, in_features)  # no matrix of a layer has more
         for leaf, size in (("U", out_features), ("V", in_features)):
             if size == 1:  # the points are +-1, which cannot move
                 self.register_buffer(leaf, torch.ones(1, 1, **factory))
@@ -156,9 +158,6 @@ class LowRankLayer(AdapterLayer):
 
     def weight_term(self) -> Tensor:
         return self.U @ self.scaled(self.V).mT
-
-
-RotationPart, LowRankPart = RotationLayer, LowRankLayer  # their names in pickles of version 0.1.0
 
 
 @dataclass(frozen=True)
@@ -579,6 +578,7 @@ def release(model: nn.Module) -> nn.Module:
 
     >>> torch.save(release(model), "model.pt")
     """
+    check_module(model, "release")
     adapted = [m for m in _adapted(model).values() if m is not model]
     scaled = multiples(model)
     replaced = {m for layer in adapted for m in (layer, *layer.parts.modules())} | {*scaled.values()}
@@ -595,7 +595,7 @@ def release(model: nn.Module) -> nn.Module:
 
 
 def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
-    held = [(k, v) for k, v in vars(module).items() if k not in (RECORD, ANCHORS, "_modules")]
+    held = [(k, v) for k, v in vars(module).items() if k not in (RECORD, ANCHORS, RADII, "_modules")]
     for what, value in [("", module), *((k, x) for k, v in held for x in _within(v))]:
         kind = next((c for c in type(value).__mro__ if c.__module__.partition(".")[0] == "ghor"), None)
         if kind is not None:
@@ -665,11 +665,22 @@ def write_file(path: Any, data: bytes) -> None:
 
 def load(model: nn.Module, path: Any, name: str | None = None, freeze: bool = True) -> str:
     """Put a saved adapter on a model of the same layers, under its own name or another; returns the name."""
-    saved = torch.load(path, weights_only=True, map_location="cpu")
+    folder = "a folder of peft is read by ghor.interop.load_peft"
+    if isinstance(path, str | os.PathLike) and Path(path).is_dir():
+        raise ValueError(f"{path} is a folder, not a file of ghor.adapters.save; {folder}")
+    try:
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+    except (EOFError, RuntimeError, pickle.UnpicklingError) as error:  # of no, cut or other content
+        raise ValueError(f"{path} is damaged, or no file of ghor.adapters.save; {folder}") from error
     if not isinstance(saved, dict) or not {"kind", "options", "name", "tensors"} <= saved.keys():
+        raise ValueError(f"{path} is not a file of ghor.adapters.save; {folder}")
+    if saved["kind"] not in KINDS:
         raise ValueError(
-            f"{path} is not a file of ghor.adapters.save; a folder of peft is read by ghor.interop.load_peft"
+            f"{path} has an adapter of kind {saved['kind']!r}, which this version does not have: it has "
+            f"{' and '.join(KINDS)}"
         )
+    if not saved["tensors"]:
+        raise ValueError(f"{path} has an adapter without tensors: it was saved from a model without layers")
     name = str(saved["name"]) if name is None else name
     install(model, KINDS[saved["kind"]](**saved["options"]), saved["tensors"], name, freeze)
     return name

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -352,7 +353,8 @@ def _from_lora(
             torch.linalg.qr(X) for X in (wide(of_layer["lora_B"]), wide(of_layer["lora_A"]).mT)
         )
         U, s, Vh = torch.linalg.svd(scaling * RB @ RA.mT)
-        factors |= {f"{n}.U": QB @ U, f"{n}.V": QA @ Vh.mT, f"{n}.s": s}
+        k = len(s)  # the rank, or a shorter side of the layer
+        factors |= {f"{n}.U": QB @ U[:, :k], f"{n}.V": QA @ Vh[:k].mT, f"{n}.s": s}
     return LowRank(rank), factors
 
 
@@ -416,12 +418,22 @@ def save_peft(model: nn.Module, folder: Any, name: str = "default", neumann: boo
 
 
 def _read_peft(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config = json.loads((folder / "adapter_config.json").read_text())
-    file = folder / "adapter_model.safetensors"
-    if file.exists():
-        tensors = _read_safetensors(file)
-    else:
-        tensors = torch.load(folder / "adapter_model.bin", weights_only=True, map_location="cpu")
+    file = folder / "adapter_config.json"
+    try:
+        config = json.loads(file.read_text())
+        file = folder / "adapter_model.safetensors"
+        if file.exists():
+            tensors = _read_safetensors(file)
+        else:
+            file = folder / "adapter_model.bin"
+            tensors = torch.load(file, weights_only=True, map_location="cpu")
+    except (EOFError, KeyError, RuntimeError, TypeError, UnicodeError, ValueError, UnpicklingError) as error:
+        if str(file) in str(error):  # it was read, and says what is wrong
+            raise
+        raise ValueError(f"{file} is damaged: {error}; copy it again") from error
+    for n, t in tensors.items():
+        if not bool(torch.isfinite(t).all()):
+            raise ValueError(f"{file} has NaN or infinite entries in {n}; the training that wrote it diverged")
     return config, {n.removeprefix(PREFIX).replace(".base_layer.", "."): t for n, t in tensors.items()}
 
 
@@ -431,10 +443,14 @@ def _read_peft(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
     data = bytearray(file.read_bytes())
     start = 8 + int.from_bytes(data[:8], "little")
+    if start > len(data):
+        raise ValueError(f"its header has {start - 8} bytes, and the file {len(data)}")
     tensors = {}
     for name, entry in json.loads(data[8:start]).items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
+            if start + end > len(data):
+                raise ValueError(f"it ends within {name}, after {len(data)} of {start + end} bytes")
             if entry["dtype"] not in DTYPES:
                 raise ValueError(
                     f"{file} has {name} in {entry['dtype']}; what can be read here is {', '.join(DTYPES)}: "

@@ -772,3 +772,20 @@ def test_a_released_model_is_free_where_torch_fx_has_traced_it():
     traced = torch.fx.symbolic_trace(net)
     ghor.release(net)
     assert all(isinstance(space, ghor.Euclidean) for m in (net, traced) for *_, space in declared_spaces(m))
+
+
+def test_radii_belong_to_the_declaration():
+    """Averages of vectors of any length get back the length that was declared, in copies, too."""
+    layer = ghor.constrain(nn.Linear(5, 4, bias=False), "weight", ghor.Sphere(radius="start"))
+    lengths = layer.weight.detach().norm(dim=-1)
+    averaged = torch.optim.swa_utils.AveragedModel(layer)
+    with torch.no_grad():
+        layer.weight.neg_()
+    averaged.update_parameters(layer)
+    with torch.no_grad():
+        layer.weight.neg_().roll(1, -1)
+        averaged.module.weight.mul_(0.3).add_(0.1)
+    assert not ghor.check(averaged).ok
+    ghor.project(averaged)
+    assert ghor.check(averaged).ok
+    torch.testing.assert_close(averaged.module.weight.detach().norm(dim=-1), lengths)

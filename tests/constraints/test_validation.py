@@ -401,3 +401,10 @@ def test_the_same_weight_in_two_groups(space, shape, gen):
     assert "again" in str(at_once.value)
     for info in (later, at_once):
         assert text(shape) in str(info.value)
+
+
+@pytest.mark.parametrize("function", [ghor.check, ghor.project, ghor.param_groups, ghor.release])
+@pytest.mark.parametrize("given", [[torch.zeros(2)], {"weight": torch.zeros(2)}])
+def test_what_takes_a_model_says_so(function, given):
+    with pytest.raises(TypeError, match=rf"ghor.{function.__name__} takes a model, .* got a (list|dict)"):
+        function(given)

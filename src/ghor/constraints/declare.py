@@ -14,7 +14,7 @@ from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, reshard
 from ghor._torch.warn import Warnings
 from ghor.constraints.packed import Holder, space_for
 from ghor.constraints.registry import RECORD, declare, declared_radii, no_longer_parameters, spaces_by_id
-from ghor.constraints.selection import Predicate, select
+from ghor.constraints.selection import Predicate, check_module, select
 from ghor.constraints.validation import batch_dims, check_anchor, check_parameter, residual
 from ghor.spaces import Euclidean, Space, SpecialOrthogonal, Stiefel
 
@@ -103,6 +103,7 @@ def project(model: nn.Module) -> dict[str, float]:
     >>> averaged = torch.optim.swa_utils.AveragedModel(model)
     >>> distances = project(averaged)
     """
+    check_module(model, "project")
     reshard(model)
     found = [
         (name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)
@@ -145,6 +146,7 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     `options` go into every group; for different options change the entries of a group. Frozen parameters are
     left out.
     """
+    check_module(model, "param_groups")
     reshard(model)
     groups: dict[Space, dict[str, Any]] = {}
     for name, p, space in declared_spaces(model):

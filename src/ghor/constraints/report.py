@@ -11,6 +11,7 @@ from ghor._torch.precision import wide
 from ghor._torch.sharding import full_tensor
 from ghor.constraints.declare import declared_spaces
 from ghor.constraints.registry import RECORD, declared_radii, no_longer_parameters
+from ghor.constraints.selection import check_module
 from ghor.constraints.validation import residual, worst_residual
 from ghor.spaces import Euclidean, Space
 
@@ -68,6 +69,7 @@ def check(model: nn.Module) -> Check:
 
     >>> assert ghor.check(model).ok
     """
+    check_module(model, "check")
     moved = {
         id(p): module.__dict__[RECORD].moved.get(leaf)
         for module in model.modules()

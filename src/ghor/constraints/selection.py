@@ -13,6 +13,12 @@ from torch import Tensor, nn
 Predicate = Callable[[str, nn.Parameter], bool]
 
 
+def check_module(module: object, function: str) -> None:
+    """Raise TypeError for what is no module, as a list of parameters or a state dict."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"ghor.{function} takes a model, an nn.Module, got a {type(module).__name__}")
+
+
 def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, tuple[nn.Module, str]]:
     """{name: (owner, name there)} of the selected parameters; ValueError if a name or glob matches none."""
     if not isinstance(module, nn.Module):
