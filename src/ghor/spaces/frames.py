@@ -36,6 +36,7 @@ class Frame:
     exact: ClassVar[bool] = True  # `point` is kept: a weight of radius 1 is the point, to the bit
     steady: ClassVar[bool] = False  # `point` is a view of memory that stays
     reads: ClassVar[bool] = False  # from such a weight the point is also read, in every step, by `take`
+    multiple: Tensor | float | None = None  # the numbers a in w = a m, if a rule with the one moment m is so simple
 
     def __init__(self, geometry: Space, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
         """Above y, from what a state has `held` of `tensors()`; eps is that of the weights' dtype."""
@@ -56,6 +57,18 @@ class Frame:
     def zeros(self) -> Tensor:
         """Memory for elements of g^hor, in the order of the frame's own."""
         return torch.zeros_like(self.point(), memory_format=torch.contiguous_format)
+
+    def blocks(self, w: Tensor) -> list[Tensor]:
+        """The matrices (M, a, n) that make up elements of g^hor: views."""
+        return self.geometry.hor_blocks(w)
+
+    def hor_(self, w: Tensor) -> None:
+        """w <- its component in g^hor."""
+        self.geometry.hor_(w)
+
+    def scale_(self, w: Tensor, factor: Tensor) -> None:
+        """w <- factor w, (M, 1, 1); 0 where the factor is, whatever w is there."""
+        w.masked_fill_(factor == 0, 0).mul_(factor)
 
     def length(self, w: Tensor) -> Tensor:
         """What `longest` limits, (M, 1, 1); 0 only for w = 0, not finite where w is not."""

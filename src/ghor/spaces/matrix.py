@@ -52,6 +52,11 @@ class Matrices(Space):
         (N, n), B = w.shape[-2:], w[..., w.shape[-1] :, :]
         return torch.cat([w, torch.cat([-self.star(B), w.new_zeros(*w.shape[:-2], N - n, N - n)], -2)], -1)
 
+    def hor_blocks(self, w: Tensor) -> list[Tensor]:
+        """A and B, unless empty or zero: A of one real column is 0."""
+        N, n = w.shape[-2:]
+        return [w[..., :n, :]] * (n > 1 or w.is_complex()) + [w[..., n:, :]] * (N > n)
+
     def hor_inner(self, w: Tensor, v: Tensor) -> Tensor:
         """tr(W^H V)/2."""
         P, n = (w * v.conj()).real, w.shape[-1]

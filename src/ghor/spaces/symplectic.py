@@ -95,3 +95,7 @@ class SymplecticGrassmann(SymplecticStiefel):
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         w[..., : w.shape[-1], :] = 0
+
+    def hor_blocks(self, w: Tensor) -> list[Tensor]:
+        """B."""
+        return super().hor_blocks(w)[-1:]
