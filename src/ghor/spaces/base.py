@@ -19,6 +19,7 @@ and geometry as far as there is some: metric, rgrad, tangent, retract, exp, log,
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, wraps
@@ -28,10 +29,11 @@ import torch
 from torch import Generator, Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
+from ghor._torch.transforms import differentiated
 from ghor.layout import Layout
 from ghor.linalg import size
 from ghor.spaces.frames import Frame, Group
-from ghor.spaces.retraction import Retraction
+from ghor.spaces.retraction import Retraction, by_name, geodesic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +51,7 @@ def on_points(kinds: str) -> Callable[[F], F]:
 
     def decorate(formula: F) -> F:
         names = list(inspect.signature(formula).parameters)[1 : 1 + len(takes)]
+        asks_eps = "eps" in inspect.signature(formula).parameters  # the rounding of the weight's dtype
 
         @wraps(formula)
         @full_precision()
@@ -59,6 +62,8 @@ def on_points(kinds: str) -> Callable[[F], F]:
             shape = torch.broadcast_shapes(*(X.shape for X in tensors))
             dtype = tensors[0].dtype
             points = [self.layout.points(X.expand(shape).to(COMPUTE_DTYPE.get(X.dtype, X.dtype))) for X in tensors]
+            if asks_eps:
+                options.setdefault("eps", torch.finfo(dtype).eps)
             scale = self.scale(points[0])
             if self.radius != 1:
                 points = [x / scale for x in points]
@@ -153,6 +158,10 @@ class Space:
         """<w, v> in g^hor, (M, N, n) -> (M)."""
         return (w * v.conj()).real.sum((-2, -1))
 
+    def hor_blocks(self, w: Tensor) -> list[Tensor]:
+        """The matrices (M, a, n) that make up elements of g^hor: views. Muon orthogonalises each."""
+        return [w]
+
     def longest(self, y: Tensor) -> float:
         """Of a step: 4 radians a column; on spaces that are not compact 1, where Cayley is far from its pole."""
         return 4 * y.shape[-1] ** 0.5 if self.compact else 1.0
@@ -202,9 +211,13 @@ class Space:
 
 @dataclass(frozen=True, repr=False)
 class GroupSpace(Space):
-    """A small group that acts: Lambda is an element L, and the lines of Algorithm 3 are these four."""
+    """A small group that acts: Lambda is an element L, and the lines of Algorithm 3 are formulas of it.
+
+    Geometry on points goes through any L above them; no result depends on which.
+    """
 
     exact: ClassVar[bool] = True  # whether L is the point
+    unit: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
 
     def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:
         return Group(self, y, held, eps)
@@ -215,7 +228,7 @@ class GroupSpace(Space):
 
     def section(self, y: Tensor) -> Tensor:
         """L above y."""
-        return y.clone()
+        return y
 
     def point(self, L: Tensor) -> Tensor:
         """The point of L."""
@@ -225,12 +238,59 @@ class GroupSpace(Space):
         """The gradient in g^hor, of the derivative g at the point of L."""
         raise NotImplementedError
 
-    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float) -> Tensor:
-        """L R(w)."""
+    def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
+        """The element of g^hor of a tangent vector; others are projected first."""
+        raise NotImplementedError
+
+    def velocity(self, L: Tensor, w: Tensor) -> Tensor:
+        """The inverse of `global_rep`: the derivative of L R(t w) E at t = 0."""
+        raise NotImplementedError
+
+    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
+        """L R(w), or as much of it as points rounded to eps can hold; L to the bit where w is 0."""
         raise NotImplementedError
 
     def polish_(self, L: Tensor, moved: Tensor) -> None:
         """Rounding, where points have moved."""
+
+    # -- geometry
+
+    @on_points("pvv>m")
+    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """g_Y(U, V): the inner product of the coordinates in g^hor, `unit` times."""
+        L = self.section(Y)
+        return self.unit * self.hor_inner(self.global_rep(L, U), self.global_rep(L, V))
+
+    @on_points("pv>v")
+    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
+        """The gradient in the metric, of the derivative G."""
+        L = self.section(Y)
+        return self.velocity(L, self.coordinates(L, G) / self.unit)
+
+    @on_points("pv>v")
+    def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
+        """The projection of X to T_Y."""
+        L = self.section(Y)
+        return self.velocity(L, self.global_rep(L, X))
+
+    @on_points("pv>p")
+    def retract(
+        self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley", *, eps: float | None = None
+    ) -> Tensor:
+        """Lambda R(W) E, W the coordinates of Delta; Y to the bit where Delta = 0. `eps` is where digits end."""
+        L, R = self.section(Y), by_name(retraction)
+        W = self.global_rep(L, Delta)
+        Z = self.point(self.moved(L, W, R, math.inf, eps or torch.finfo(Y.dtype).eps))
+        if differentiated(W):  # the derivative at 0 is not that of a constant
+            return Z
+        return torch.where((W != 0).any(-1, True).any(-2, True), Z, Y)
+
+    @on_points("pvv>v")
+    def transport(self, Y: Tensor, Delta: Tensor, V: Tensor, *, eps: float | None = None) -> Tensor:
+        """Transport V along the geodesic of Delta: its coordinates in the moving frame stay the same."""
+        L = self.section(Y)
+        moved = self.moved(L, self.global_rep(L, Delta), geodesic, math.inf, eps or torch.finfo(Y.dtype).eps)
+        return self.velocity(moved, self.global_rep(L, V))
 
 
 def room_of(eps: float) -> float:

@@ -34,7 +34,7 @@ class Euclidean(GroupSpace):
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         return g
 
-    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float) -> Tensor:
+    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         return L + w
 
     @on_points("p>n")

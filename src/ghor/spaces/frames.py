@@ -117,7 +117,7 @@ class Group(Frame):
 
     def __init__(self, geometry: GroupSpace, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
         super().__init__(geometry, y, held, eps)
-        self.L = held["section"].clone() if held else geometry.section(y)
+        self.L = (held["section"] if held else geometry.section(y)).clone()
         self.exact = geometry.exact
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ class Group(Frame):
         out.copy_(self.geometry.coordinates(self.L, g))
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
-        self.L.copy_(self.geometry.moved(self.L, w, R, self.longest))
+        self.L.copy_(self.geometry.moved(self.L, w, R, self.longest, self.eps))
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.geometry.polish_(self.L, moved)

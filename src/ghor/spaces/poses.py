@@ -45,6 +45,10 @@ class SpecialEuclidean(GroupSpace):
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         w[..., :-1] = (w[..., :-1] - w[..., :-1].mT) * factor
 
+    def hor_blocks(self, w: Tensor) -> list[Tensor]:
+        """omega and v."""
+        return [w[..., :-1], w[..., -1:]]
+
     def hor_inner(self, w: Tensor, v: Tensor) -> Tensor:
         return (w * v)[..., :-1].sum((-2, -1)) / 2 + (w * v)[..., -1].sum(-1)
 
@@ -66,7 +70,7 @@ class SpecialEuclidean(GroupSpace):
         H = L[..., :-1].mT @ g
         return torch.cat([H[..., :-1] - H[..., :-1].mT, H[..., -1:]], -1)
 
-    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float) -> Tensor:
+    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         """[R, t] + R ratio(omega) [omega, v], which does not depend on the unit of v."""
         return L + L[..., :-1] @ (R.ratio(w[..., :-1], longest) @ w)
 
@@ -123,8 +127,12 @@ class PositionsOrientations(SpecialEuclidean):
         H = g @ L[..., :3]
         return torch.stack([H[..., 0, :], torch.stack([-H[..., 1, 1], H[..., 1, 0], 0 * H[..., 1, 0]], -1)], -2)
 
-    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float) -> Tensor:
-        return super().moved(L, torch.cat([hat(w[..., 1, :]), w[..., :1, :].mT], -1), R, 1.5 * longest)
+    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
+        return super().moved(L, torch.cat([hat(w[..., 1, :]), w[..., :1, :].mT], -1), R, 1.5 * longest, eps)
+
+    def hor_blocks(self, w: Tensor) -> list[Tensor]:
+        """v and w."""
+        return [w[..., 0, :, None], w[..., 1, :, None]]
 
     def hor_inner(self, w: Tensor, v: Tensor) -> Tensor:
         return (w * v).sum((-2, -1))

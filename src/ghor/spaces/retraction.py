@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ghor._torch.transforms import transformed
 from ghor.linalg import eye, inverse, size, times
 
 Product = Callable[[Tensor | None], Tensor]
@@ -45,13 +46,16 @@ class Geodesic:
     dense_up_to: ClassVar[float] = math.inf
 
     def ratio(self, X: Tensor, longest: float) -> Tensor:
-        """sum_k X^(k-1)/k! by scaling and modified squaring W <- 2 W + W X W, as often as `longest` may need."""
+        """sum_k X^(k-1)/k! by scaling and modified squaring W <- 2 W + W X W, as often as `longest` may need.
+
+        If that is infinite, as often as X does, where it may be read for nothing; elsewhere 12 times.
+        """
         s = torch.ceil(torch.log2(2 * torch.linalg.matrix_norm(X, ord=1, keepdim=True).clamp_min(0.25))).clamp_min(0)
         Y, W = X * torch.exp2(-s), eye(X).expand_as(X)
         for k in range(9 if torch.finfo(X.dtype).eps > 1e-10 else 15, 1, -1):
             W = eye(X) + (Y @ W) / k
         W = W * torch.exp2(-s)
-        for j in range(math.ceil(math.log2(2 * longest * X.shape[-1] ** 0.5 + 1))):
+        for j in range(math.ceil(math.log2(2 * longest * X.shape[-1] ** 0.5 + 1)) if longest < math.inf else most(s)):
             W = torch.where(j < s, 2 * W + W @ X @ W, W)
         return W
 
@@ -80,7 +84,23 @@ class Geodesic:
         return t.cosh(), torch.where(small, 1 + bb / 24 * (1 + bb / 80), safe.sinh() / safe) / 2
 
 
+def most(s: Tensor) -> int:
+    """The largest number of doublings, where it may be read for nothing; elsewhere 12."""
+    free = s.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(s)
+    s = s.detach()[torch.isfinite(s.detach())] if free else s
+    return 12 if not free else int(s.max()) if s.numel() else 0
+
+
 cayley, geodesic = Cayley(), Geodesic()
 Retraction = Cayley | Geodesic
 
 RETRACTIONS: dict[str, Retraction] = {"cayley": cayley, "geodesic": geodesic}
+
+
+def by_name(retraction: str | Retraction) -> Retraction:
+    """The retraction of this name, "cayley" or "geodesic"; a retraction is returned as it is."""
+    if not isinstance(retraction, str):
+        return retraction
+    if retraction not in RETRACTIONS:
+        raise ValueError(f"unknown retraction {retraction!r}; there are {sorted(RETRACTIONS)}")
+    return RETRACTIONS[retraction]

@@ -42,7 +42,7 @@ class SPD(GroupSpace):
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         return symmetric(L.mT @ (g + g.mT) @ L)
 
-    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float) -> Tensor:
+    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         """Held where P would no longer be certain to be definite."""
         new = L + L @ (w @ R.ratio(w, longest))
         return torch.where((self.residual(self.point(new)) > 0)[..., None, None], L, new)
