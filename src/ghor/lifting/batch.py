@@ -30,6 +30,8 @@ FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
 POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; the anchor of decay
 OUR_KEYS = (*FRAME_KEYS, *POINT_KEYS, "developed", "moves")  # and the weight that the rule reads, and how often ours has moved
 
+BESIDE = ".A"  # state[p]["momentum_buffer"] has K in the weight's shape, and state[p]["momentum_buffer.A"] the A beside it
+
 _version, _grad = operator.attrgetter("_version"), operator.attrgetter("grad")
 
 
@@ -73,7 +75,12 @@ class Batch:
         if section == "auto" and not (traits.turns and (views or self.stacks)):
             section = "transported"
             self._check_room(y)
-        self.frame = self.space.geometry.frame(held.get("master", y), section, kept, self.eps)
+        geometry, at = self.space.geometry, held.get("master", y)
+        if traits.free:
+            began = any(k.endswith(BESIDE) for k in states[0])  # a run goes on with the frame that it began with
+            self.frame = geometry.free_frame(at, "auto" if began else section, kept, self.eps, self.layout.blocks > 1)
+        else:
+            self.frame = geometry.frame(at, section, kept, self.eps)
         self._put(self._differs(y), y)
         # whether the weight is the point, to the bit; if not, a state keeps the point or the whole section
         self.exact = self.frame.exact and self.dtype == p.dtype and self.space.radius == 1
@@ -100,6 +107,8 @@ class Batch:
             points = self.layout.points(room)
             return room if shares_memory(points, room) else self.layout.weight(torch.zeros_like(points), self.shape)
         room = self.frame.zeros()
+        if room.dim() == 1:
+            return room
         part = rows(room, len(self.params))[0]
         return room if shares_memory(self.layout.weight(part, self.shape), room) else room.contiguous()
 
@@ -182,7 +191,8 @@ class Batch:
         """What lies as weights do, as H does: a copy, in H's precision if it is of numbers with digits."""
         value = tensors[0]
         room = torch.empty_like(self.H, dtype=None if value.is_floating_point() or value.is_complex() else value.dtype)
-        return room.copy_(self._points(tensors) if self.stacks else value)
+        self._like_points(room).copy_(self._points(tensors) if self.stacks else value)
+        return room
 
     def _unit(self, X: Tensor) -> Tensor:
         """Weights as points in full precision, on the unit sphere."""
@@ -224,15 +234,17 @@ class Batch:
         """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite and NaN are 0."""
         W = self._seen_as_points(self.H if start is None else self.H.sub_(start))
         W = W if self.space.radius == 1 else W.div_(self.space.radius)
-        self.space.geometry.hor_(W)
+        self.frame.hor_(W)
         length = self.frame.length(W)
         longest = length.amax(0)
         torch.maximum(self.peak, longest, out=self.peak)  # keeps NaN
         if perhaps(~(longest <= self.frame.longest)):
             finite = length < torch.inf
             scale = torch.where(finite, (self.frame.longest / length).clamp_max_(1), 0)
-            W.masked_fill_(~finite, 0).mul_(scale)
+            self.frame.scale_(W, scale)
             length = torch.where(finite, length * scale, 0)
+            if self.frame.multiple is not None:
+                self.frame.multiple = self.frame.multiple * scale
         self.length.copy_(length)
         if self.developed is not None:
             self._seen_as_points(self.developed).add_(W, alpha=self.space.radius)
@@ -254,23 +266,46 @@ class Batch:
         state: dict[str, Any] = {}
         for key in (k for k in states[0] if k not in OUR_KEYS):
             value = states[0][key]
+            if key.endswith(BESIDE):
+                continue
             state[key] = value.clone() if torch.is_tensor(value) else value
             if is_per_coordinate(value, self.shape):
                 state[key] = self._like_H([s[key] for s in states])
+                for A in self._beside(state[key]):
+                    A.copy_(torch.stack([s[key + BESIDE] for s in states]).reshape(A.shape))
+            elif self._is_of_points(value):
+                state[key] = torch.cat([s[key].reshape(-1, *value.shape[-2:]) for s in states])
         for key in (k for k in self.odd if k in state):  # an interrupt may have left it half turned
-            self.space.geometry.hor_(self._seen_as_points(state[key]))
+            self.frame.hor_(self._seen_as_points(state[key]))
         return state
+
+    def _is_of_points(self, value: Any) -> bool:
+        """Whether an entry of a state has a matrix, or a number (1, 1), for each point."""
+        return self.stacks and torch.is_tensor(value) and value.dim() > 1
+
+    def _like_points(self, X: Tensor) -> Tensor:
+        """Of what lies as H does the part that has a point's shape."""
+        return self.frame.blocks(X)[0] if X.dim() == 1 else X
+
+    def _beside(self, X: Tensor) -> list[Tensor]:
+        """And what there may be beside it: the A of a frame that keeps (K, A)."""
+        return self.frame.blocks(X)[1:] if X.dim() == 1 else []
 
     def shown(self) -> list[dict[str, Any]]:
         """state[p] of every weight: views in p's shape; the members share what is not per coordinate."""
         count, columns = len(self.params), dict[str, Sequence[Any]]()
         in_shape = lambda X: [self.layout.weight(P, self.shape) for P in rows(X, count)]  # noqa: E731
+        of_points = lambda X: [P.squeeze(0) for P in rows(X, count)]  # noqa: E731
         developed = {} if self.developed is None else {"developed": self.developed}
         for key, value in (self.state | developed).items():
             whole = torch.is_tensor(value) and value.shape == self.H.shape and self.stacks
-            columns[key] = in_shape(value) if whole else [value] * count
+            if whole:
+                columns[key] = in_shape(self._like_points(value))
+                columns |= {key + BESIDE: of_points(A) for A in self._beside(value)}
+            else:
+                columns[key] = of_points(value) if self._is_of_points(value) else [value] * count
         for key, value in self.frame.tensors().items():
-            columns[key] = [X.squeeze(0) for X in rows(value, count)]
+            columns[key] = of_points(value)
         if self.master is not None:
             columns["master"] = in_shape(self.master)
         if self.anchor is not None:
@@ -393,6 +428,6 @@ def shared_values(state: dict[str, Any] | None, shape: Sequence[int]) -> str:
     """The part of a weight's state that members of a batch must have in common."""
     out = {}
     for k, v in (state or {}).items():
-        differs = k in FRAME_KEYS or k in POINT_KEYS or is_per_coordinate(v, shape)
+        differs = k in FRAME_KEYS or k in POINT_KEYS or torch.is_tensor(v) and (v.dim() > 1 or v.shape == shape)
         out[k] = None if differs else v.tolist() if torch.is_tensor(v) else v
     return repr(sorted(out.items()))

@@ -144,6 +144,10 @@ class Space:
         """Lambda above y; from what a state has `held` of a frame, a run goes on as it began."""
         raise NotImplementedError
 
+    def free_frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool) -> Frame:
+        """The frame of rules that need none; `by_rows` if state[p] could not show it by columns."""
+        return self.frame(y, section, held, eps)
+
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         """w <- its component in g^hor, exactly: Adam would divide rounding by rounding; what is there keeps every bit.
 

@@ -66,6 +66,10 @@ class Frame:
         """w <- its component in g^hor."""
         self.geometry.hor_(w)
 
+    def inner(self, w: Tensor, v: Tensor) -> Tensor:
+        """<w, v> in g^hor, (M)."""
+        return self.geometry.hor_inner(w, v)
+
     def scale_(self, w: Tensor, factor: Tensor) -> None:
         """w <- factor w, (M, 1, 1); 0 where the factor is, whatever w is there."""
         w.masked_fill_(factor == 0, 0).mul_(factor)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ghor.spaces.frames import ClosedForm, Frame, Stored
 from ghor.linalg import eye, polar
 from ghor.spaces.matrix import Matrices
+from ghor.spaces.tangent import Tangent
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,6 +26,13 @@ class Stiefel(Matrices):
         closed = n < N and (section == "implicit" or (section == "auto" and N >= 512 and 4 * n <= N))
         closed = "frame_anchor" in held if held else closed
         return (ClosedForm if closed else Stored)(self, y, held, eps)
+
+    def free_frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool) -> Frame:
+        """None but the point, unless another was asked for; real vectors and square matrices have one as small."""
+        N, n = y.shape[-2:]
+        if held or section != "auto" or n == N or not (n > 1 or y.is_complex()):
+            return self.frame(y, section, held, eps)
+        return Tangent(self, y, held, eps, by_rows)
 
     def complement(self, y: Tensor) -> Tensor:
         """The closed form, formed, with R = polar(y_1), so that Lambda(E) = I."""
