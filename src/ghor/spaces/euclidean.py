@@ -19,10 +19,15 @@ class Euclidean(GroupSpace):
     """R^d: the group of translations."""
 
     compact: ClassVar[bool] = False
+    flat: ClassVar[bool] = True
 
     @cached_property
     def layout(self) -> Layout:
         return Layout(dims=0)
+
+    def positions(self, x: Tensor) -> Tensor:
+        """All of them."""
+        return x
 
     def longest(self, y: Tensor) -> float:
         return math.inf

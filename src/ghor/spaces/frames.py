@@ -7,19 +7,22 @@
     Carried     Vectors with a stored rotation O                   a stored frame of hyperbolic space   (vectors.py)
 
 All that a frame knows is made, to the bit, from the point and `tensors()`, which are what state[p] keeps: so a
-batch may be dropped and derived again at any time. A step runs `pull` and `step`, every tenth one `repair`.
+batch may be dropped and derived again at any time. A step runs `pull` and `step`, every tenth one `repair`. For solvers, who try many steps from one frame, it is a value:
+`push` is the inverse of `pull`, `along` a line of steps (lines.py), `bend` has second derivatives, `renewed` a new reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from ghor.linalg import add_, eye, gram, inverse, plus, polar, size, times
-from ghor.spaces.retraction import Retraction
+from ghor.spaces.lines import Line, Moved, Straight, Thin
+from ghor.spaces.retraction import Retraction, geodesic
 
 if TYPE_CHECKING:
     from ghor.spaces.base import GroupSpace, Space
@@ -92,6 +95,40 @@ class Frame:
     def repair(self, whole: bool, moved: Tensor) -> None:
         """Rounding, of Lambda or of its point alone; no bit changes where a point has not `moved` (M, 1, 1)."""
 
+    # -- for solvers, who leave the frame alone
+
+    def push(self, w: Tensor) -> Tensor:
+        """Delta = Lambda w E, the tangent vector with these coordinates."""
+        raise NotImplementedError
+
+    def along(self, w: Tensor, R: Retraction) -> Line:
+        """The line t -> Lambda R(t w) E; where only a step has a formula for R, that of the geodesic."""
+        return Moved(self, w)
+
+    def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
+        """v -> the gradient in g^hor of <g, Y''(0)[v, .]> for Y(u) = Lambda R(u) E; B is that of <g, Y'(0)[.]>.
+
+        All retractions agree in it.
+        """
+        raise NotImplementedError
+
+    def renewed(self) -> Self | None:
+        """A frame above the same point with another reference, if that is worn."""
+        return None
+
+    def translated(self, w: Tensor, old: Frame) -> Tensor:
+        """The tangent vector that has the coordinates w in another frame above the same point, in coordinates of this one."""
+        out = self.zeros()
+        self.pull(old.push(w), out)
+        out[..., : self.n, :] = w[..., : self.n, :]  # A is the same in both
+        return out
+
+    def copy(self) -> Self:
+        """The same frame in memory of its own."""
+        return type(self)(self.geometry, self.point(), self.tensors(), self.eps)
+
+    # -- what others write
+
     def put(self, mask: Tensor, y: Tensor) -> None:
         """Make the frames at these points (M) anew, above y; references stay, unless they are singular there."""
         held = {k: v[mask] for k, v in self.tensors().items() if k == "frame_anchor"}
@@ -145,8 +182,68 @@ class Group(Frame):
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.geometry.polish_(self.L, moved)
 
+    def push(self, w: Tensor) -> Tensor:
+        return self.geometry.velocity(self.L, w)
 
-class Stored(Frame):
+    def along(self, w: Tensor, R: Retraction) -> Line:
+        return Straight(self, w) if self.geometry.flat else Moved(self, w)
+
+    def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
+        """By autograd through the step."""
+        geometry = self.geometry
+        if geometry.flat:
+            return torch.zeros_like
+        with torch.enable_grad():
+            u = torch.zeros_like(B, requires_grad=True)
+            y = geometry.point(geometry.moved(self.L, u, geodesic, self.longest, self.eps))
+            (first,) = torch.autograd.grad(y, u, g, create_graph=True)
+
+        def bent(v: Tensor) -> Tensor:
+            (out,) = torch.autograd.grad(first, u, v, retain_graph=True)
+            geometry.hor_(out, 1)
+            return out
+
+        return bent
+
+    def reached(self, y: Tensor) -> Self:
+        """The frame above a point that is its own frame."""
+        new = copy.copy(self)
+        new.L = y
+        return new
+
+
+class Framed(Frame):
+    """Lambda = [y, Q] in a group of matrices with an adjoint X*: what solvers ask of such frames."""
+
+    geometry: Matrices
+
+    def along(self, w: Tensor, R: Retraction) -> Line:
+        return Thin(self, w, R)
+
+    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+        """The frame above y, at the end of the step w, which may be overwritten; D and J as `Retraction.act` has them."""
+        raise NotImplementedError
+
+    def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
+        """With y^H g = C, Q^H g = D, S = (C + C*)/2, and A, B the blocks of v:
+
+        the projection of [C A^H + A^H C + B^H D; D A^H - 2 (B*)^H S]/2
+        """
+        n, geometry = self.n, self.geometry
+        C, D = gram(self.point(), g), B[..., n:, :]
+        S = (C + geometry.star(C)) / 2
+
+        def bent(v: Tensor) -> Tensor:
+            A, B, out = v[..., :n, :], v[..., n:, :], torch.empty_like(v)
+            out[..., :n, :] = (C @ A.mH + A.mH @ C + B.mH @ D) / 2
+            out[..., n:, :] = D @ A.mH / 2 - geometry.star(B).mH @ S
+            geometry.hor_(out, 1)
+            return out
+
+        return bent
+
+
+class Stored(Framed):
     """Lambda = [y, Q] by columns, L = Lambda^T; coordinates never turn. For spaces of matrices with an adjoint X*."""
 
     steady: ClassVar[bool] = True
@@ -187,19 +284,35 @@ class Stored(Frame):
             self.L.add_((W @ R.ratio(W, 2 * self.longest)).mT @ self.L)
             return
         top, B, y = w[..., :n, :], w[..., n:, :], self.L[..., :n, :].mT
-        A, Bs = top.clone(), star(B)
 
         def V(M: Tensor | None) -> Tensor:  # all of Lambda times [M; B]: of slices, torch takes the matrices one by one
             top.zero_() if M is None else top.copy_(M)
-            return (w.mT @ self.L).mT
+            return self.push(w)
 
-        D, J = R.act(y, V, A, Bs @ B, self.longest)
+        self._turn_(w, *R.act(y, V, top.clone(), star(B) @ B, self.longest))
+
+    def _turn_(self, w: Tensor, D: Tensor, J: Tensor | None) -> None:
+        """y <- y + D, Q <- Q - (y + J) B*; w is overwritten."""
+        n, y = self.n, self.L[..., : self.n, :].mT
         T = torch.add(y, D, alpha=0.5) if J is None else y + J
-        top.zero_()
+        w[..., :n, :].zero_()
         if w.is_complex() or not self.geometry.compact:
-            B.copy_(Bs.mT)
+            w[..., n:, :] = self.geometry.star(w[..., n:, :]).mT
         self.L.baddbmm_(w, T.mT, alpha=-1)
         self.L[..., :n, :].add_(D.mT)
+
+    def push(self, w: Tensor) -> Tensor:
+        return (w.mT @ self.L).mT
+
+    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+        new = copy.copy(self)
+        new.L = self.L.clone()
+        if self.L.shape[-1] > self.n:
+            new._turn_(w, D, J)
+        if whole:
+            new.repair(True, w.real.new_ones(()))
+        new.L[..., : self.n, :] = y.mT
+        return new
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         """X <- X (3 I - X* X)/2 where points have moved."""
@@ -209,7 +322,7 @@ class Stored(Frame):
         X.add_(X @ (eye(S) - S) * moved, alpha=0.5)
 
 
-class ClosedForm(Frame):
+class ClosedForm(Framed):
     """Lambda as a function of y and a unitary R (n x n), never formed; P = (R + y_1)^-1:
 
         Q x = [0; x] - (y R^H + E) P^H y_2^H x
@@ -290,6 +403,26 @@ class ClosedForm(Frame):
             R = torch.where(worn & (grown > 1), R - 2 * (R @ v) @ v.mH, R)
             V.append(v)
         return R, inverse(R + y1)
+
+    def push(self, w: Tensor) -> Tensor:
+        n, y = self.n, self.y
+        U = -times(self.P.mH, gram(y[..., n:, :], w[..., n:, :]))
+        return plus(torch.cat([U, w[..., n:, :]], -2), y, w[..., :n, :] + times(self.R.mH, U))
+
+    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+        """The reference is kept: its frames are a smooth field, in which coordinates stay; see `renewed`."""
+        new = copy.copy(self)
+        new.y, new.P = y, inverse(self.R + y[..., : self.n, :])
+        return new
+
+    def renewed(self) -> Self | None:
+        worn = ~(size(self.P) < WORN * self.n**0.5)
+        if not bool(worn.any()):
+            return None
+        new, y1 = copy.copy(self), self.y[..., : self.n, :]
+        new.R = torch.where(worn, polar(y1), self.R)
+        new.P = inverse(new.R + y1)
+        return new
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         y, n = self.y, self.n

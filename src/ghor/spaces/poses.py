@@ -1,134 +1,187 @@
-"""Poses, and positions with orientations: SE(d) and SE(3)/SO(2)."""
+"""SE(d), rigid motions of R^d, and SE(3)/SO(2), positions with orientations.
+
+Lengths have no natural scale, so no result depends on the unit of length: only turns are limited.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ghor.linalg import eye, polar, size
-from ghor.spaces.retraction import Retraction, geodesic
+from ghor._torch.precision import full_precision, wide
 from ghor.layout import Layout
+from ghor.linalg import eye, inverse, size
 from ghor.spaces.base import GroupSpace, on_points
+from ghor.spaces.retraction import Retraction, geodesic
 from ghor.spaces.rotations import SpecialOrthogonal, hat, log_rotation
-from ghor.spaces.stiefel import Stiefel
+from ghor.spaces.sphere import Sphere
+
+SO, S2 = SpecialOrthogonal().geometry, Sphere().geometry
+MeanKind = Literal["group", "frechet"]
 
 
 @dataclass(frozen=True, repr=False)
 class SpecialEuclidean(GroupSpace):
-    """SE(d): [R, t], (M, d, d+1); W = [omega, v] in the body's frame."""
+    """Poses [R, t], (..., d, d+1): x -> R x + t. g^hor: [omega, v] in the body's frame, omega skew, v in R^d.
+
+    <W, W'> = <omega, omega'>/2 + <v, v'>, in which a turn by one radian is as long as a translation by one
+    unit of length. Everything is left-invariant: a change of the world's coordinates changes nothing. SE(d)
+    has no metric that is invariant on both sides; `exp` and `log` are those of the group, screw motions, and
+    `dist` is the length of `log`.
+    """
 
     compact: ClassVar[bool] = False
+    holds: ClassVar[str] = "poses [R, t], (..., d, d+1) with d >= 2"
 
     @cached_property
     def layout(self) -> Layout:
         return Layout(tall=False)
 
-    def check_size(self, N: int, n: int) -> None:
-        if n != N + 1:
-            raise ValueError("it is not [R, t]")
+    def fits(self, N: int, n: int) -> bool:
+        return n == N + 1 >= 3
 
-    def longest(self, y: Tensor) -> float:
-        return 4 * y.shape[-2] ** 0.5
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        if len(shape) >= 2 and shape[-1] == shape[-2] >= 3:
+            raise ValueError(
+                f"{self} holds {self.holds}, got shape {tuple(shape)}. Of a homogeneous matrix "
+                "T = [[R, t], [0, 1]] take T[..., :-1, :]; for rotations alone use ghor.SpecialOrthogonal()"
+            )
+        super().check_shape(shape)
 
-    def length(self, w: Tensor) -> Tensor:
-        """Of omega: a limit of translations would depend on the unit; but any v is a step."""
-        return (
-            size(w[..., :-1])
-            + (w[..., -1:] != 0).any(-2, keepdim=True) * torch.finfo(w.dtype).tiny
-            + (0 * w[..., -1:]).sum(-2, keepdim=True)
-        )
+    # -- points
+
+    @on_points("p>n")
+    def residual(self, Y: Tensor) -> Tensor:
+        """The residual of R as a rotation; NaN where t is not finite."""
+        return SO.residual(Y[..., :-1]) + (Y[..., -1] * 0).sum(-1)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        return torch.cat([SO.nearest(x[..., :-1]), x[..., -1:]], -1)
+
+    def draw(self, normal: Tensor) -> Tensor:
+        """Uniform rotations, normal positions."""
+        return torch.cat([SO.draw(normal[..., :-1]), normal[..., -1:]], -1)
+
+    # -- Algorithm 3: Lambda is the pose L
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         w[..., :-1] = (w[..., :-1] - w[..., :-1].mT) * factor
+
+    def positions(self, x: Tensor) -> Tensor:
+        """t, and v."""
+        return x[..., -1:]
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """omega and v."""
         return [w[..., :-1], w[..., -1:]]
 
     def hor_inner(self, w: Tensor, v: Tensor) -> Tensor:
-        return (w * v)[..., :-1].sum((-2, -1)) / 2 + (w * v)[..., -1].sum(-1)
+        """<omega, omega'>/2 + <v, v'>: every coordinate of omega occurs twice."""
+        P = w * v
+        return P[..., :-1].sum((-2, -1)) / 2 + P[..., -1].sum(-1)
 
-    def log(self, L: Tensor) -> Tensor:
-        """[omega, v] of a pose [R, t] seen from I, a screw: t = phi(omega) v, phi^-1 = I - omega/2 + c omega^2.
+    def longest(self, y: Tensor) -> float:
+        return 4 * y.shape[-2] ** 0.5
 
-        For d = 2, 3 c = (1 - theta/2 cot(theta/2))/theta^2, of the one angle that there is.
-        """
-        omega, t = log_rotation(L[..., :-1]), L[..., -1:]
-        if omega.shape[-1] > 3:
-            return torch.cat([omega, torch.linalg.solve_ex(geodesic.ratio(omega, 8.0), t)[0]], -1)
-        s = (omega * omega).sum((-2, -1), True) / 2
-        small = s < 1e-2
-        h = torch.where(small, 1, s).sqrt() / 2
-        c = torch.where(small, (1 + s / 60 * (1 + s / 42 * (1 + s / 40))) / 12, (1 - h * h.cos() / h.sin()) / (4 * h * h))
-        return torch.cat([omega, t - omega @ t / 2 + c * (omega @ (omega @ t))], -1)
+    def length(self, w: Tensor) -> Tensor:
+        """||omega||_F: a limit of translations would depend on the unit."""
+        return size(w[..., :-1]) + any_length(w[..., -1:])
 
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
+        """[R^T G_R - G_R^T R, R^T G_t], omega *exactly* skew."""
         H = L[..., :-1].mT @ g
         return torch.cat([H[..., :-1] - H[..., :-1].mT, H[..., -1:]], -1)
 
+    def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
+        """R^T Delta, its left block made skew."""
+        H = L[..., :-1].mT @ v
+        return torch.cat([(H[..., :-1] - H[..., :-1].mT) / 2, H[..., -1:]], -1)
+
+    def velocity(self, L: Tensor, w: Tensor) -> Tensor:
+        """R W."""
+        return L[..., :-1] @ w
+
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
-        """[R, t] + R ratio(omega) [omega, v], which does not depend on the unit of v."""
+        """[R, t] + R ratio(omega) [omega, v]: linear in v, so that its unit does not count."""
         return L + L[..., :-1] @ (R.ratio(w[..., :-1], longest) @ w)
 
     def polish_(self, L: Tensor, moved: Tensor) -> None:
+        """R <- R (3 I - R^T R)/2 where poses have moved."""
         X = L[..., :-1]
         X.add_(X @ (eye(X) - X.mT @ X) * moved, alpha=0.5)
 
-    @on_points("p>n")
-    def residual(self, y: Tensor) -> Tensor:
-        return Stiefel().residual(y[..., :-1]) + (y[..., -1] * 0).sum(-1)
+    # -- logarithms
 
-    def nearest(self, x: Tensor) -> Tensor:
-        return torch.cat([polar(x[..., :-1]), x[..., -1:]], -1)
+    @on_points("pp>v")
+    def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """Y log(Y^-1 Z): the screw motion from Y to Z; of a turn by pi, one of the two."""
+        R = Y[..., :-1]
+        D = R.mT @ (Z - Y)  # Y^-1 Z - [I, 0], with the digits of near poses
+        omega = log_rotation(eye(R) + D[..., :-1])
+        return R @ torch.cat([omega, unwound(omega, D[..., -1:])], -1)
 
-    def draw(self, normal: Tensor) -> Tensor:
-        return torch.cat([SpecialOrthogonal().draw(normal[..., :-1]), normal[..., -1:]], -1)
+    def mean(self, points: Tensor, weights: Tensor | None = None, kind: MeanKind = "group") -> Tensor:
+        """The mean of points (K, ..., *point), of one of two kinds:
+
+            group     sum_k w_k log(Y, points[k]) = 0; it moves with the world and with the body's frame
+            frechet   minimises sum_k w_k dist(Y, points[k])^2; it moves with the world
+
+        They differ, because `dist` is the length of a screw motion and not of a geodesic.
+        """
+        if kind not in ("group", "frechet"):
+            raise ValueError(f"{self}.mean is of kind 'group' or 'frechet', got {kind!r}")
+        Y = super().mean(points, weights)
+        return Y if kind == "group" or not Y.numel() else frechet_mean(self, Y, points, weights)
 
 
 @dataclass(frozen=True, repr=False)
 class PositionsOrientations(SpecialEuclidean):
-    """SE(3)/SO(2): (t, n = R e_3), (M, 2, 3), the poses up to turns about n; W = (v, (w_1, w_2, 0))."""
+    """(t, n), (..., 2, 3): a position and a unit vector, the pose (R, t) with n = R e_3 up to turns about n.
+
+    g^hor: (v, (w_1, w_2, 0)), a translation and a turn in the frame of R. `exp` is that of SE(3), a screw
+    motion, and `log` its inverse in closed form; `dist` is the length of `log`. Everything is invariant under
+    rigid motions.
+    """
 
     exact: ClassVar[bool] = False
+    holds: ClassVar[str] = "positions and orientations (..., 2, 3)"
 
-    def check_size(self, N: int, n: int) -> None:
-        if (N, n) != (2, 3):
-            raise ValueError("it is not a position and an orientation, (2, 3)")
+    def fits(self, N: int, n: int) -> bool:
+        return (N, n) == (2, 3)
 
-    def longest(self, y: Tensor) -> float:
-        return 4.0
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        GroupSpace.check_shape(self, shape)
 
-    def length(self, w: Tensor) -> Tensor:
-        return super().length(w.flip(-2).mT)
+    # -- points
+
+    @on_points("p>n")
+    def residual(self, Y: Tensor) -> Tensor:
+        """| |n|^2 - 1 |; NaN where t is not finite."""
+        return S2.residual(Y[..., 1, :, None]) + (Y[..., 0, :] * 0).sum(-1)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        return torch.stack([x[..., 0, :], S2.nearest(x[..., 1, :, None])[..., 0]], -2)
+
+    def draw(self, normal: Tensor) -> Tensor:
+        """Normal positions, uniform orientations."""
+        return self.nearest(normal)
+
+    def origin(self, y: Tensor) -> Tensor:
+        """(0, e_3)."""
+        return torch.eye(3, dtype=y.dtype, device=y.device)[-1] * y.new_ones(2, 1).cumsum(0).sub(1)
+
+    # -- Algorithm 3: Lambda is a pose [R, t]
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         w[..., 1, 2] = 0
 
-    def origin(self, y: Tensor) -> Tensor:
-        return y.new_tensor([[0.0, 0, 0], [0, 0, 1]])
-
-    def section(self, y: Tensor) -> Tensor:
-        """R = [e_1, e_2, n] after Duff et al. (2017); I at n = e_3."""
-        x, y_, z = y[..., 1, :].unbind(-1)
-        s = torch.where(z < 0, -1.0, 1.0).to(z)
-        a = -1 / (s + z)
-        e1 = torch.stack([1 + s * x * x * a, s * x * y_ * a, -s * x], -1)
-        e2 = torch.stack([x * y_ * a, s + y_ * y_ * a, -y_], -1)
-        return torch.stack([e1, e2, y[..., 1, :], y[..., 0, :]], -1)
-
-    def point(self, L: Tensor) -> Tensor:
-        return L[..., [3, 2]].mT
-
-    def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
-        H = g @ L[..., :3]
-        return torch.stack([H[..., 0, :], torch.stack([-H[..., 1, 1], H[..., 1, 0], 0 * H[..., 1, 0]], -1)], -2)
-
-    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
-        return super().moved(L, torch.cat([hat(w[..., 1, :]), w[..., :1, :].mT], -1), R, 1.5 * longest, eps)
+    def positions(self, x: Tensor) -> Tensor:
+        """t, and v."""
+        return x[..., :1, :]
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """v and w."""
@@ -137,12 +190,124 @@ class PositionsOrientations(SpecialEuclidean):
     def hor_inner(self, w: Tensor, v: Tensor) -> Tensor:
         return (w * v).sum((-2, -1))
 
-    @on_points("p>n")
-    def residual(self, y: Tensor) -> Tensor:
-        return ((y[..., 1, :] ** 2).sum(-1) - 1).abs() + (y[..., 0, :] * 0).sum(-1)
+    def longest(self, y: Tensor) -> float:
+        return 4.0
 
-    def nearest(self, x: Tensor) -> Tensor:
-        return torch.stack([x[..., 0, :], x[..., 1, :] / x[..., 1, :].norm(dim=-1, keepdim=True)], -2)
+    def length(self, w: Tensor) -> Tensor:
+        """|w|, see `SpecialEuclidean.length`."""
+        return size(w[..., 1:, :]) + any_length(w[..., :1, :].mT)
 
-    def draw(self, normal: Tensor) -> Tensor:
-        return self.nearest(normal)
+    def section(self, y: Tensor) -> Tensor:
+        """R = [e_1, e_2, n] after Duff et al. (2017), Building an orthonormal basis; I at n = e_3."""
+        a, b, c = y[..., 1, :].unbind(-1)
+        s = torch.where(c < 0, -1, 1).to(c)  # not torch.sign, which is 0 at 0
+        f = -1 / (s + c)
+        e1 = torch.stack([1 + s * a * a * f, s * a * b * f, -s * a], -1)
+        e2 = torch.stack([a * b * f, s + b * b * f, -b], -1)
+        return torch.stack([e1, e2, y[..., 1, :], y[..., 0, :]], -1)
+
+    def point(self, L: Tensor) -> Tensor:
+        return L[..., [3, 2]].mT
+
+    def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
+        """(R^T G_t, (-g_2, g_1, 0)), g = R^T G_n."""
+        return self.global_rep(L, g)
+
+    def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
+        H = v @ L[..., :3]
+        a, b, _ = H[..., 1, :].unbind(-1)
+        return torch.stack([H[..., 0, :], torch.stack([-b, a, torch.zeros_like(a)], -1)], -2)
+
+    def velocity(self, L: Tensor, w: Tensor) -> Tensor:
+        """(R v, R (w x e_3))."""
+        a, b, _ = w[..., 1, :].unbind(-1)
+        return torch.stack([w[..., 0, :], torch.stack([b, -a, torch.zeros_like(a)], -1)], -2) @ L[..., :3].mT
+
+    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
+        return super().moved(L, torch.cat([hat(w[..., 1, :]), w[..., :1, :].mT], -1), R, 1.5 * longest, eps)
+
+    # -- logarithms
+
+    @on_points("pp>v")
+    def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """n turns along the great circle; of opposite orientations, along one of them."""
+        L, n = self.section(Y), S2.log(Y[..., 1, :, None], Z[..., 1, :, None])[..., 0]
+        way, w = self.global_rep(L, torch.stack([Z[..., 0, :] - Y[..., 0, :], n], -2)).unbind(-2)
+        return self.velocity(L, torch.stack([unwound(hat(w), way.unsqueeze(-1))[..., 0], w], -2))
+
+    def mean(self, points: Tensor, weights: Tensor | None = None, kind: MeanKind = "group") -> Tensor:
+        """The mean of kind "group" or "frechet", see `SpecialEuclidean.mean`."""
+        return super().mean(points, weights, kind)
+
+
+def any_length(v: Tensor) -> Tensor:
+    """0 where v = 0, NaN where v is not finite, and the smallest positive number otherwise: (..., d, 1) -> (..., 1, 1).
+
+    Added to the length of a turn, it makes a pure translation count as a step, whatever the unit.
+    """
+    return (v != 0).any(-2, keepdim=True) * torch.finfo(v.dtype).tiny + (0 * v).sum(-2, keepdim=True)
+
+
+def unwound(omega: Tensor, t: Tensor) -> Tensor:
+    """v of the screw motion [omega, v] that ends at t = phi(omega) v, phi(X) = (exp(X) - I)/X.
+
+    For d = 2 and 3, where theta is the one angle, phi^-1 = I - omega/2 + c omega^2 with
+
+        c = (1 - theta/2 cot(theta/2))/theta^2
+    """
+    if omega.shape[-1] > 3:
+        return inverse(geodesic.ratio(omega, 4 * omega.shape[-1] ** 0.5)) @ t
+    s = (omega * omega).sum((-2, -1), keepdim=True) / 2  # theta^2
+    small = s < 1e-2
+    h = torch.where(small, 1, s).sqrt() / 2
+    series = (1 + s / 60 * (1 + s / 42 * (1 + s / 40))) / 12
+    c = torch.where(small, series, (1 - h * h.cos() / h.sin()) / (4 * h * h))
+    turned = omega @ t
+    return t - turned / 2 + c * (omega @ turned)
+
+
+@full_precision()
+def frechet_mean(space: SpecialEuclidean, Y: Tensor, points: Tensor, weights: Tensor | None) -> Tensor:
+    """The point that minimises sum_k w_k dist(Y, points[k])^2 near Y: Newton's method, steps halved until it falls."""
+    geometry = space.geometry
+    X = space.project(wide(points.detach()))
+    w = X.new_ones(len(X)) if weights is None else weights.detach().to(X)
+    w = w.reshape(*w.shape, *[1] * (X.dim() - 2 - w.dim()))
+    Y = space.project(wide(Y))
+    X = torch.where(w[..., None, None] > 0, X, Y)
+
+    def squares(Y: Tensor) -> Tensor:
+        D = geometry.global_rep(geometry.section(Y), geometry.log(Y.expand_as(X), X))
+        return (w * geometry.hor_inner(D, D)).sum(0)
+
+    for _ in range(50):
+        L = geometry.section(Y)
+        with torch.enable_grad():
+            W = torch.zeros_like(Y, requires_grad=True)
+            hor = geometry.global_rep(L, geometry.velocity(L, W))
+            value = squares(geometry.point(geometry.moved(L, hor, geodesic, torch.inf, 0)))
+            (G,) = torch.autograd.grad(value.sum(), W, create_graph=True)
+            G = G.flatten(-2)
+            rows = [torch.autograd.grad(g.sum(), W, retain_graph=True)[0] for g in G.unbind(-1)]
+        value, G = value.detach(), G.detach()
+        H = torch.stack([row.flatten(-2) for row in rows], -2)
+        # Scaled to the diagonal 1, so that no unit of length counts; coordinates that are not there have 0.
+        d = H.diagonal(dim1=-2, dim2=-1).abs()
+        d = torch.where(d > 0, d, 1).rsqrt()
+        e, V = torch.linalg.eigh(d[..., :, None] * (H + H.mT) / 2 * d[..., None, :])
+        e = torch.where(e.abs() > 1e-8, e.abs(), torch.inf)  # |e|: downhill also where f is not convex
+        W = -d * (V @ ((V.mT @ (d * G)[..., None]) / e[..., None]))[..., 0]
+        slope, step = (G * W).sum(-1), torch.ones_like(value)
+        if bool((-slope <= 1e-20 * value).all()):
+            break
+        Delta = geometry.velocity(L, W.unflatten(-1, Y.shape[-2:]))
+        for _ in range(60):
+            moved = geometry.retract(Y, Delta * step[..., None, None], geodesic)
+            falls = squares(moved) < value
+            if bool(falls.all()):
+                break
+            step = torch.where(falls, step, step / 2)
+        Y = torch.where(falls[..., None, None], moved, Y)
+        if not bool(falls.any()):  # nothing is left but rounding
+            break
+    return space.project(Y).to(points.dtype)

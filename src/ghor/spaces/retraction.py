@@ -1,8 +1,9 @@
-"""A retraction is one function, R(X) = I + X ratio(X), in the three forms that frames ask for.
+"""A retraction is one function, R(X) = I + X ratio(X), in the forms that frames ask for.
 
 ratio(X)            of square X
 act(y, V, A, C)     on frames: D = y F1 + Q B F2 and J = y (T1 - I) + Q B T2, where V(M) = Q B + y M,
                     R(W) E = E + [F1; B F2], R(W) E_c = E_c - [T1; B T2] B*, C = B* B. J = None for D/2
+velocity(...)       the derivative of y_t = Lambda R(t W) E, of D and J at t W; Q B, A and C are those of W
 arc(k, bb)          on vectors: f = sin(t)/|b| and h = (1 - cos(t))/|b|^2 of the angle t of a step b, bb = |b|^2;
                     for k = -1 sinh(t)/|b| and (cosh(t) - 1)/|b|^2
 """
@@ -34,6 +35,13 @@ class Cayley:
         M = torch.add(A, C, alpha=-0.5)
         F2 = inverse(torch.sub(eye(M), M, alpha=0.5))
         return times(V(M), F2), None
+
+    def velocity(
+        self, y: Tensor, QB: Tensor, A: Tensor, C: Tensor, t: float, D: Tensor, J: Tensor | None
+    ) -> Tensor:
+        """y_t' = (D/t - t (y + D/2) C/2) F2."""
+        F2 = inverse(eye(A) - A * (t / 2) + C * (t * t / 4))
+        return times(D / t - times(y + D / 2, C * (t / 2)), F2)
 
     def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
         f = torch.reciprocal(1 + bb * (k / 4))
@@ -69,6 +77,13 @@ class Geodesic:
         F2 = p11 + p12 @ A / 2
         F1, T1, Z = A @ F2 / 2 + p21 + p22 @ A / 2, A @ p12 / 2 + p22 - I, V(None)
         return y @ F1 + Z @ F2, y @ T1 + Z @ p12
+
+    def velocity(
+        self, y: Tensor, QB: Tensor, A: Tensor, C: Tensor, t: float, D: Tensor, J: Tensor | None
+    ) -> Tensor:
+        """y_t' = y_t A + Q_t B = (y + D) A + Q B - t (y + J) C."""
+        assert J is not None
+        return QB + times(y + D, A) - times(y + J, C * t)
 
     def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
         c, s = self.half(k, bb)

@@ -7,12 +7,14 @@ Carried   Lambda(y) diag(1, O) with a rotation O that turns the other way: coord
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from ghor.spaces.frames import Frame, Tensors, rows
+from ghor.spaces.frames import Frame, Framed, Tensors, rows
+from ghor.spaces.lines import Line, Moved
 from ghor.linalg import eye, perhaps
 from ghor.spaces.retraction import Retraction
 
@@ -112,7 +114,7 @@ class Turn:
             v.clamp_min_(0)
 
 
-class Vectors(Frame):
+class Vectors(Framed):
     """The closed form for n = 1 and real numbers: y_2, and y_1 and r = +-1 beside it, one a point.
 
     Operations run in long loops. Along rows (M, N), `dim` = -1, nothing looks at coordinates: y_2, elements (0, b) of
@@ -167,12 +169,15 @@ class Vectors(Frame):
         return self.points(dot(w, w, -2).sqrt() if self.dim == -2 else torch.linalg.vector_norm(w, dim=-1, keepdim=True))
 
     def take(self, y: Tensor) -> None:
+        self._read(y)
+        if self.k == 1:
+            self._turn_singular_()
+
+    def _read(self, y: Tensor) -> None:
         copy_(self.points(self.whole)[..., 0], y[..., 0])
         if self.dim == -1:
             self.y1.copy_(self.first)
             self.first.zero_()
-        if self.k == 1:
-            self._turn_singular_()
 
     def _turn_singular_(self) -> None:
         """A sign r stays while r + y_1 is not singular, as it is where a step has ended."""
@@ -239,6 +244,36 @@ class Vectors(Frame):
             yb, length = yb * room, length * room
         return Turn(self.k, r * y1, yb, length * length, R)
 
+    def push(self, w: Tensor) -> Tensor:
+        """(-k r y_2.b, b - k y_2 (y_2.b)/rho)."""
+        b = self.lower(w)
+        along = dot(self.y, b, self.dim)
+        lower, first = torch.addcmul(b, self.y, along / (1 + self.r * self.y1), value=-self.k), -self.k * self.r * along
+        if self.dim == -2:
+            return self.points(torch.cat([first, lower], -2))
+        lower[..., :1] = first
+        return self.points(lower)
+
+    def along(self, w: Tensor, R: Retraction) -> Line:
+        """Far out in hyperbolic space whole vectors cancel: there a line goes by steps."""
+        return super().along(w, R) if self.k == 1 else Moved(self, w)
+
+    def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
+        return bend(self.k, self.point(), g)
+
+    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+        new = self.copy()
+        new._read(y)
+        return new
+
+    def renewed(self) -> Self | None:
+        worn = self.r * self.y1 < TURN - 1
+        if self.k == -1 or not bool(worn.any()):
+            return None
+        new = self.copy()
+        new.r = torch.where(worn, -self.r, self.r)
+        return new
+
     def repair(self, whole: bool, moved: Tensor) -> None:
         square, moved = dot(self.y, self.y, self.dim), self.plain(moved)
         if self.k == -1:
@@ -247,6 +282,12 @@ class Vectors(Frame):
         scale = torch.where(moved, 1.5 - (square + self.y1 * self.y1) / 2, 1)
         self.y.mul_(scale)
         self.y1.mul_(scale)
+
+
+def bend(k: int, y: Tensor, g: Tensor) -> Callable[[Tensor], Tensor]:
+    """`Frame.bend` of vectors, where Y''(0)[v, v] = -k y |v|^2: v -> -k <y, g> v."""
+    normal = (y * g).sum(-2, keepdim=True) * -k
+    return lambda v: v * normal
 
 
 def ratio(m: Tensor, v: Tensor) -> Tensor:
@@ -307,6 +348,12 @@ class Carried(Frame):
         O.addcmul_(y, x).addcmul_(W, z)
         self.form.step(b, length, R, (), ())
         self._show()
+
+    def push(self, w: Tensor) -> Tensor:
+        return self.form.push(self.boost(w))
+
+    def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
+        return bend(self.form.k, self.point(), g)
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.form.repair(whole, moved)

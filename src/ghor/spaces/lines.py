@@ -1,0 +1,124 @@
+"""Lines t -> the point of Lambda R(t W), on which solvers try steps, and the frame there once a step is taken.
+
+    Thin       matrices and vectors with an adjoint X*: y_t and y_t' from (y, Q B, A, B* B) alone, N x n, whatever the frame
+    Straight   y + t w of Euclidean points
+    Moved      any frame: a copy takes the step t w along a geodesic, whose velocity has the coordinates w
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from ghor.linalg import defect, times
+from ghor.spaces.retraction import Retraction, geodesic
+
+if TYPE_CHECKING:
+    from ghor.spaces.frames import Frame, Framed, Group
+
+
+class Trial(NamedTuple):
+    """A step t along a line: the point there, and what slope and frame there are made of."""
+
+    t: float
+    y: Tensor
+    D: Tensor | None = None  # of the retraction, see `Retraction.act`
+    J: Tensor | None = None
+    frame: Frame | None = None
+    velocity: Tensor | None = None  # its coordinates in that frame
+
+
+class Line(Protocol):
+    """A curve through the point of a frame, which stays what it is."""
+
+    def at(self, t: float, repair: bool = False) -> Trial:
+        """The point at t, with its rounding repaired if asked."""
+
+    def slope(self, trial: Trial, g: Tensor) -> Tensor:
+        """<g, y_t'> for the Euclidean gradient g there."""
+
+    def frame(self, trial: Trial, whole: bool = False) -> Frame:
+        """A frame above that point; rounding of all of Lambda is repaired if `whole`."""
+
+
+class Thin:
+    """y_t = y + D, Q_t = Q - (y + J) (t B)*, where R.act(y, M -> t Q B + y M, t A, t^2 C) = D, J and C = B* B."""
+
+    def __init__(self, frame: Framed, w: Tensor, R: Retraction) -> None:
+        n, star = frame.n, frame.geometry.star
+        self.start, self.y, self.w, self.R, self.longest = frame, frame.point(), w, R, frame.longest
+        self.A, B, low = w[..., :n, :], w[..., n:, :], w.clone()
+        low[..., :n, :] = 0
+        self.QB, self.C = frame.push(low), star(B) @ B
+
+    def at(self, t: float, repair: bool = False) -> Trial:
+        """A trial costs two products N n^2."""
+
+        def V(M: Tensor | None) -> Tensor:
+            return self.QB * t if M is None else self.QB * t + times(self.y, M)
+
+        D, J = self.R.act(self.y, V, self.A * t, self.C * (t * t), self.longest)
+        y = self.y + D
+        if repair:
+            y = y + times(y, defect(y, self.start.geometry.star) / 2)
+        return Trial(t, y, D, J)
+
+    def slope(self, trial: Trial, g: Tensor) -> Tensor:
+        """Two products more, whatever the retraction."""
+        D = cast(Tensor, trial.D)
+        velocity = self.R.velocity(self.y, self.QB, self.A, self.C, trial.t, D, trial.J)
+        return (g * velocity.conj()).real.sum()
+
+    def frame(self, trial: Trial, whole: bool = False) -> Frame:
+        """The one time that a frame moves."""
+        return self.start.reached(trial.y, self.w * trial.t, cast(Tensor, trial.D), trial.J, whole)
+
+
+class Straight:
+    """y + t w."""
+
+    def __init__(self, frame: Group, w: Tensor) -> None:
+        self.start, self.y, self.w = frame, frame.point(), w
+
+    def at(self, t: float, repair: bool = False) -> Trial:
+        """There is nothing to repair."""
+        return Trial(t, torch.add(self.y, self.w, alpha=t))
+
+    def slope(self, trial: Trial, g: Tensor) -> Tensor:
+        """<g, w>."""
+        return (g * self.w.conj()).real.sum()
+
+    def frame(self, trial: Trial, whole: bool = False) -> Frame:
+        """The point is its frame."""
+        return self.start.reached(trial.y)
+
+
+class Moved:
+    """A copied frame takes the step t w along a geodesic."""
+
+    def __init__(self, frame: Frame, w: Tensor) -> None:
+        self.start, self.w, self.length = frame, w, frame.length(w)
+
+    def at(self, t: float, repair: bool = False) -> Trial:
+        """The coordinates of the velocity stay w, or turn with the frame as a first moment does."""
+        new, velocity = self.start.copy(), self.w.clone()
+        new.step(self.w * t, self.length * abs(t), geodesic, [velocity], ())
+        if repair:
+            new.repair(False, self.length > 0)
+        return Trial(t, new.point(), frame=new, velocity=velocity)
+
+    def slope(self, trial: Trial, g: Tensor) -> Tensor:
+        """<B, w>, B the gradient in g^hor."""
+        new, w = cast("Frame", trial.frame), cast(Tensor, trial.velocity)
+        B = new.zeros()
+        new.pull(g, B)
+        return new.geometry.hor_inner(B, w).sum()
+
+    def frame(self, trial: Trial, whole: bool = False) -> Frame:
+        """The copy."""
+        new = cast("Frame", trial.frame)
+        if whole:
+            new.repair(True, self.length > 0)
+        return new
