@@ -1,4 +1,4 @@
-"""A batch: weights of one kind, computed as one. It knows layouts, the radius and state[p]; frames know geometry.
+"""A batch: weights of one kind, computed as one. It knows layouts, radii and state[p]; frames know geometry.
 
 A batch is derived: all that it knows can be made again from its weights and state[p], to the bit.
 """
@@ -8,97 +8,121 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain, starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from ghor._torch.memory import keep_freed_memory
-from ghor._torch.precision import COMPUTE_DTYPE
 from torch import Tensor, nn
 
-from ghor.spaces.frames import rows
+from ghor._torch.memory import keep_freed_memory
+from ghor._torch.precision import COMPUTE_DTYPE
+from ghor._torch.sharding import ShardLayout, is_sharded
+from ghor.constraints.registry import declared_radii, keep_radii
+from ghor.constraints.validation import Warn, batch_dims, check_on_space
+from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
-from ghor.linalg import perhaps
+from ghor.linalg import perhaps, size
+from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import RETRACTIONS
-from ghor.spaces.base import Space
 
-LOOK_EVERY = 10  # moves of a batch between two looks at its numbers, when rounding is repaired, too
-WHOLE_EVERY = 100  # and between two repairs of whole sections
+REPAIR_EVERY = 10  # moves of a batch between two repairs of the rounding of its points
+WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, which is 4 % of a step's arithmetic
+LOOK_EVERY = {"cpu": 10}  # and between two looks at its numbers, which reads one value; 100 on other devices
 ROWS, ROOM = 64, 1 << 22  # of a stored frame that is made without being asked for: N <= 64 n, or so many numbers in all
-FOLLOW = True  # writes through .data, which torch does not count
 
 FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
 POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; the anchor of decay
-OUR_KEYS = (*FRAME_KEYS, *POINT_KEYS, "developed", "moves")  # and the weight that the rule reads, and how often ours has moved
-
-BESIDE = ".A"  # state[p]["momentum_buffer"] has K in the weight's shape, and state[p]["momentum_buffer.A"] the A beside it
+# The radii of spheres of any radius; the weight that the rule reads; and how many steps the weight has taken.
+OUR_KEYS = (*FRAME_KEYS, *POINT_KEYS, "radius", "developed", "moves")
 
 _version, _grad = operator.attrgetter("_version"), operator.attrgetter("grad")
-
-
-class Weight(NamedTuple):
-    """A weight on a manifold, as its group has it."""
-
-    gi: int
-    space: Space
-    section: str
-    retraction: str
-    anchor: Any
-    p: Tensor
-    shape: torch.Size
-    name: str
 
 
 class Batch:
     """Weights as points (M, N, n), with their frame, their velocity H, and the rule's state for H.
 
-    Where weights may share a tensor, H is (M, N, n), too; else it is in the one weight's shape. A rule that does not read
-    its weight finds H = 0. One that does finds the weight developed: H_0 = Lambda^-1 Y = E, H_t = E + W_1 + ... + W_t.
-    state[p] shows live views of the batch's state. Whatever a batch is made of is in the weights and there.
+    Where weights may share a tensor, H is (M, N, n), too; else it is in the one weight's shape. A rule that does not
+    read its weight finds H = 0. One that does finds the weight developed: H_0 = Lambda^-1 Y = E,
+    H_t = E + W_1 + ... + W_t. state[p] shows live views of the batch's state. Whatever a batch is made of is in the
+    weights and there.
     """
 
-    def __init__(self, weights: list[Weight], states: list[dict[str, Any]], traits: Traits) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        group: dict[str, Any],
+        states: Sequence[dict[str, Any]],
+        traits: Traits,
+        warn: Warn,
+    ) -> None:
         keep_freed_memory()  # page faults of temporaries take longer than the arithmetic
+        self.weights, self.warn, first = list(weights), warn, weights[0]
         self.params, self.names = [w.p for w in weights], [w.name for w in weights]
-        first, p = weights[0], weights[0].p
-        self.gi, self.space, self.layout, self.shape = first.gi, first.space, first.space.layout, p.shape
-        self.R, self.odd, self.even = RETRACTIONS[first.retraction], sorted(traits.odd), sorted(traits.even)
-        self.stacks = traits.stacks
-        self.dtype, self.eps = COMPUTE_DTYPE.get(p.dtype, p.dtype), torch.finfo(p.dtype).eps
-        targets = [self.layout.points(p.detach()) for p in self.params]
-        views = all(starmap(shares_memory, zip(targets, self.params, strict=True)))
-        self.targets = targets if views else None  # the weights as points: writing there is one copy
-        y, held = self._now(), self._held(states)
-        self._check(y)
-        y = self._nearest(y)
-        kept = {k: held[k] for k in FRAME_KEYS if k in held}
-        section = first.section
-        if section == "auto" and not (traits.turns and (views or self.stacks)):
-            section = "transported"
-            self._check_room(y)
-        geometry, at = self.space.geometry, held.get("master", y)
-        if traits.free:
-            began = any(k.endswith(BESIDE) for k in states[0])  # a run goes on with the frame that it began with
-            self.frame = geometry.free_frame(at, "auto" if began else section, kept, self.eps, self.layout.blocks > 1)
-        else:
-            self.frame = geometry.frame(at, section, kept, self.eps)
-        self._put(self._differs(y), y)
-        # whether the weight is the point, to the bit; if not, a state keeps the point or the whole section
-        self.exact = self.frame.exact and self.dtype == p.dtype and self.space.radius == 1
-        self.master = None if self.exact or "section" in self.frame.tensors() else self.frame.point()
-        self.written = None if self.exact else self._weights().clone()
-        self.anchor = self._anchor(weights, y, held)
+        self.gi, self.space, self.layout = first.gi, first.space, first.space.layout
+        self.R, self.max_angle = RETRACTIONS[group["retraction"]], group["max_angle"]
+        self.stacks, self.odd, self.even = traits.stacks, sorted(traits.odd), sorted(traits.even)
+        self.shards = ShardLayout(first.p, batch_dims(first.p, self.space)) if is_sharded(first.p) else None
+        self._lay_out()
+        states = list(map(self._here, states))
+        self._stand(group["section"], states, traits)
         self.H = nn.Parameter(self._room(), requires_grad=False)
         self.H.grad = self.G = self._room()
-        self.developed = self._developed(y, states) if traits.reads else None
+        self.developed = self._developed(states) if traits.reads else None
         self.state = self._gathered(states)
-        self.moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu")).clone()
-        self.age = int(self.moves)
-        self.length = y.real.new_zeros(len(y), 1, 1)  # of this step's velocities, 0 of those that were left out
-        self.peak = self.length[0].clone()  # and the longest, or NaN, since the last look
-        self.lost = torch.zeros((), dtype=torch.bool, device=y.device)  # whether a write through .data was
+        moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
+        self.moves, self.age = moves.clone(), int(moves)
+        self.length = self.targets_of_length()
+        self.peak = self.length.clone()  # the longest velocity of each point, or NaN, since the last look
+        self.lost = torch.zeros((), dtype=torch.bool, device=self.G.device)  # whether a write through .data was
         self.in_motion, self.decays = False, False
-        self.bound, self.dicts, self.values = None, (), ()  # what state[p] shows
+        self.bound: tuple[Any, ...] | None = None  # what state[p] shows
+        self.dicts: tuple[Any, ...] = ()
+        self.values: tuple[Any, ...] = ()
         self.leave()
+
+    # -- what a batch is made of
+
+    def _lay_out(self) -> None:
+        """Where weights lie: their dtype, their shape, and themselves as points if these are views."""
+        local, p = self._local(self.params), self.params[0]
+        self.shape, self.dtype = local[0].shape, COMPUTE_DTYPE.get(p.dtype, p.dtype)
+        self.half, self.eps = self.dtype != p.dtype, torch.finfo(p.dtype).eps
+        targets = list(map(self.layout.points, local))
+        gathered = self.shards is not None and self.shards.gathers
+        self.views = self.layout.padding is None and not gathered and all(starmap(shares_memory, zip(targets, local, strict=True)))
+        self.targets = targets if self.views else None  # writing there is one copy
+
+    def _stand(self, section: str, states: Sequence[dict[str, Any]], traits: Traits) -> None:
+        """Find the points, and the frame above them, from weights and states."""
+        weights = self._weights()
+        held = self._held(states)
+        self.scale = self._scale(weights, held)
+        y = self._checked(self._unit(weights), held)
+        kept = {k: held[k] for k in FRAME_KEYS if k in held}
+        if section == "auto" and not kept and not (traits.turns and (self.views or self.stacks)):
+            section = "transported"
+            self._check_room(y)
+        self.frame = self._frame(held.get("master", y), section, kept, traits)
+        self._put(self._differs(y), y)
+        # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
+        self.exact = self.frame.exact and not self.half and self.scale is None
+        self.master = None if self.exact or "section" in self.frame.tensors() else self.frame.point()
+        self.written = None if self.exact else self._weights().clone()
+        self.anchor = self._anchor(y, held)
+
+    def _frame(self, y: Tensor, section: str, kept: dict[str, Tensor], traits: Traits) -> Frame:
+        if traits.free:
+            return self.space.geometry.free_frame(y, section, kept, self.eps, by_rows=self.layout.blocks > 1)
+        return self.space.geometry.frame(y, section, kept, self.eps)
+
+    def _check_room(self, y: Tensor) -> None:
+        """Raise where a frame that the rule wants stored would be large."""
+        M, N, n = y.shape
+        if N > ROWS * n and M * N * N > ROOM:
+            raise ValueError(
+                f"the rule of {self.names[0]} keeps state that cannot be taken to another frame, and a frame that stays "
+                f"has {N} x {N} numbers for each of {M} points: take Adam, SGD or Muon, or section='transported' all "
+                "the same"
+            )
 
     def _room(self) -> Tensor:
         """Memory for elements of g^hor: in the frame's order, unless its views could not be weights."""
@@ -107,46 +131,121 @@ class Batch:
             points = self.layout.points(room)
             return room if shares_memory(points, room) else self.layout.weight(torch.zeros_like(points), self.shape)
         room = self.frame.zeros()
-        if room.dim() == 1:
-            return room
-        part = rows(room, len(self.params))[0]
+        part = rows(self.frame.blocks(room)[0] if room.dim() == 1 else room, len(self.params))[0]
         return room if shares_memory(self.layout.weight(part, self.shape), room) else room.contiguous()
 
-    def _check_room(self, y: Tensor) -> None:
-        """Raise where a frame that the rule wants stored would be large."""
-        M, N, n = y.shape
-        if N > ROWS * n and M * N * N > ROOM:
-            raise ValueError(
-                f"the rule of {self.names[0]} keeps state that cannot be taken to another frame, and a frame that stays has "
-                f"{N} x {N} numbers for each of {M} points: take Adam, SGD or Muon, or section='transported' all the same"
-            )
-
-    def _developed(self, y: Tensor, states: list[dict[str, Any]]) -> Tensor:
+    def _developed(self, states: Sequence[dict[str, Any]]) -> Tensor:
         """The weight as a rule reads it, rolled out into flat space; from where a state has it."""
         if "developed" in states[0]:
-            return self._like_H([s["developed"] for s in states])
+            return self._like_H("developed", states)
         room = torch.zeros_like(self.H)
-        self._seen_as_points(room).copy_(self.space.geometry.origin(y) * self.space.radius)
+        y = self.frame.point()
+        self._seen_as_points(room).copy_(self._in_units(self.space.geometry.origin(y).expand_as(y)))
         return room
 
-    def _anchor(self, weights: list[Weight], y: Tensor, held: dict[str, Tensor]) -> Tensor | None:
+    def _anchor(self, y: Tensor, held: dict[str, Tensor]) -> Tensor | None:
         """Where weight decay draws these weights: points, "start", or nowhere."""
-        given = weights[0].anchor
+        given = self.weights[0].anchor
         if given is None:
             return None
         if torch.is_tensor(given):
-            return self._unit(self._points([w.anchor for w in weights]))
+            return self._unit(self._points([self._local([w.anchor])[0] for w in self.weights]))
         return held["decay_target"] if "decay_target" in held else y.clone()
+
+    # -- weights and points
+
+    def _local(self, tensors: Sequence[Any]) -> list[Tensor]:
+        """The part of each that this process works on: all of an ordinary one."""
+        if self.shards is None:
+            return [t.detach() for t in tensors]
+        return self.shards.local_tensors([t if is_sharded(t) else self.shards.place(t) for t in tensors])
+
+    def _points(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.layout.points(tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)))
+
+    def _weights(self) -> Tensor:
+        """The weights as points, padding rows as (1, 0, ...); one weight is a view."""
+        if self.targets is not None:
+            return self.targets[0] if len(self.targets) == 1 else torch.cat(self.targets)
+        X = self._points(self._local(self.params))
+        return self.layout.padded(X, self.shape, self.space.geometry.origin(X))
+
+    def _scale(self, weights: Tensor, held: dict[str, Tensor]) -> float | Tensor | None:
+        """The radius of each point, (M, 1, 1) or one for all; None on unit spheres and where there is none.
+
+        Radii that a state or the declaration has hold as long as the weights are there; else they are the weights'.
+        """
+        if self.space.radius != "start":
+            return None if self.space.radius == 1 else float(self.space.radius)
+        weights = weights.to(self.dtype)
+        own = size(weights)
+        known = held.get("radius")
+        if known is None:
+            declared = list(map(declared_radii, self.params))
+            if any(r is None for r in declared):
+                return own
+            known = torch.cat([r for r in declared if r is not None]).to(own)
+        known = known.reshape(own.shape)
+        geometry = self.space.geometry
+        near = geometry.residual(weights / known) <= geometry.allowed(weights / known, self.eps)
+        radii = torch.where(near.reshape(own.shape), known, own)
+        for p, r in zip(self.params, rows(radii, len(self.params)), strict=True):
+            keep_radii(p, r)
+        return radii
+
+    def _unit(self, X: Tensor) -> Tensor:
+        """Points of weights in full precision, on the unit sphere."""
+        return X.to(self.dtype) if self.scale is None else X.to(self.dtype) / self.scale
+
+    def _in_units(self, y: Tensor) -> Tensor:
+        """Points or vectors in the weights' unit of length."""
+        return y if self.scale is None else y * self.scale
+
+    def _checked(self, y: Tensor, held: dict[str, Tensor]) -> Tensor:
+        """The points of the weights, which are on their space; nothing was moved if one is not.
+
+        Weights that were on it to the digits of a narrower dtype are projected, or go on from the point that their
+        state holds.
+        """
+        off = self._off(y)
+        if bool(off.any()) and not self.half:
+            known = held.get("master", held["section"][..., : y.shape[-1]] if "section" in held else y)
+            if known.shape == y.shape and near_in_half(y, known) and not bool(self._off(known).any()):
+                self.warn("dtype", f"{self.names[0]} was half precision: it goes on from the point that its state holds")
+                return known
+            self._refuse(off)
+            y = self._unit(self._weights())
+        elif bool(off.any()):
+            self._refuse(off)
+        return self._nearest(y)
+
+    def _refuse(self, off: Tensor) -> None:
+        """Raise for the weights of points that are off their space."""
+        of_weight = off.view(len(self.params), -1).any(1).tolist()
+        params = [p for p, bad in zip(self.params, of_weight, strict=True) if bad]
+        names = [name for name, bad in zip(self.names, of_weight, strict=True) if bad]
+        check_on_space(params, self.space, names, self.warn)
+        if bool(self._off(self._unit(self._weights())).any()):
+            raise ValueError(f"{names[0]} is not on {self.space}; take ghor.{self.space}.project(...) of it")
+
+    def _off(self, y: Tensor) -> Tensor:
+        """Which points are off their space, (M)."""
+        geometry = self.space.geometry
+        return ~(geometry.residual(y) <= geometry.allowed(y, self.eps))
+
+    def _nearest(self, y: Tensor) -> Tensor:
+        """The points that weights of half precision stand for."""
+        return self.space.geometry.nearest(y) if self.half else y
 
     # -- in and out: the copies of a step, which are not compiled: every weight would be a kernel
 
     def gather(self) -> Tensor:
         """Gradients as points; and points, where the frame reads them, or others have written them."""
-        if FOLLOW:
-            self.follow()
+        self.follow()
         if self.H.grad is not self.G:  # a rule may have let go of it
             self.H.grad = self.G
-        return self._points([g.to_dense() if g.is_sparse else g for g in map(_grad, self.params)]).to(self.dtype)
+        grads = [g.to_dense() if g.is_sparse else g for g in map(_grad, self.params)]
+        return self._points(self._local(grads)).to(self.dtype)
 
     def follow(self) -> None:
         """Go on from points that were written through .data: read where that is cheap, else compared.
@@ -159,54 +258,39 @@ class Batch:
         elif now.device.type != "cpu":
             self.lost.logical_or_(self._differs(self._unit(now)).any())
         elif differ(now, self.frame.point() if self.written is None else self.written):
-            y = self._unit(now)
-            moved = self._differs(y)
-            self._check(y, moved)
+            if torch.is_tensor(self.scale):
+                self.scale.copy_(self._scale(now, {"radius": self.scale}))
+            moved = self._differs(y := self._unit(now))
+            if bool((off := self._off(y) & moved).any()):
+                self._refuse(off)
             self._put(moved, self._nearest(y))
             self.written = None if self.exact else now.clone()
 
     def scatter(self) -> None:
         """Points to weights. A weight that is not its point to the bit is written only if it has moved."""
         if self.exact and self.targets is not None:
-            return self.frame.write(self.targets)
-        new = self.frame.point() if self.master is None else self.master
-        if self.master is not None:
-            self.frame.write([new])
-        if self.written is not None:
-            new = (new * self.space.radius).to(self.written.dtype)
-            if perhaps(self.length.amin() == 0):
-                new = torch.where(self.length > 0, new, self.written)
-            self.written = new
-        weights = [self.layout.weight(P, self.shape) for P in rows(new, len(self.params))]
-        torch._foreach_copy_([p.detach() for p in self.params], weights)
+            self.frame.write(self.targets)
+        else:
+            new = self.frame.point() if self.master is None else self.master
+            if self.master is not None:
+                self.frame.write([new])
+            if self.written is not None:
+                new = self._in_units(new).to(self.written.dtype)
+                if perhaps(self.length.amin() == 0):
+                    new = torch.where(self.length > 0, new, self.written)
+                self.written = new
+            self._write(new)
+        if self.shards is not None:  # a local shard has a version counter of its own
+            torch.autograd.graph.increment_version(self.params)
 
-    def _points(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.layout.points(tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)))
-
-    def _seen_as_points(self, X: Tensor) -> Tensor:
-        """What lies as H does, as points: a view."""
-        return X if self.stacks else self.layout.points(X)
-
-    def _like_H(self, tensors: Sequence[Tensor]) -> Tensor:
-        """What lies as weights do, as H does: a copy, in H's precision if it is of numbers with digits."""
-        value = tensors[0]
-        room = torch.empty_like(self.H, dtype=None if value.is_floating_point() or value.is_complex() else value.dtype)
-        self._like_points(room).copy_(self._points(tensors) if self.stacks else value)
-        return room
-
-    def _unit(self, X: Tensor) -> Tensor:
-        """Weights as points in full precision, on the unit sphere."""
-        return X.to(self.dtype) if self.space.radius == 1 else X.to(self.dtype) / self.space.radius
-
-    def _now(self) -> Tensor:
-        """The points that the weights are now."""
-        return self._unit(self._weights())
-
-    def _weights(self) -> Tensor:
-        """The weights as points; one weight is a view."""
-        if self.targets is None:
-            return self._points([p.detach() for p in self.params])
-        return self.targets[0] if len(self.targets) == 1 else torch.cat(self.targets)
+    def _write(self, points: Tensor) -> None:
+        if self.layout.padding is not None:
+            points = self.layout.padded(points, self.shape, self._points(self._local(self.params)))
+        weights = [self.layout.weight(P, self.shape) for P in rows(points, len(self.params))]
+        if self.shards is None:
+            torch._foreach_copy_([p.detach() for p in self.params], weights)
+        else:
+            self.shards.write(self.params, weights)
 
     # -- the lines of Algorithm 3: compiled, and nothing is read
 
@@ -220,98 +304,138 @@ class Batch:
         if self.developed is not None:
             self.unroll()
             return self.developed
-        if not self.decays:
+        if not self.decays or self.anchor is None:
             self.H.zero_()  # it may be left from a step that was interrupted
             return None
-        self.frame.pull(self.frame.point() - self.anchor, self._seen_as_points(self.H))
+        away = self.space.geometry.away(self.frame.point(), self.anchor)
+        self.frame.pull(self._in_units(away), self._seen_as_points(self.H))
         return self.H.clone()
 
     def unroll(self) -> None:
         """Let the rule find the developed weight."""
+        assert self.developed is not None
         self.H.copy_(self.developed)
 
     def push(self, state: dict[str, Any], start: Tensor | None) -> None:
         """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite and NaN are 0."""
         W = self._seen_as_points(self.H if start is None else self.H.sub_(start))
-        W = W if self.space.radius == 1 else W.div_(self.space.radius)
-        self.frame.hor_(W)
-        length = self.frame.length(W)
-        longest = length.amax(0)
-        torch.maximum(self.peak, longest, out=self.peak)  # keeps NaN
-        if perhaps(~(longest <= self.frame.longest)):
-            finite = length < torch.inf
-            scale = torch.where(finite, (self.frame.longest / length).clamp_max_(1), 0)
-            self.frame.scale_(W, scale)
-            length = torch.where(finite, length * scale, 0)
-            if self.frame.multiple is not None:
-                self.frame.multiple = self.frame.multiple * scale
+        frame = self.frame
+        if self.scale is not None:
+            W = W.div_(self.scale)
+        frame.hor_(W)
+        if self.max_angle is not None:
+            self._limit_(W, self.max_angle)
+        length = frame.length(W)
+        torch.maximum(self.peak, length, out=self.peak)  # keeps NaN
+        if perhaps(~(length.amax() <= frame.longest)):
+            scale = torch.where(length < torch.inf, (frame.longest / length).clamp_max_(1), 0)
+            frame.scale_(W, scale)
+            length = torch.where(scale > 0, length * scale, 0)
         self.length.copy_(length)
         if self.developed is not None:
-            self._seen_as_points(self.developed).add_(W, alpha=self.space.radius)
+            self._seen_as_points(self.developed).add_(self._in_units(W))
         odd, even = ([self._seen_as_points(state[k]) for k in keys if k in state] for keys in (self.odd, self.even))
-        self.frame.step(W, self.length, self.R, odd, even)
+        frame.step(W, self.length, self.R, odd, even)
+
+    def _limit_(self, W: Tensor, max_angle: float) -> None:
+        """Shorten W where it turns a vector by more than `max_angle`; what is not finite stays so."""
+        blocks = self.frame.blocks(W)
+        peak = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0)
+        peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1)  # divided by first: squares may overflow
+        angle = self.space.geometry.angle(*(X / peak for X in blocks))
+        factor = (max_angle / peak / angle).clamp_max_(1)
+        for X in blocks:
+            X.mul_(factor.nan_to_num(1))
+
+    def repair(self) -> None:
+        """The rounding of points that have moved; nothing is read."""
+        N, n = self.layout.size(self.shape)
+        whole = self.age % (REPAIR_EVERY * max(WHOLE_EVERY // REPAIR_EVERY, -(-A_SIDE * N // (n * REPAIR_EVERY)))) == 0
+        self.frame.repair(whole, self.length > 0)
+        self.scatter()
 
     # -- state[p]
 
-    def _held(self, states: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def _here(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A weight's state with tensors where this process works on them."""
+        device, place = self.params[0].device, self.shards
+        out = dict(state)
+        for key, value in state.items():
+            if torch.is_tensor(value) and value.dim() > 0:
+                out[key] = (value if place is None else place.place(value).to_local()).to(device)
+        return out
+
+    def _held(self, states: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """What the members' states keep of points and frames."""
         held = {}
-        for key in (k for k in (*FRAME_KEYS, *POINT_KEYS) if k in states[0]):
-            X = torch.stack([s[key] for s in states]).to(self.params[0].device, self.dtype)
-            held[key] = self.layout.points(X).clone() if key in POINT_KEYS else X.reshape(-1, *X.shape[-2:])
+        for key in (k for k in (*FRAME_KEYS, *POINT_KEYS, "radius") if k in states[0]):
+            X = torch.stack([s[key] for s in states])
+            X = X.to(self.dtype if X.is_complex() or key not in ("radius", "frame_anchor") else self.dtype)
+            held[key] = self.layout.points(X).clone() if key in POINT_KEYS else X
+            if key in FRAME_KEYS:
+                held[key] = X.reshape(-1, *X.shape[-2:])
         return held
 
-    def _gathered(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+    def _gathered(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The rule's state for H: numbers per coordinate in H's layout, others from the first member."""
         state: dict[str, Any] = {}
-        for key in (k for k in states[0] if k not in OUR_KEYS):
-            value = states[0][key]
-            if key.endswith(BESIDE):
+        for key, value in states[0].items():
+            if key in OUR_KEYS or key.removesuffix(".A") != key:
                 continue
             state[key] = value.clone() if torch.is_tensor(value) else value
             if is_per_coordinate(value, self.shape):
-                state[key] = self._like_H([s[key] for s in states])
-                for A in self._beside(state[key]):
-                    A.copy_(torch.stack([s[key + BESIDE] for s in states]).reshape(A.shape))
-            elif self._is_of_points(value):
-                state[key] = torch.cat([s[key].reshape(-1, *value.shape[-2:]) for s in states])
+                state[key] = self._like_H(key, states)
         for key in (k for k in self.odd if k in state):  # an interrupt may have left it half turned
             self.frame.hor_(self._seen_as_points(state[key]))
         return state
 
-    def _is_of_points(self, value: Any) -> bool:
-        """Whether an entry of a state has a matrix, or a number (1, 1), for each point."""
-        return self.stacks and torch.is_tensor(value) and value.dim() > 1
+    def _seen_as_points(self, X: Tensor) -> Tensor:
+        """What lies as H does, as points: a view."""
+        return X if self.stacks else self.layout.points(X)
 
-    def _like_points(self, X: Tensor) -> Tensor:
-        """Of what lies as H does the part that has a point's shape."""
-        return self.frame.blocks(X)[0] if X.dim() == 1 else X
+    def _like_H(self, key: str, states: Sequence[dict[str, Any]]) -> Tensor:
+        """State that lies as weights do, as H does: a copy, in H's precision if it is of numbers with digits."""
+        tensors = [s[key] for s in states]
+        value = tensors[0]
+        room = torch.empty_like(self.H, dtype=None if value.is_floating_point() or value.is_complex() else value.dtype)
+        if not self.stacks:
+            return room.copy_(value)
+        for end, X in self._faces(room).items():
+            parts = [s[key + end] for s in states] if key + end in states[0] else []
+            X.copy_(self._points(parts) if end == "" else torch.stack(parts).reshape(X.shape)) if parts else X.zero_()
+        return room
 
-    def _beside(self, X: Tensor) -> list[Tensor]:
-        """And what there may be beside it: the A of a frame that keeps (K, A)."""
-        return self.frame.blocks(X)[1:] if X.dim() == 1 else []
+    def _faces(self, X: Tensor) -> dict[str, Tensor]:
+        """An element of g^hor, or what lies like one, as state[p] shows it, by the ends of its keys."""
+        return dict(zip(("", ".A"), self.frame.blocks(X), strict=False)) if X.dim() == 1 else {"": X}
 
     def shown(self) -> list[dict[str, Any]]:
         """state[p] of every weight: views in p's shape; the members share what is not per coordinate."""
         count, columns = len(self.params), dict[str, Sequence[Any]]()
         in_shape = lambda X: [self.layout.weight(P, self.shape) for P in rows(X, count)]  # noqa: E731
-        of_points = lambda X: [P.squeeze(0) for P in rows(X, count)]  # noqa: E731
+        per_point = lambda X: [x.squeeze(0) for x in rows(X, count)]  # noqa: E731
         developed = {} if self.developed is None else {"developed": self.developed}
         for key, value in (self.state | developed).items():
             whole = torch.is_tensor(value) and value.shape == self.H.shape and self.stacks
-            if whole:
-                columns[key] = in_shape(self._like_points(value))
-                columns |= {key + BESIDE: of_points(A) for A in self._beside(value)}
-            else:
-                columns[key] = of_points(value) if self._is_of_points(value) else [value] * count
+            columns[key] = [value] * count
+            for end, X in self._faces(value).items() if whole else ():
+                columns[key + end] = in_shape(X) if end == "" else per_point(X)
         for key, value in self.frame.tensors().items():
-            columns[key] = of_points(value)
+            columns[key] = per_point(value)
+        if torch.is_tensor(self.scale):
+            columns["radius"] = [r.reshape(self.layout.batch(self.shape)) for r in rows(self.scale, count)]
         if self.master is not None:
             columns["master"] = in_shape(self.master)
         if self.anchor is not None:
             columns["decay_target"] = in_shape(self.anchor)
+        if self.shards is not None:
+            columns = {k: list(map(self._sharded, v)) for k, v in columns.items()}
         columns["moves"] = [self.moves] * count
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _sharded(self, value: Any) -> Any:
+        assert self.shards is not None
+        return self.shards.to_dtensor(value, 0) if torch.is_tensor(value) and value.dim() > 0 else value
 
     def publish(self, state: Any) -> None:
         """Show our state in state[p], if the rule has bound new objects since the last time."""
@@ -335,7 +459,11 @@ class Batch:
     def leave(self) -> None:
         """Remember the weights as they are now."""
         self.versions = tuple(map(_version, self.params))
-        self.places = tuple(map(Tensor.data_ptr, self.params))
+        self.places = self._places()
+
+    def _places(self) -> tuple[int, ...]:
+        params = self.params if self.shards is None else [p.to_local() for p in self.params]
+        return tuple(map(Tensor.data_ptr, params))
 
     def as_left(self, state: Any) -> bool:
         """Whether weights and state are the objects, at the places and in the versions, that we left."""
@@ -343,15 +471,15 @@ class Batch:
         return (
             same_objects(dicts, self.dicts)
             and tuple(map(_version, self.params)) == self.versions
-            and tuple(map(Tensor.data_ptr, self.params)) == self.places
+            and self._places() == self.places
             and same_objects(tuple(chain.from_iterable(d.values() for d in dicts if d)), self.values)
         )
 
     def _differs(self, y: Tensor) -> Tensor:
         """Which points (M) are not the frame's, up to rounding."""
-        size = y.abs().amax((-2, -1), keepdim=True).clamp_min(1)
+        largest = y.abs().amax((-2, -1), keepdim=True).clamp_min(1)
         near = 4 * self.eps * (1 if self.frame.exact else y.shape[-2])
-        return ~((self.frame.point() - y).abs() <= near * size).flatten(1).all(1)
+        return ~((self.frame.point() - y).abs() <= near * largest).flatten(1).all(1)
 
     def _put(self, moved: Tensor, y: Tensor) -> None:
         """Put the frames of points that others have moved above them."""
@@ -359,49 +487,79 @@ class Batch:
             self.in_motion = True  # an interrupt here, too, drops the frame
             self.frame.put(moved, y[moved])
             self.in_motion = False
+            self._say_changed(moved)
 
-    def _nearest(self, y: Tensor) -> Tensor:
-        """The points that weights of half precision stand for."""
-        return y if self.dtype == self.params[0].dtype else self.space.geometry.nearest(y)
+    def _say_changed(self, moved: Tensor) -> None:
+        count = len(self.params)
+        some = moved.view(count, -1).any(1).nonzero().flatten().tolist()
+        others = f" and {len(some) - 1} other weights" if len(some) > 1 else ""
+        self.warn(
+            "changed",
+            f"{self.names[some[0]]}{others} changed outside the optimizer, within {self.space}: the section was "
+            "rebuilt, moments were kept",
+        )
 
-    def _off(self, y: Tensor) -> Tensor:
-        """Which points are off their space."""
-        geometry = self.space.geometry
-        return ~(geometry.residual(y) <= geometry.allowed(y, self.eps))
-
-    def _check(self, y: Tensor, moved: Tensor | bool = True) -> None:
-        """A weight off its space is an error; nothing was moved."""
-        off = self._off(y) & moved
-        if bool(off.any()):
-            name = self.names[int(off.nonzero()[0]) // (len(y) // len(self.params))]
-            raise ValueError(f"{name} is not on {self.space}: write a point of it, or use its projection")
-
-    def forgive(self, state: Any) -> None:
-        """Writing a weight, be it with its own values, is the way to reset moments that are not finite."""
-        for p, version in zip(self.params, self.versions, strict=False):
-            for value in state.get(p, {}).values() if p._version != version else ():
-                if is_per_coordinate(value, self.shape) and not bool(torch.isfinite(value).all()):
+    def dissolve(self, state: Any) -> None:
+        """Leave the weights to other batches. Those that others have written, be it with their own values, get moments
+        of zero where these are not finite."""
+        touched = [a != b for a, b in zip(map(_version, self.params), self.versions, strict=True)]
+        for p, written in zip(self.params, touched, strict=True):
+            for value in state.get(p, {}).values() if written else ():
+                if torch.is_tensor(value) and value.dim() > 0 and not bool(torch.isfinite(value).all()):
                     value.zero_()
 
-    def look(self, warn: Callable[[str, str], None]) -> None:
-        """Repair the rounding of points that have moved, and report what happened since the last look."""
+    # -- looks
+
+    def look(self) -> None:
+        """Report what happened since the last look; the one place of a step that reads a value everywhere."""
         reads = self.frame.reads and self.exact
-        off = self._off(y := self.frame.point()) if reads else self.lost
+        y = self.frame.point() if reads else None
+        off = self.lost if y is None else self._off(y)
         seen = [x.to(self.peak) for x in (self.peak.amax(), self.lost, off.any())]
-        (peak, lost, any_off), like = (torch.stack(seen).tolist(), f"{self.names[0]} or its like")  # the one read
+        peak, lost, any_off = torch.stack(seen).tolist()
         longest = self.frame.longest
-        if peak > longest and peak < torch.inf:
-            warn("long", f"a velocity of {like} was {peak:.1e} long, and was shortened to {longest:.0e}")
-        elif not peak <= longest:
-            warn("nonfinite", f"a velocity of {like} was not finite: write the weight to reset its moments")
+        if not peak <= longest:
+            self._say_long(peak)
         if lost:
-            warn("lost", f"{like} was written through .data, which is not counted: the write was lost")
-        if reads and any_off:
-            warn("off", f"{like} is not on {self.space}, as after a write through .data: it was projected")
+            self.warn(
+                "lost",
+                f"{self.names[0]} or one of its kind was written through .data, which is not counted on this device: "
+                "the write was lost; write under torch.no_grad() instead",
+            )
+        if y is not None and any_off:
+            name = self._name_of(off)
+            self.warn("off", f"{name} is not on {self.space}, as after a write through .data: it was projected")
             self.frame.put(off, self.space.geometry.nearest(y[off]))
+            self.scatter()
         self.peak.zero_(), self.lost.zero_()
-        self.frame.repair(self.age % WHOLE_EVERY == 0, self.length > 0)
-        self.scatter()
+
+    def _say_long(self, peak: float) -> None:
+        longest = self.frame.longest
+        bad = ~(self.peak < torch.inf)
+        if bool(bad.any()):
+            self.warn(
+                "nonfinite",
+                f"the velocity of {self._name_of(bad)} is not finite (a NaN or infinite gradient?): the weight stays "
+                "where it is, but its moments are lost. Load a state dict, or constrain the weight again, which sets "
+                "them to zero",
+            )
+        long = (self.peak > longest) & ~bad
+        if bool(long.any()):
+            most = float(self.peak[long].max())
+            self.warn(
+                "long",
+                f"a velocity of length {most:.1e} of {self._name_of(long)} was clipped to {longest:.1g}; is the "
+                "learning rate intentional?",
+            )
+
+    def _name_of(self, mask: Tensor) -> str:
+        """The name of the first weight with a point that is marked."""
+        return self.names[int(mask.flatten().nonzero()[0]) * len(self.names) // mask.numel()]
+
+    @property
+    def look_every(self) -> int:
+        """Steps between two looks: on a CPU a value is read for nothing."""
+        return LOOK_EVERY.get(self.G.device.type, 100)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -411,7 +569,12 @@ def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 def differ(X: Tensor, Y: Tensor) -> bool:
     """Not torch.equal, in half its time: that looks at one number after the other."""
-    return float((X - Y).abs().amax()) != 0
+    return X.numel() > 0 and float((X - Y).abs().amax()) != 0
+
+
+def near_in_half(X: Tensor, Y: Tensor) -> bool:
+    """Whether two tensors are equal to the digits of bfloat16."""
+    return bool(((X - Y).abs() <= torch.finfo(torch.bfloat16).eps * Y.abs().clamp_min(1e-2)).all())
 
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:
@@ -428,6 +591,7 @@ def shared_values(state: dict[str, Any] | None, shape: Sequence[int]) -> str:
     """The part of a weight's state that members of a batch must have in common."""
     out = {}
     for k, v in (state or {}).items():
-        differs = k in FRAME_KEYS or k in POINT_KEYS or torch.is_tensor(v) and (v.dim() > 1 or v.shape == shape)
+        ours = k in OUR_KEYS and k != "moves"
+        differs = ours or k.endswith(".A") or is_per_coordinate(v, shape)
         out[k] = None if differs else v.tolist() if torch.is_tensor(v) else v
     return repr(sorted(out.items()))

@@ -74,7 +74,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from ghor._torch.bare_step import bare_step
@@ -86,7 +86,7 @@ from torch.optim import Optimizer
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ghor.lifting.batch import FRAME_KEYS, LOOK_EVERY, Batch, Weight, _grad, is_per_coordinate, same_objects, shared_values
+from ghor.lifting.batch import FRAME_KEYS, LOOK_EVERY, Batch, OwnRule, Weight, _grad, is_per_coordinate, same_objects, shared_values
 from ghor.lifting.law import DECAYS, Traits, traits
 from ghor.spaces.retraction import RETRACTIONS
 from ghor.spaces.base import Space
@@ -107,7 +107,7 @@ def _algorithm_3(rule: Callable[..., Any], inner: Optimizer, moving: list[Batch]
     starts = [b.pull(G) for b, G in zip(moving, grads, strict=True)]  # B: rgrad, then global_rep
     rule(inner)  # W
     for b, start in zip(moving, starts, strict=True):
-        b.push(inner.state[b.H], start)  # Lambda, and Y = Lambda E
+        b.move(inner.state[b.H], start)  # Lambda, and Y = Lambda E
 
 
 def on_inner(name: str) -> property:
@@ -123,6 +123,7 @@ class Lifted(Optimizer):
     """Holds an ordinary optimizer, `inner`, which works on Euclidean weights and on velocities."""
 
     Base: type[Optimizer]
+    frameless: ClassVar[bool] = False  # displacements do not depend on the frame, so that there need be none
     _step_supports_amp_scaling, grad_scale, found_inf = map(on_inner, SCALER)
 
     def __init__(
@@ -187,6 +188,16 @@ class Lifted(Optimizer):
         if self._warn.pending:
             self._warn.flush()
 
+    # -- what a class of ours may say of its rule
+
+    def own_rule(self, b: Batch) -> OwnRule | None:
+        """Our own rule for weights on manifolds, in place of Base's."""
+        return None
+
+    def multiple(self, group: dict[str, Any]) -> Any:
+        """The number a in W = a m, where Base's rule with the one moment m is so simple."""
+        return None
+
     # -- which weights move
 
     def _ready(self, mover: Callable[[Tensor], Any] = _grad) -> tuple[list[Batch], bool]:
@@ -214,7 +225,11 @@ class Lifted(Optimizer):
             self._loose = list(loose.difference(id(w.p) for w in free))
         self._batches = kept + new
         for b in self._batches:
-            b.decays = b.anchor is not None and any(self.param_groups[b.gi].get(key) for key in DECAYS)
+            b.group = self.param_groups[b.gi]
+            b.decays = b.anchor is not None and any(b.group.get(key) for key in DECAYS)
+            b.own, b.multiple = self.own_rule(b), self.multiple(b.group)
+            if b.own is not None and not b.state:
+                b.state = b.own.state(b)
         return moving + new, bool(new)
 
     def _groups_hold(self) -> bool:
@@ -262,7 +277,7 @@ class Lifted(Optimizer):
 
     def _traits(self, w: Weight) -> Traits:
         """How to run the rule on a weight."""
-        how = traits(self.inner, self._options(w.gi), w.shape, w.p.is_complex())
+        how = self._asked(w)
         if w.section == "implicit" and not how.turns:
             raise ValueError(
                 f"{self.Base.__name__} keeps state that cannot be taken to another frame: leave out section='implicit'"
@@ -270,6 +285,11 @@ class Lifted(Optimizer):
         if w.anchor is not None and how.reads:
             raise ValueError(f"{self.Base.__name__} reads its weight, which is developed from where it starts: leave out anchor")
         return how
+
+    def _asked(self, w: Weight) -> Traits:
+        """What the rule is, on a weight like this."""
+        how = traits(self.inner, self._options(w.gi), w.shape, w.p.is_complex())
+        return how._replace(free=self.frameless)
 
     def _options(self, gi: int) -> dict[str, Any]:
         """The options of a group as they are now, and as it was placed what the rule may have counted there since."""
@@ -284,6 +304,7 @@ class Lifted(Optimizer):
             if b.in_motion:
                 for p, key in ((p, key) for p in b.params for key in (*FRAME_KEYS, "master")):
                     self.state.get(p, {}).pop(key, None)
+                b.straighten()
                 b.in_motion, b.versions = False, ()  # so that it is not as it was left
                 self._warn("interrupted", "a step was interrupted: its sections are made again, moments are kept")
 
@@ -296,13 +317,13 @@ class Lifted(Optimizer):
             lent = defaultdict[tuple[Any, ...], list[Tensor]](list)
             lent[()] += [p for p in group["params"] if id(p) not in self._curved]
             for b in moving:
-                if b.gi == gi:
+                if b.gi == gi and b.own is None:
                     lent[self._changes(group, b)].append(b.H)
             for changes, params in lent.items():
                 if params or len(lent) == 1:
                     self._parts.append((group, {**group, **dict(changes), "params": params}, dict(changes)))
         outside = {k: v for k, v in self.state.items() if id(k) not in self._curved}
-        inner.state = defaultdict(dict, outside | {b.H: b.state for b in moving if b.state})
+        inner.state = defaultdict(dict, outside | {b.H: b.state for b in moving if b.state or b.own})
         inner.param_groups = [part for _, part, _ in self._parts]
 
     def _changes(self, group: dict[str, Any], b: Batch) -> tuple[tuple[str, Any], ...]:
