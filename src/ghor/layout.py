@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -18,6 +19,7 @@ class Layout:
     blocks: int = 1  # matrices one below the other in a weight
     columns: bool = False  # blocks, or vectors, lie side by side instead
     flatten: int = 1  # so many trailing dimensions count as one
+    padding: int | None = None  # the row of a matrix of vectors that is no point
 
     def points(self, X: Tensor) -> Tensor:
         """Weights (..., *shape) as points (M, N, n): a view where strides allow."""
@@ -39,13 +41,24 @@ class Layout:
         X = P.reshape(turned)
         return (X.mT if self.columns else X).reshape(tuple(shape))
 
+    def padded(self, P: Tensor, shape: Sequence[int], row: Tensor | float) -> Tensor:
+        """Points of weights of this shape with `row` (N, 1), or points like P, where the padding row is.
+
+        P itself if there is none. Rows of others stay as they are, to the bit.
+        """
+        if self.padding is None:
+            return P
+        rows = torch.arange(len(P), device=P.device) // self.blocks % self._flat(shape)[-2]
+        return torch.where((rows == self.padding % self._flat(shape)[-2])[:, None, None], row, P)
+
     def batch(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a tensor with one number for each point; blocks are a last dimension of their own."""
         if self.dims == 0:
             return tuple(shape)
         flat = self._flat(shape)
         columns = flat[-1:] if self.columns and self.dims == 1 else ()
-        return (*flat[: len(flat) - self.dims - len(columns)], *columns, *((self.blocks,) if self.blocks > 1 else ()))
+        blocks = (self.blocks,) if self.blocks > 1 else ()
+        return (*flat[: len(flat) - self.dims - len(columns)], *columns, *blocks)
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
         """(N, n) of the points in weights of this shape."""
@@ -58,6 +71,12 @@ class Layout:
         rows //= self.blocks
         return (max(rows, columns), min(rows, columns)) if self.tall else (rows, columns)
 
+    @property
+    def taken(self) -> int:
+        """How many trailing dimensions of a weight are one point, or one row of blocks."""
+        return self.dims and self.dims - 1 + self.flatten
+
     def _flat(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape with the dimensions that count as one taken together."""
-        return (*shape[: -self.flatten], math.prod(shape[-self.flatten :])) if self.flatten > 1 else tuple(shape)
+        flat = math.prod(shape[-self.flatten :])
+        return (*shape[: -self.flatten], flat) if self.flatten > 1 else tuple(shape)

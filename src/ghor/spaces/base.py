@@ -1,9 +1,9 @@
 """A space: what users name, and what the author of one writes.
 
-Formulas of a space are written once, on tall points (M, N, n) with one leading dimension: vectors have n = 1. How points lie
-in a weight (wide matrices, blocks, kernels, columns, a radius) is the `layout`'s and the `radius`'s, and `on_points` brings
-the two together: a method marked with it takes weights, its formula takes points. `space.geometry` is the space of points
-alone, with the same methods.
+Formulas of a space are written once, on tall points (M, N, n) with one leading dimension; vectors have n = 1. How
+points lie in a weight (wide matrices, blocks, kernels, columns, padding rows) is the `layout`'s, their unit of length
+the `radius`'s, and `on_points` brings both together: a method marked with it takes weights, its formula points.
+`space.geometry` is the space of points alone, with the same methods.
 
 What an author writes, on points:
 
@@ -11,15 +11,18 @@ What an author writes, on points:
     frame(y, section, held, eps)         Lambda above y, see `frames.py`
     hor_(w)                              w <- its component in g^hor
     hor_inner(w, v)                      the inner product of g^hor
-    residual, allowed, nearest, draw        how far points are off, how far they may be, points near and random ones
+    residual, allowed, nearest, draw     how far points are off, how far they may be, points near and random ones
 
-and geometry as far as there is some: metric, rgrad, tangent, retract, exp, log, dist, transport.
+and geometry as far as there is some: metric, rgrad, tangent, retract, log, transport. From these follow `exp`, `inner`,
+`norm`, `dist`, `mean` and `is_tangent`; `space.has("log")` tells what there is.
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, wraps
@@ -31,11 +34,42 @@ from torch import Generator, Tensor
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor._torch.transforms import differentiated
 from ghor.layout import Layout
-from ghor.linalg import size
+from ghor.linalg import everywhere, size, wide
 from ghor.spaces.frames import Frame, Group
 from ghor.spaces.retraction import Retraction, by_name, geodesic
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# The method that each piece of geometry defined here needs: a space has the first if it has the second.
+NEEDS = {
+    "dist": "log",
+    "exp": "retract",
+    "inner": "metric",
+    "is_tangent": "tangent",
+    "mean": "log",
+    "norm": "metric",
+}
+
+# Our names for what geoopt and pymanopt call otherwise.
+ELSEWHERE = {
+    "egrad2rgrad": "rgrad",
+    "euclidean_to_riemannian_gradient": "rgrad",
+    "expmap": "exp",
+    "inner_product": "inner",
+    "logmap": "log",
+    "pair_mean": "mean",
+    "projection": "tangent",
+    "proju": "tangent",
+    "projx": "project",
+    "random_point": "random",
+    "random_tangent_vector": "tangent, of a random tensor",
+    "retr": "retract",
+    "retraction": "retract",
+    "to_tangent_space": "tangent",
+    "transp": "transport",
+}
+
+STEPS = 1000  # most iterations of `mean`, which converges linearly: slowly for points that are far apart
 
 
 def on_points(kinds: str) -> Callable[[F], F]:
@@ -44,38 +78,29 @@ def on_points(kinds: str) -> Callable[[F], F]:
     `kinds` says what goes in and comes out, as "pv>p" for `exp`:
 
         p, v     points, tangent vectors (and gradients): tensors of the weight's shape, in its unit of length
+        x        a matrix for each point, (..., a, b), as a frame is
         n        a number for each point;  d a length, m a square of one: in the weight's unit
         b        a bool for all points together
+
+    Shapes are broadcast, half precision is computed in float32, and autocast is off. A formula with an argument `eps`
+    is told the rounding of the weight's dtype.
     """
     takes, gives = kinds.split(">")
 
     def decorate(formula: F) -> F:
-        names = list(inspect.signature(formula).parameters)[1 : 1 + len(takes)]
-        asks_eps = "eps" in inspect.signature(formula).parameters  # the rounding of the weight's dtype
+        parameters = inspect.signature(formula).parameters
+        names = list(parameters)[1 : 1 + len(takes)]
 
         @wraps(formula)
         @full_precision()
         def method(self: Space, *args: Any, **options: Any) -> Any:
-            if self.of_points:
-                return formula(self, *args, **options)
+            if self.of_points or len(args) + len(options.keys() & set(names)) < len(takes):
+                return formula(self, *args, **options)  # which says what is missing
             tensors = [*args[: len(takes)], *(options.pop(name) for name in names[len(args) :])]
-            shape = torch.broadcast_shapes(*(X.shape for X in tensors))
-            dtype = tensors[0].dtype
-            points = [self.layout.points(X.expand(shape).to(COMPUTE_DTYPE.get(X.dtype, X.dtype))) for X in tensors]
-            if asks_eps:
-                options.setdefault("eps", torch.finfo(dtype).eps)
-            scale = self.scale(points[0])
-            if self.radius != 1:
-                points = [x / scale for x in points]
-            out = formula(self.geometry, *points, *args[len(takes) :], **options)
-            if gives == "b":
-                return bool(out.all())
-            if gives in "pv":
-                return self.layout.weight(out if self.radius == 1 else out * scale, shape).to(dtype)
-            if self.radius != 1 and gives in "dm":
-                factor = scale if isinstance(scale, float) else scale[..., 0, 0]
-                out = out * (factor if gives == "d" else factor * factor)
-            return out.reshape(self.layout.batch(shape)).to(dtype.to_real())
+            if "eps" in parameters:
+                options.setdefault("eps", torch.finfo(tensors[0].dtype).eps)
+            there = _Points(self, takes, tensors)
+            return there.back(formula(self.geometry, *there.points, *args[len(takes) :], **options), gives)
 
         method.kinds = kinds  # type: ignore[attr-defined]
         return cast(F, method)
@@ -83,25 +108,114 @@ def on_points(kinds: str) -> Callable[[F], F]:
     return decorate
 
 
+class _Points:
+    """The tensors of a call as points and vectors of radius one, and the way back."""
+
+    def __init__(self, space: Space, kinds: str, tensors: Sequence[Tensor]) -> None:
+        self.space, self.layout = space, space.layout
+        full = [X.to(COMPUTE_DTYPE.get(X.dtype, X.dtype)) for X in tensors]
+        shaped = [X for X, kind in zip(full, kinds, strict=True) if kind != "x"]
+        self.shape = torch.broadcast_shapes(*(X.shape for X in shaped))
+        self.dtype = tensors[0].dtype if len({X.dtype for X in tensors}) == 1 else _common(tensors)
+        self.batch = self.layout.batch(self.shape)
+        self.first = self.layout.points(shaped[0].expand(self.shape))
+        self.scale = space.scale(self.first)
+        self.points = [self._taken(X, kind) for X, kind in zip(full, kinds, strict=True)]
+
+    def _taken(self, X: Tensor, kind: str) -> Tensor:
+        if kind == "x":
+            return X.expand(*self.batch, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
+        x = self.layout.points(X.expand(self.shape))
+        if self.layout.padding is not None:
+            x = self.layout.padded(x, self.shape, self.space.geometry.distinct(x) * self.scale if kind == "p" else 0.0)
+        return x if self.space.radius == 1 else x / self.scale
+
+    def back(self, out: Any, kind: str) -> Any:
+        if kind == "b":
+            return bool(out.all())
+        if kind == "x":
+            return out.reshape(*self.batch, *out.shape[1:]).to(self.dtype)
+        unit = 1 if kind == "n" or self.space.radius == 1 else self.scale
+        if kind in "pv":
+            out = out if isinstance(unit, int) else out * unit
+            out = self.layout.padded(out, self.shape, self.first if kind == "p" else 0.0)
+            return self.layout.weight(out, self.shape).to(self.dtype)
+        unit = unit[..., 0, 0] if isinstance(unit, Tensor) else unit
+        out = out if isinstance(unit, int) else out * (unit * unit if kind == "m" else unit)
+        return out.reshape(self.batch).to(self.dtype.to_real())
+
+
+def _common(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The dtype that torch would give a sum of them."""
+    dtype = tensors[0].dtype
+    for X in tensors[1:]:
+        dtype = torch.promote_types(dtype, X.dtype)
+    return dtype
+
+
+class Absent(AttributeError, NotImplementedError):
+    """Raised for geometry that a space does not have: `hasattr` is False, and a call is not implemented."""
+
+
+class _Signature:
+    """`inspect.signature` of a space: that of its __init__, where __new__ would show `*given, **options`."""
+
+    def __get__(self, space: object, cls: type) -> inspect.Signature:
+        init = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return init.replace(
+            parameters=list(init.parameters.values())[1:], return_annotation=inspect.Signature.empty
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Space:
     """A homogeneous space G/H as a value: it holds no tensor and no device, and equal options are equal."""
+
+    __signature__: ClassVar[_Signature] = _Signature()
 
     compact: ClassVar[bool] = True  # points are bounded: any matrix of full rank has a nearest one
     complex: ClassVar[bool] = False  # points may be complex
     curvature: ClassVar[float] = 0.0  # the least sectional curvature where it is negative: `mean` takes shorter steps
     of_points: ClassVar[bool] = False  # whether this is the `geometry` of a space
 
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        # Known keywords alone are not checked: `bind` takes 50 us.
+        if given or not options.keys() <= cls.__dataclass_fields__.keys():
+            try:
+                cls.__signature__.bind(*given, **options)
+            except TypeError as error:
+                raise TypeError(_advice(cls, given, str(error))) from None
+        return super().__new__(cls)
+
     def __repr__(self) -> str:
-        given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
+        given = (
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default
+        )
         return f"{type(self).__name__}({', '.join(given)})"
 
-    # -- how points lie in a weight
+    def has(self, name: str) -> bool:
+        """Whether the space has this piece of geometry: "log", "metric", "transport", ..."""
+        return hasattr(type(self), NEEDS.get(name, name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in ELSEWHERE:
+            raise Absent(f"{self} has no {name}: here it is called {ELSEWHERE[name]}")
+        what = "logarithm" if name == "log" else name
+        raise Absent(f"{self} has no {what} here; space.has({name!r}) tells which spaces have one")
+
+    # -- how points lie in a weight --------------------------------------------------------------------------
 
     @cached_property
     def layout(self) -> Layout:
         """How points lie in a weight."""
         return Layout()
+
+    @property
+    def dims(self) -> int:
+        """How many trailing dimensions of a weight are one point, or with `blocks` some."""
+        return self.layout.taken
 
     @property
     def radius(self) -> float | str:
@@ -126,27 +240,37 @@ class Space:
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise TypeError unless tensors of this dtype can lie on the space."""
-        if not (dtype.is_floating_point or (self.complex and dtype.is_complex)):
-            raise TypeError(f"weights on {self} are real floating point tensors, not {dtype}; convert with .float()")
+        kinds = "floating point tensors, real, complex64 or complex128" if self.complex else "real floating point tensors"
+        if not (dtype.is_floating_point or (self.complex and dtype in (torch.complex64, torch.complex128))):
+            raise TypeError(f"weights on {self} are {kinds}, not {dtype}; convert with .float()")
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Raise ValueError unless tensors of this shape can lie on the space."""
-        if len(shape) < self.layout.dims or 0 in shape:
-            raise ValueError(f"{self} has no points of shape {tuple(shape)}")
-        self.check_size(*self.layout.size(shape))
+        if len(shape) < self.dims:
+            raise ValueError(f"{self} needs {self.dims} or more dimensions, got shape {tuple(shape)}")
+        if 0 in shape:
+            raise ValueError(f"{self} has no points of the empty shape {tuple(shape)}")
+        try:
+            self.check_size(*self.layout.size(shape))
+        except ValueError as error:
+            raise ValueError(f"{self} {error}, got shape {tuple(shape)}") from None
 
-    # -- what an author of a space writes, on points (M, N, n)
+    def E(self, shape: Sequence[int], dtype: torch.dtype | None = None, device: Any = None) -> Tensor:
+        """The distinct element E of the paper, in the layout of `shape`."""
+        self.check_shape(shape)
+        X = torch.zeros(tuple(shape), dtype=dtype, device=device)
+        y = self.layout.points(X)
+        scale = 1.0 if self.radius == "start" else cast(float, self.radius)
+        return self.layout.weight((self.geometry.distinct(y) * scale).expand_as(y), shape).contiguous()
+
+    # -- what an author of a space writes, on points (M, N, n) -----------------------------------------------
 
     def check_size(self, N: int, n: int) -> None:
-        """Raise ValueError if there are no points of this size."""
+        """Raise ValueError, with what goes on after the space's name, if there are no points of this size."""
 
     def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:
         """Lambda above y; from what a state has `held` of a frame, a run goes on as it began."""
         raise NotImplementedError
-
-    def free_frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool) -> Frame:
-        """The frame of rules that need none; `by_rows` if state[p] could not show it by columns."""
-        return self.frame(y, section, held, eps)
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         """w <- its component in g^hor, exactly: Adam would divide rounding by rounding; what is there keeps every bit.
@@ -155,16 +279,16 @@ class Space:
         """
 
     def origin(self, y: Tensor) -> Tensor:
-        """E = Lambda^-1 y, where a weight's development starts: [I; 0], in most spaces."""
+        """Lambda^-1 y, where a weight's development starts: [I; 0], in most spaces."""
         return torch.eye(*y.shape[-2:], dtype=y.dtype, device=y.device)
+
+    def distinct(self, y: Tensor) -> Tensor:
+        """E for points like y."""
+        return self.origin(y)
 
     def hor_inner(self, w: Tensor, v: Tensor) -> Tensor:
         """<w, v> in g^hor, (M, N, n) -> (M)."""
         return (w * v.conj()).real.sum((-2, -1))
-
-    def positions(self, x: Tensor) -> Tensor | None:
-        """The entries of points, or of elements of g^hor, that have a unit of length: a view. All others are turns."""
-        return None
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """The matrices (M, a, n) that make up elements of g^hor: views. Muon orthogonalises each."""
@@ -174,47 +298,236 @@ class Space:
         """Of a step: 4 radians a column; on spaces that are not compact 1, where Cayley is far from its pole."""
         return 4 * y.shape[-1] ** 0.5 if self.compact else 1.0
 
+    def angle(self, w: Tensor) -> Tensor:
+        """The largest angle by which the step w turns a vector, at most, (M, N, n) -> (M): `max_angle` limits it.
+
+        Where a step is not a rotation, its length.
+        """
+        return size(w)[..., 0, 0]
+
+    def representative(self, y: Tensor, y0: Tensor) -> Tensor:
+        """The tensor that stands for the point y0 in |y - y0|^2: y0, unless several tensors are one point."""
+        return y0
+
+    def away(self, frame: Frame, y0: Tensor, out: Tensor) -> None:
+        """out <- the vector of g^hor from y0 to the frame's point y, which decay shortens: grad |y - y0|^2/2."""
+        y = frame.point()
+        frame.pull(y - self.representative(y, y0), out)
+
     def residual(self, Y: Tensor) -> Tensor:
-        """How far points are off the space, (M)."""
+        """How far each point is off the space: (..., *point) -> (...). (`dist` is between two points.)"""
         raise NotImplementedError
 
     def allowed(self, y: Tensor, eps: float) -> Tensor:
         """The residual (M) of points that count as on the space, rounded to eps."""
-        return y.real.new_full((len(y),), room_of(eps) * y.shape[-1])
+        return y.real.new_full((len(y),), room_of(eps) * y.shape[-1] ** 0.5)
 
     def nearest(self, x: Tensor) -> Tensor:
-        """The nearest points, or near ones; nothing is read."""
+        """The nearest points, or near ones; nothing is read, and what has none is not finite."""
         raise NotImplementedError
 
     def draw(self, normal: Tensor) -> Tensor:
         """Random points from normal numbers."""
         raise NotImplementedError
 
-    # -- points
+    def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
+        """Raise ValueError unless finite x determine the points y = nearest(x); weights have this shape."""
 
-    def tolerance(self, Y: Tensor) -> Tensor:
+    def slack(self, y: Tensor, eps: float) -> float | Tensor:
+        """The part of a vector at y, rounded to eps, that need not be tangent: a number or (M)."""
+        return 100 * eps
+
+    def hint(self, Y: Tensor) -> str:
+        """Why points Y are off the space, and a remedy, if there is more to say than how far; else ""."""
+        return ""
+
+    # -- points ----------------------------------------------------------------------------------------------
+
+    @on_points("p>n")
+    def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """The residual up to which a point counts as on the space: (..., *point) -> (...)."""
-        y = self.layout.points(Y.to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype)))
-        y = y if self.radius == 1 else y / self.scale(y)
-        return self.geometry.allowed(y, torch.finfo(Y.dtype).eps).reshape(self.layout.batch(Y.shape))
+        return self.allowed(Y, eps)
 
     def random(
-        self, *shape: int, generator: Generator | None = None, dtype: torch.dtype | None = None, device: Any = None
+        self,
+        *shape: int,
+        generator: Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: Any = None,
     ) -> Tensor:
         """A random point of the given shape."""
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            sizes = ", ".join(map(str, shape[0]))
+            raise TypeError(f"{self}.random takes sizes, not a shape: write {self}.random({sizes})")
         dtype = dtype or torch.get_default_dtype()
         self.check(shape, dtype)
         normal = torch.randn(shape, generator=generator, dtype=COMPUTE_DTYPE.get(dtype, dtype), device=device)
-        y = self.geometry.draw(self.layout.points(normal).contiguous())
-        if self.radius not in (1, "start"):
-            y = y * cast(float, self.radius)
+        with full_precision():
+            y = self.geometry.draw(self.layout.points(normal))
+        if not isinstance(self.radius, str) and self.radius != 1:
+            y = y * self.radius
         return self.layout.weight(y, shape).to(dtype).contiguous()
 
+    @full_precision()
     def project(self, X: Tensor) -> Tensor:
-        """A point near X, the nearest one on compact spaces; ValueError where X does not determine it."""
-        x = self.layout.points(X.to(COMPUTE_DTYPE.get(X.dtype, X.dtype)))
-        scale = self.scale(x)
-        return self.layout.weight(self.geometry.nearest(x / scale) * scale, X.shape).to(X.dtype)
+        """A point near X, the nearest one on compact spaces; ValueError where X does not determine it.
+
+        A padding row stays as it is.
+        """
+        self.check(X.shape, X.dtype)
+        there = _Points(self, "p", [X])
+        (x,) = there.points
+        if not everywhere(torch.isfinite(x)):
+            raise ValueError(f"a tensor with NaN or infinite entries has no nearest point on {self}")
+        y = self.geometry.nearest(x)
+        self.geometry.check_near(x, y, X.shape)
+        out: Tensor = there.back(y, "p")
+        return out.contiguous()
+
+    # -- geometry that follows from what a space defines -----------------------------------------------------
+
+    @on_points("pv>b")
+    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None, *, eps: float = 0.0) -> Tensor:
+        """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
+        V = V / unit_of(V)
+        off, length = (size(X)[..., 0, 0] for X in (V - self.tangent(Y, V), V))
+        return off <= (self.slack(Y, eps) if tol is None else torch.as_tensor(tol).reshape(-1)) * length
+
+    @on_points("pv>p")
+    def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
+        """gamma(1) on the geodesic gamma from Y with velocity Delta."""
+        return cast(Tensor, self.retract(Y, Delta, "geodesic"))
+
+    @on_points("pvv>m")
+    def inner(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """g_Y(U, V): the metric, under the name that other libraries use."""
+        return cast(Tensor, self.metric(Y, U, V))
+
+    @on_points("pv>d")
+    def norm(self, Y: Tensor, V: Tensor) -> Tensor:
+        """sqrt(g_Y(V, V)); its derivative at V = 0 is 0, as in torch.linalg.vector_norm."""
+        unit = unit_of(V)
+        V = V / unit
+        square = self.metric(Y, V, V)
+        zero = square <= 0  # not ~(square > 0), which would hide a NaN
+        return torch.where(zero, 0, torch.where(zero, 1, square).sqrt() * unit[..., 0, 0])
+
+    @on_points("pp>d")
+    def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """Length of the shortest geodesic from Y to Z; its derivative where Y = Z is 0, as `log` is there."""
+        return self.norm(Y, self.log(Y, Z))
+
+    @torch.no_grad()
+    @full_precision()
+    def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The Frechet mean of points (K, ..., *point): the point Y that minimises sum_k w_k dist(Y, points[k])^2.
+
+        Iterates Y <- exp(Y, t sum_k w_k log(Y, points[k])) from the point of the largest weight until it no
+        longer moves. t is 1, and less where the curvature -k is negative: the second derivative of half the sum
+        is between 1 and the mean of x coth(x) <= sqrt(1 + x^2), x = sqrt(k) dist, hence
+        t = 2/(1 + sqrt(1 + k sum_k w_k dist^2)).
+
+        Points are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and are divided by their
+        sum. Runs in double precision and has no derivative. Raises ValueError for points that are too far apart
+        for `log`, or for a mean to be unique.
+        """
+        there, w = self._stacked(points, weights)
+        if points.numel() == 0:
+            return points[0].clone()
+        x = there.points[0]
+        if there.dtype != points.dtype:  # rounded points are off the space
+            x = self.geometry.nearest(x)
+        y = self.geometry.mean_of(x.unflatten(0, (len(points), -1)), w)
+        one = _Points(self, "p", [wide(points[0])])
+        return cast(Tensor, one.back(self.geometry.nearest(y), "p")).to(points.dtype)
+
+    def _stacked(self, points: Tensor, weights: Tensor | None) -> tuple[_Points, Tensor]:
+        """Points (K, ..., *point) in double precision, and their weights (K, M), which add up to 1."""
+        if not isinstance(points, Tensor):
+            raise TypeError(
+                f"{self}.mean takes points stacked along dimension 0, got a {type(points).__name__}; write "
+                "torch.stack(points)"
+            )
+        if points.dim() <= self.dims or len(points) == 0:
+            raise ValueError(
+                f"{self}.mean takes points stacked along dimension 0, got shape {tuple(points.shape)}"
+            )
+        if not bool(torch.isfinite(points).all()):
+            raise ValueError(f"{self}.mean: there are NaN or infinite entries among the points")
+        there = _Points(self, "p", [wide(points)])
+        batch = self.layout.batch(points.shape)
+        w = torch.ones(len(points)) if weights is None else weights.detach()
+        if w.dim() == 0 or tuple(w.shape) != tuple(batch[: w.dim()]):
+            raise ValueError(
+                f"{self}.mean: {len(points)} points take weights ({len(points)}), got shape {tuple(w.shape)}"
+            )
+        w = w.to(points.device, torch.float64).reshape(*w.shape, *[1] * (len(batch) - w.dim()))
+        w = w.expand(batch).reshape(len(points), -1)
+        if not bool(((w >= 0) & torch.isfinite(w)).all() and (w.sum(0) > 0).all()):
+            raise ValueError(f"{self}.mean takes nonnegative weights with a positive sum")
+        return there, w / w.sum(0)
+
+    def mean_of(self, x: Tensor, w: Tensor) -> Tensor:
+        """The mean (M, N, n) of points (K, M, N, n) with weights (K, M) that add up to 1."""
+        apart = ValueError(f"{self}.mean: no mean was found in {STEPS} iterations; are the points too far apart?")
+        each = lambda X: X.unflatten(0, (len(w), -1))  # noqa: E731
+        y = x.gather(0, w.argmax(0)[None, :, None, None].expand(1, *x.shape[1:]))[0]
+        w = w[..., None, None]
+        x = torch.where(w > 0, x, y).flatten(0, 1)  # points without weight may be too far away for `log`
+        rounding = 16 * torch.finfo(x.dtype).eps
+        last, done = torch.full((), torch.inf), torch.zeros((), dtype=torch.bool, device=x.device)
+        for _ in range(STEPS):
+            Y = y.expand(len(w), *y.shape).flatten(0, 1)
+            U = self.log(Y, x)
+            spread = (w[..., 0, 0] * each(self.norm(Y, U))).sum(0)
+            step = v = (w * each(U)).sum(0)
+            if self.curvature:
+                square = (w[..., 0, 0] * each(self.metric(Y, U, U))).sum(0)
+                step = v * (2 / (1 + (1 - self.curvature * square).sqrt()))[:, None, None]
+            moved = self.exp(y, step)
+            # Done when the step is at rounding level, measured in the space's own norm and relative to the
+            # spread, so that neither the size of the points nor their distance from E counts. Rounding in the
+            # logarithms may keep the step longer than that: then done when it no longer shrinks and is a small
+            # part of the spread, or changes only the last digits of Y (points close together).
+            length = self.norm(y, v)
+            if not bool(torch.isfinite(length).all()):
+                raise apart
+            still = (size(moved - y) <= 1e3 * rounding * size(y))[..., 0, 0]
+            small = still | (length <= rounding**0.5 * spread)
+            done = done | (length <= rounding * spread) | ((length >= last) & small)
+            if bool(done.all()):
+                return moved
+            y, last = moved, length
+        raise apart
+
+
+def unit_of(V: Tensor) -> Tensor:
+    """The largest entry of each of the vectors, (M, 1, 1), or 1: squares of V overflow, or vanish, where V does not."""
+    largest = V.detach().abs().amax((-2, -1), keepdim=True)
+    return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
+
+
+def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
+    """The message for arguments that the constructor of a space does not take."""
+    name, parameters = cls.__name__, cls.__signature__.parameters
+    options = f"its options are: {', '.join(parameters) or 'none'}"
+    by_position = any(p.kind is not p.KEYWORD_ONLY for p in parameters.values())
+    if len(given) == 1 and isinstance(given[0], (tuple, list)) and not by_position:
+        given = tuple(given[0])
+    if by_position or not given or not all(isinstance(k, int) for k in given):
+        wrong = re.search("keyword argument '(.*)'", error)
+        near = difflib.get_close_matches(wrong[1], parameters, 1) if wrong else []
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        return f"{name}(): {error}{hint}; {options}"
+    space, example = cls(), ""
+    for shape in (given, 2 * given, (given[0], given[0] + 1)):  # one size: the side of a square, or of a pose
+        try:
+            space.check_shape(shape)
+        except ValueError:
+            continue
+        example = f", as in {name}().random({', '.join(map(str, shape))})"
+        break
+    return f"{name}() takes no sizes, got {given}: they come from the weight{example}; {options}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -108,6 +108,7 @@ def most(s: Tensor) -> int:
 
 cayley, geodesic = Cayley(), Geodesic()
 Retraction = Cayley | Geodesic
+RetractionName = Literal["cayley", "geodesic"]
 
 RETRACTIONS: dict[str, Retraction] = {"cayley": cayley, "geodesic": geodesic}
 
