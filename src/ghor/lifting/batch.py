@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain, starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,26 @@ POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it
 # The radii of spheres of any radius; the weight that the rule reads; and how many steps the weight has taken.
 OUR_KEYS = (*FRAME_KEYS, *POINT_KEYS, "radius", "developed", "moves")
 
+BESIDE = ".A"  # state[p]["momentum_buffer"] has K in the weight's shape, state[p]["momentum_buffer.A"] the A beside it
+
 _version, _grad = operator.attrgetter("_version"), operator.attrgetter("grad")
+
+
+class OwnRule(NamedTuple):
+    """A rule of ours for points of a batch, in place of Base's."""
+
+    state: Callable[[Batch], dict[str, Any]]  # at the start
+    velocity: Callable[[Batch], None]  # b.H <- W, from b.G and b.state
+
+
+class OwnRule(NamedTuple):
+    """A rule of ours for a batch: the state that it begins with, and W, written to b.H, from b.G and b.state.
+
+    It returns the numbers a in W = a m if it is so simple, see `Frame.multiple`.
+    """
+
+    state: Callable[[Batch], dict[str, Any]]
+    velocity: Callable[[Batch], Any]
 
 
 class Batch:
@@ -70,10 +89,17 @@ class Batch:
         self.state = self._gathered(states)
         moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.moves, self.age = moves.clone(), int(moves)
-        self.length = self.targets_of_length()
+        y = self.frame.point()
+        self.length = y.real.new_zeros(len(y), 1, 1)  # of this step's velocities, 0 of those that were left out
         self.peak = self.length.clone()  # the longest velocity of each point, or NaN, since the last look
         self.lost = torch.zeros((), dtype=torch.bool, device=self.G.device)  # whether a write through .data was
         self.in_motion, self.decays = False, False
+        self.group: dict[str, Any] = group
+        self.own: OwnRule | None = None  # a rule of ours
+        self.multiple: Any = None  # the number a in W = a m, if Base's rule is so simple
+        self.group = group
+        self.own: OwnRule | None = None
+        self.multiple: Any = None  # see `Frame.multiple`
         self.bound: tuple[Any, ...] | None = None  # what state[p] shows
         self.dicts: tuple[Any, ...] = ()
         self.values: tuple[Any, ...] = ()
@@ -101,18 +127,19 @@ class Batch:
         if section == "auto" and not kept and not (traits.turns and (self.views or self.stacks)):
             section = "transported"
             self._check_room(y)
-        self.frame = self._frame(held.get("master", y), section, kept, traits)
+        geometry, at = self.space.geometry, held.get("master", y)
+        if traits.free:
+            began = any(k.endswith(BESIDE) for k in states[0])  # a run goes on with the frame that it began with
+            section = "auto" if began else section
+            self.frame = geometry.free_frame(at, section, kept, self.eps, by_rows=self.layout.blocks > 1)
+        else:
+            self.frame = geometry.frame(at, section, kept, self.eps)
         self._put(self._differs(y), y)
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
         self.master = None if self.exact or "section" in self.frame.tensors() else self.frame.point()
         self.written = None if self.exact else self._weights().clone()
         self.anchor = self._anchor(y, held)
-
-    def _frame(self, y: Tensor, section: str, kept: dict[str, Tensor], traits: Traits) -> Frame:
-        if traits.free:
-            return self.space.geometry.free_frame(y, section, kept, self.eps, by_rows=self.layout.blocks > 1)
-        return self.space.geometry.frame(y, section, kept, self.eps)
 
     def _check_room(self, y: Tensor) -> None:
         """Raise where a frame that the rule wants stored would be large."""
@@ -131,7 +158,9 @@ class Batch:
             points = self.layout.points(room)
             return room if shares_memory(points, room) else self.layout.weight(torch.zeros_like(points), self.shape)
         room = self.frame.zeros()
-        part = rows(self.frame.blocks(room)[0] if room.dim() == 1 else room, len(self.params))[0]
+        if room.dim() == 1:
+            return room
+        part = rows(room, len(self.params))[0]
         return room if shares_memory(self.layout.weight(part, self.shape), room) else room.contiguous()
 
     def _developed(self, states: Sequence[dict[str, Any]]) -> Tensor:
@@ -307,8 +336,10 @@ class Batch:
         if not self.decays or self.anchor is None:
             self.H.zero_()  # it may be left from a step that was interrupted
             return None
-        away = self.space.geometry.away(self.frame.point(), self.anchor)
-        self.frame.pull(self._in_units(away), self._seen_as_points(self.H))
+        away = self._seen_as_points(self.H)
+        self.space.geometry.away(self.frame, self.anchor, away)
+        if self.scale is not None:
+            self.frame.scale_(away, self.scale)
         return self.H.clone()
 
     def unroll(self) -> None:
@@ -316,12 +347,32 @@ class Batch:
         assert self.developed is not None
         self.H.copy_(self.developed)
 
+    def move(self, state: dict[str, Any], start: Tensor | None) -> None:
+        """Take the step that Base's rule, or our own, finds."""
+        self.frame.multiple = self.multiple
+        if self.own is not None:
+            self.own.velocity(self)
+            if start is not None:
+                self.H.add_(start * (1 - self.group["lr"] * self.group["weight_decay"]))
+        self.push(state if self.own is None else self.state, start)
+
+    def move(self, state: dict[str, Any], start: Tensor | None) -> None:
+        """The rest of a step: W by a rule of ours, if there is one, and `push`."""
+        self.frame.multiple = self.multiple
+        if self.own is not None:
+            self.frame.multiple = self.own.velocity(self)
+            if start is not None:
+                self.H.add_(start * (-self.group["lr"] * self.group["weight_decay"]))
+        if start is not None or self.scale is not None or self.max_angle is not None:
+            self.frame.multiple = None
+        self.push(state, None if self.own is not None else start)
+
     def push(self, state: dict[str, Any], start: Tensor | None) -> None:
         """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite and NaN are 0."""
         W = self._seen_as_points(self.H if start is None else self.H.sub_(start))
         frame = self.frame
         if self.scale is not None:
-            W = W.div_(self.scale)
+            frame.scale_(W, 1 / self.scale)
         frame.hor_(W)
         if self.max_angle is not None:
             self._limit_(W, self.max_angle)
@@ -330,6 +381,8 @@ class Batch:
         if perhaps(~(length.amax() <= frame.longest)):
             scale = torch.where(length < torch.inf, (frame.longest / length).clamp_max_(1), 0)
             frame.scale_(W, scale)
+            if frame.multiple is not None:
+                frame.multiple = frame.multiple * scale
             length = torch.where(scale > 0, length * scale, 0)
         self.length.copy_(length)
         if self.developed is not None:
@@ -339,13 +392,8 @@ class Batch:
 
     def _limit_(self, W: Tensor, max_angle: float) -> None:
         """Shorten W where it turns a vector by more than `max_angle`; what is not finite stays so."""
-        blocks = self.frame.blocks(W)
-        peak = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0)
-        peak = torch.where((peak > 0) & (peak < torch.inf), peak, 1)  # divided by first: squares may overflow
-        angle = self.space.geometry.angle(*(X / peak for X in blocks))
-        factor = (max_angle / peak / angle).clamp_max_(1)
-        for X in blocks:
-            X.mul_(factor.nan_to_num(1))
+        angle = self.frame.angle(W)
+        self.frame.scale_(W, torch.where(angle < torch.inf, (max_angle / angle).clamp_max_(1), 1))
 
     def repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
@@ -370,7 +418,7 @@ class Batch:
         held = {}
         for key in (k for k in (*FRAME_KEYS, *POINT_KEYS, "radius") if k in states[0]):
             X = torch.stack([s[key] for s in states])
-            X = X.to(self.dtype if X.is_complex() or key not in ("radius", "frame_anchor") else self.dtype)
+            X = X.to(self.dtype.to_real() if key == "radius" else self.dtype)
             held[key] = self.layout.points(X).clone() if key in POINT_KEYS else X
             if key in FRAME_KEYS:
                 held[key] = X.reshape(-1, *X.shape[-2:])
@@ -380,11 +428,15 @@ class Batch:
         """The rule's state for H: numbers per coordinate in H's layout, others from the first member."""
         state: dict[str, Any] = {}
         for key, value in states[0].items():
-            if key in OUR_KEYS or key.removesuffix(".A") != key:
+            if key in OUR_KEYS or key.endswith(BESIDE):
                 continue
             state[key] = value.clone() if torch.is_tensor(value) else value
             if is_per_coordinate(value, self.shape):
                 state[key] = self._like_H(key, states)
+            elif self.stacks and is_per_point(value):
+                state[key] = torch.cat([s[key].reshape(-1, *value.shape[-2:]) for s in states])
+            elif self._is_of_points(value):
+                state[key] = torch.cat([s[key].reshape(-1, *value.shape[-2:]) for s in states])
         for key in (k for k in self.odd if k in state):  # an interrupt may have left it half turned
             self.frame.hor_(self._seen_as_points(state[key]))
         return state
@@ -393,21 +445,25 @@ class Batch:
         """What lies as H does, as points: a view."""
         return X if self.stacks else self.layout.points(X)
 
+    def _is_of_points(self, value: Any) -> bool:
+        """Whether an entry of a state has a matrix, or a number (1, 1), for each point."""
+        return self.stacks and torch.is_tensor(value) and value.dim() > 1
+
     def _like_H(self, key: str, states: Sequence[dict[str, Any]]) -> Tensor:
         """State that lies as weights do, as H does: a copy, in H's precision if it is of numbers with digits."""
-        tensors = [s[key] for s in states]
-        value = tensors[0]
+        value = states[0][key]
         room = torch.empty_like(self.H, dtype=None if value.is_floating_point() or value.is_complex() else value.dtype)
         if not self.stacks:
             return room.copy_(value)
-        for end, X in self._faces(room).items():
-            parts = [s[key + end] for s in states] if key + end in states[0] else []
-            X.copy_(self._points(parts) if end == "" else torch.stack(parts).reshape(X.shape)) if parts else X.zero_()
+        first, *beside = self._faces(room)
+        first.copy_(self._points([s[key] for s in states]))
+        for A in beside:
+            A.copy_(torch.stack([s[key + BESIDE] for s in states]).reshape(A.shape))
         return room
 
-    def _faces(self, X: Tensor) -> dict[str, Tensor]:
-        """An element of g^hor, or what lies like one, as state[p] shows it, by the ends of its keys."""
-        return dict(zip(("", ".A"), self.frame.blocks(X), strict=False)) if X.dim() == 1 else {"": X}
+    def _faces(self, X: Tensor) -> list[Tensor]:
+        """What lies as H does, in a point's shape, and what there may be beside it: the A of (K, A)."""
+        return self.frame.blocks(X) if X.dim() == 1 else [X]
 
     def shown(self) -> list[dict[str, Any]]:
         """state[p] of every weight: views in p's shape; the members share what is not per coordinate."""
@@ -416,10 +472,12 @@ class Batch:
         per_point = lambda X: [x.squeeze(0) for x in rows(X, count)]  # noqa: E731
         developed = {} if self.developed is None else {"developed": self.developed}
         for key, value in (self.state | developed).items():
-            whole = torch.is_tensor(value) and value.shape == self.H.shape and self.stacks
-            columns[key] = [value] * count
-            for end, X in self._faces(value).items() if whole else ():
-                columns[key + end] = in_shape(X) if end == "" else per_point(X)
+            if torch.is_tensor(value) and value.shape == self.H.shape and self.stacks:
+                first, *beside = self._faces(value)
+                columns[key] = in_shape(first)
+                columns |= {key + BESIDE: per_point(A) for A in beside}
+            else:
+                columns[key] = per_point(value) if self._is_of_points(value) else [value] * count
         for key, value in self.frame.tensors().items():
             columns[key] = per_point(value)
         if torch.is_tensor(self.scale):
@@ -449,10 +507,22 @@ class Batch:
             self.bound = bound
             self.note(state)
 
+    def straighten(self) -> None:
+        """Make moments tangent to the weights again, after an interrupt that may have left them half turned."""
+        self.frame.straighten_(self._nearest(self._unit(self._weights())), [self.state[k] for k in self.odd if k in self.state])
+
     def note(self, state: Any) -> None:
         """Remember state[p] as it is now."""
         self.dicts = tuple(map(state.get, self.params))
         self.values = tuple(chain.from_iterable(d.values() for d in self.dicts if d))
+
+    def straighten(self) -> None:
+        """Make moments tangent at the weights, which are whole: an interrupt may have left them half turned."""
+        if self.H.dim() == 1:
+            y = self._nearest(self._unit(self._weights()))
+            self.frame.put(torch.ones(len(y), dtype=torch.bool, device=y.device), y)
+            for key in (k for k in self.odd if k in self.state):
+                self.frame.tangent_(self.state[key])
 
     # -- what others do between two steps
 
@@ -587,11 +657,16 @@ def is_per_coordinate(value: Any, shape: Sequence[int]) -> bool:
     return torch.is_tensor(value) and value.dim() > 0 and value.shape == shape
 
 
+def is_per_point(value: Any) -> bool:
+    """Whether an entry of the state of weights that may share a tensor has a matrix, or a number (1, 1), for each point."""
+    return torch.is_tensor(value) and value.dim() > 1
+
+
 def shared_values(state: dict[str, Any] | None, shape: Sequence[int]) -> str:
     """The part of a weight's state that members of a batch must have in common."""
     out = {}
     for k, v in (state or {}).items():
         ours = k in OUR_KEYS and k != "moves"
-        differs = ours or k.endswith(".A") or is_per_coordinate(v, shape)
+        differs = ours or (torch.is_tensor(v) and (v.dim() > 1 or (v.dim() > 0 and v.shape == shape)))
         out[k] = None if differs else v.tolist() if torch.is_tensor(v) else v
     return repr(sorted(out.items()))

@@ -74,10 +74,10 @@ class Tangent(Frame):
         for A in self.blocks(w)[1:]:
             self.geometry.hor_(A)
 
-    def tangent_(self, w: Tensor) -> None:
-        """K <- K - y y^H K: for vectors that were tangent elsewhere."""
-        K = self.blocks(w)[0]
-        add_(K, self.y, gram(self.y, K), -1)
+    def straighten_(self, y: Tensor, odd: Tensors) -> None:
+        """K <- K - y y^H K."""
+        for K in (self.blocks(m)[0] for m in odd):
+            add_(K, y, gram(y, K), -1)
 
     def scale_(self, w: Tensor, factor: Tensor) -> None:
         for X in self.blocks(w):
