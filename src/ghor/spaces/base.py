@@ -507,6 +507,14 @@ def unit_of(V: Tensor) -> Tensor:
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
 
 
+def nowhere(space: Space, shape: Sequence[int]) -> str:
+    """The message for a tensor without a nearest point."""
+    return (
+        f"a tensor that is 0, degenerate or indefinite has no nearest point on {space}; initialise it first, for "
+        f"example with {space}.random{tuple(shape)}"
+    )
+
+
 def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
     """The message for arguments that the constructor of a space does not take."""
     name, parameters = cls.__name__, cls.__signature__.parameters

@@ -5,6 +5,7 @@ Lengths have no natural scale, so no result depends on the unit of length: only 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -12,10 +13,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ghor._torch.precision import full_precision, wide
+from ghor._torch.precision import full_precision
 from ghor.layout import Layout
-from ghor.linalg import eye, inverse, size
-from ghor.spaces.base import GroupSpace, on_points
+from ghor.linalg import everywhere, eye, inverse, size, wide
+from ghor.spaces.base import GroupSpace, nowhere, on_points
 from ghor.spaces.retraction import Retraction, geodesic
 from ghor.spaces.rotations import SpecialOrthogonal, hat, log_rotation
 from ghor.spaces.sphere import Sphere
@@ -41,10 +42,11 @@ class SpecialEuclidean(GroupSpace):
     def layout(self) -> Layout:
         return Layout(tall=False)
 
-    def fits(self, N: int, n: int) -> bool:
-        return n == N + 1 >= 3
+    def check_size(self, N: int, n: int) -> None:
+        if not n == N + 1 >= 3:
+            raise ValueError(f"holds {self.holds}")
 
-    def check_shape(self, shape: tuple[int, ...]) -> None:
+    def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) >= 2 and shape[-1] == shape[-2] >= 3:
             raise ValueError(
                 f"{self} holds {self.holds}, got shape {tuple(shape)}. Of a homogeneous matrix "
@@ -61,6 +63,12 @@ class SpecialEuclidean(GroupSpace):
 
     def nearest(self, x: Tensor) -> Tensor:
         return torch.cat([SO.nearest(x[..., :-1]), x[..., -1:]], -1)
+
+    def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
+        try:
+            SO.check_near(x[..., :-1], y[..., :-1], shape)
+        except ValueError:
+            raise ValueError(nowhere(self, shape)) from None
 
     def draw(self, normal: Tensor) -> Tensor:
         """Uniform rotations, normal positions."""
@@ -90,6 +98,10 @@ class SpecialEuclidean(GroupSpace):
     def length(self, w: Tensor) -> Tensor:
         """||omega||_F: a limit of translations would depend on the unit."""
         return size(w[..., :-1]) + any_length(w[..., -1:])
+
+    def angle(self, w: Tensor) -> Tensor:
+        """That of omega; translations are not limited."""
+        return SO.angle(w[..., :-1])
 
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         """[R^T G_R - G_R^T R, R^T G_t], omega *exactly* skew."""
@@ -135,7 +147,46 @@ class SpecialEuclidean(GroupSpace):
         if kind not in ("group", "frechet"):
             raise ValueError(f"{self}.mean is of kind 'group' or 'frechet', got {kind!r}")
         Y = super().mean(points, weights)
-        return Y if kind == "group" or not Y.numel() else frechet_mean(self, Y, points, weights)
+        if kind == "group" or not Y.numel():
+            return Y
+        _, w = self._stacked(points, weights)
+        x, y = (self.geometry.nearest(self.layout.points(wide(X.detach()))) for X in (points, Y))
+        y = self.geometry.frechet(y, x.unflatten(0, (len(points), -1)), w)
+        return self.layout.weight(y, Y.shape).to(points.dtype)
+
+    @full_precision()
+    def frechet(self, y: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        """The minimiser of sum_k w_k dist(y, x_k)^2 near y: Newton's method, steps halved until it falls."""
+        x = torch.where(w[..., None, None] > 0, x, y)
+
+        def squares(y: Tensor) -> Tensor:
+            V = self.global_rep(self.section(y), self.log(y.expand_as(x), x))
+            return (w * self.hor_inner(V, V)).sum(0)
+
+        for _ in range(50):
+            L = self.section(y)
+            with torch.enable_grad():
+                W = torch.zeros_like(y, requires_grad=True)
+                hor = self.global_rep(L, self.velocity(L, W))
+                value = squares(self.point(self.moved(L, hor, geodesic, torch.inf, 0)))
+                (G,) = torch.autograd.grad(value.sum(), W, create_graph=True)
+                G = G.flatten(-2)
+                rows = [torch.autograd.grad(g.sum(), W, retain_graph=True)[0] for g in G.unbind(-1)]
+            value, G = value.detach(), G.detach()
+            W = newton(torch.stack(rows, -3).flatten(-2), G)
+            slope, Delta, step = (G * W).sum(-1), self.velocity(L, W.view_as(y)), torch.ones_like(value)
+            if bool((-slope <= 1e-20 * value).all()):
+                break
+            for _ in range(60):
+                moved = self.retract(y, Delta * step[:, None, None], geodesic)
+                falls = squares(moved) < value
+                if bool(falls.all()):
+                    break
+                step = torch.where(falls, step, step / 2)
+            y = torch.where(falls[:, None, None], moved, y)
+            if not bool(falls.any()):  # nothing is left but rounding
+                break
+        return self.nearest(y)
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,11 +201,9 @@ class PositionsOrientations(SpecialEuclidean):
     exact: ClassVar[bool] = False
     holds: ClassVar[str] = "positions and orientations (..., 2, 3)"
 
-    def fits(self, N: int, n: int) -> bool:
-        return (N, n) == (2, 3)
-
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        GroupSpace.check_shape(self, shape)
+    def check_size(self, N: int, n: int) -> None:
+        if (N, n) != (2, 3):
+            raise ValueError(f"holds {self.holds}")
 
     # -- points
 
@@ -166,13 +215,17 @@ class PositionsOrientations(SpecialEuclidean):
     def nearest(self, x: Tensor) -> Tensor:
         return torch.stack([x[..., 0, :], S2.nearest(x[..., 1, :, None])[..., 0]], -2)
 
+    def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
+        if not everywhere(torch.isfinite(y)):
+            raise ValueError(nowhere(self, shape))
+
     def draw(self, normal: Tensor) -> Tensor:
         """Normal positions, uniform orientations."""
         return self.nearest(normal)
 
     def origin(self, y: Tensor) -> Tensor:
         """(0, e_3)."""
-        return torch.eye(3, dtype=y.dtype, device=y.device)[-1] * y.new_ones(2, 1).cumsum(0).sub(1)
+        return y.new_tensor([[0.0, 0, 0], [0, 0, 1]])
 
     # -- Algorithm 3: Lambda is a pose [R, t]
 
@@ -196,6 +249,10 @@ class PositionsOrientations(SpecialEuclidean):
     def length(self, w: Tensor) -> Tensor:
         """|w|, see `SpecialEuclidean.length`."""
         return size(w[..., 1:, :]) + any_length(w[..., :1, :].mT)
+
+    def angle(self, w: Tensor) -> Tensor:
+        """|w|."""
+        return size(w[..., 1:, :])[..., 0, 0]
 
     def section(self, y: Tensor) -> Tensor:
         """R = [e_1, e_2, n] after Duff et al. (2017), Building an orthonormal basis; I at n = e_3."""
@@ -241,7 +298,7 @@ class PositionsOrientations(SpecialEuclidean):
 
 
 def any_length(v: Tensor) -> Tensor:
-    """0 where v = 0, NaN where v is not finite, and the smallest positive number otherwise: (..., d, 1) -> (..., 1, 1).
+    """0 where v = 0, NaN where v is not finite, and else the smallest positive number, (..., d, 1) -> (..., 1, 1).
 
     Added to the length of a turn, it makes a pure translation count as a step, whatever the unit.
     """
@@ -266,48 +323,13 @@ def unwound(omega: Tensor, t: Tensor) -> Tensor:
     return t - turned / 2 + c * (omega @ turned)
 
 
-@full_precision()
-def frechet_mean(space: SpecialEuclidean, Y: Tensor, points: Tensor, weights: Tensor | None) -> Tensor:
-    """The point that minimises sum_k w_k dist(Y, points[k])^2 near Y: Newton's method, steps halved until it falls."""
-    geometry = space.geometry
-    X = space.project(wide(points.detach()))
-    w = X.new_ones(len(X)) if weights is None else weights.detach().to(X)
-    w = w.reshape(*w.shape, *[1] * (X.dim() - 2 - w.dim()))
-    Y = space.project(wide(Y))
-    X = torch.where(w[..., None, None] > 0, X, Y)
+def newton(H: Tensor, G: Tensor) -> Tensor:
+    """-|H|^-1 G, downhill also where H is not definite, (M, d, d) and (M, d).
 
-    def squares(Y: Tensor) -> Tensor:
-        D = geometry.global_rep(geometry.section(Y), geometry.log(Y.expand_as(X), X))
-        return (w * geometry.hor_inner(D, D)).sum(0)
-
-    for _ in range(50):
-        L = geometry.section(Y)
-        with torch.enable_grad():
-            W = torch.zeros_like(Y, requires_grad=True)
-            hor = geometry.global_rep(L, geometry.velocity(L, W))
-            value = squares(geometry.point(geometry.moved(L, hor, geodesic, torch.inf, 0)))
-            (G,) = torch.autograd.grad(value.sum(), W, create_graph=True)
-            G = G.flatten(-2)
-            rows = [torch.autograd.grad(g.sum(), W, retain_graph=True)[0] for g in G.unbind(-1)]
-        value, G = value.detach(), G.detach()
-        H = torch.stack([row.flatten(-2) for row in rows], -2)
-        # Scaled to the diagonal 1, so that no unit of length counts; coordinates that are not there have 0.
-        d = H.diagonal(dim1=-2, dim2=-1).abs()
-        d = torch.where(d > 0, d, 1).rsqrt()
-        e, V = torch.linalg.eigh(d[..., :, None] * (H + H.mT) / 2 * d[..., None, :])
-        e = torch.where(e.abs() > 1e-8, e.abs(), torch.inf)  # |e|: downhill also where f is not convex
-        W = -d * (V @ ((V.mT @ (d * G)[..., None]) / e[..., None]))[..., 0]
-        slope, step = (G * W).sum(-1), torch.ones_like(value)
-        if bool((-slope <= 1e-20 * value).all()):
-            break
-        Delta = geometry.velocity(L, W.unflatten(-1, Y.shape[-2:]))
-        for _ in range(60):
-            moved = geometry.retract(Y, Delta * step[..., None, None], geodesic)
-            falls = squares(moved) < value
-            if bool(falls.all()):
-                break
-            step = torch.where(falls, step, step / 2)
-        Y = torch.where(falls[..., None, None], moved, Y)
-        if not bool(falls.any()):  # nothing is left but rounding
-            break
-    return space.project(Y).to(points.dtype)
+    Scaled to the diagonal 1, so that no unit of length counts; coordinates that are not there have 0.
+    """
+    d = H.diagonal(dim1=-2, dim2=-1).abs()
+    d = torch.where(d > 0, d, 1).rsqrt()
+    e, V = torch.linalg.eigh(d[..., :, None] * (H + H.mT) / 2 * d[..., None, :])
+    e = torch.where(e.abs() > 1e-8, e.abs(), torch.inf)
+    return -d * (V @ ((V.mT @ (d * G)[..., None]) / e[..., None]))[..., 0]

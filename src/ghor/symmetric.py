@@ -1,0 +1,194 @@
+"""Functions of Hermitian matrices by their eigenvalues, differentiable twice even where these coincide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ghor._torch.functions import apply, compilable
+from ghor._torch.transforms import within_a_transform
+
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # f(t) and f'(t), which can itself be differentiated
+
+
+def exp_symmetric(T: Tensor) -> Tensor:
+    """exp(T), accurate in its small eigenvalues, too; NaN where T is not finite."""
+    bad = ~torch.isfinite(T.detach()).all(-1).all(-1)[..., None, None]
+    exp = symmetric_function(torch.where(bad, 0, T), lambda t: (t.exp(), t.exp()))
+    return torch.where(bad, torch.nan, exp)
+
+
+def log_gram(M: Tensor) -> Tensor:
+    """log(M M^T) of square M, NaN where M is not finite."""
+    return gram_function(M, lambda t: (t.log(), 1 / t), zero=0.0)
+
+
+def gram_function(M: Tensor, f: Slopes, zero: float = 1.0) -> Tensor:
+    """f(M M^H), f as in `symmetric_function`, by the singular values of M; NaN where M is not finite.
+
+    The eigenvalues of the computed product would have lost half of the digits.
+    """
+    # Resolved, because torch.vmap has no rule for the imaginary part of a conjugate.
+    bad = ~torch.isfinite(M.detach().resolve_conj()).all(-1).all(-1)[..., None, None]
+    # LAPACK would raise, and the rest of the batch would be lost.
+    M = torch.where(bad, torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device), M)
+    U, s, _ = torch.linalg.svd(M.detach(), full_matrices=False)
+    out = _function(M @ M.mH, s.square().flip(-1), U.flip(-1), f, zero)  # ascending, as from eigh
+    return torch.where(bad, torch.nan, out)
+
+
+def symmetric_function(T: Tensor, f: Slopes, zero: float = 1.0) -> Tensor:
+    """f(T) of Hermitian T by its eigenvalues t, differentiable twice even where these coincide.
+
+    f returns f(t) and f'(t), and can itself be differentiated. Eigenvalues count as equal where they differ
+    by a small part of zero + |t|: zero=0 for functions that are singular at 0, such as log.
+    """
+    t, V = torch.linalg.eigh(T.detach())
+    return _function(T, t, V, f, zero)
+
+
+def _function(T: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
+    """f(T) from the eigenvalues t and eigenvectors V, which may be known to more digits than T has."""
+    return apply(_Function, T, t, V, f, zero)
+
+
+@compilable
+class _Function(torch.autograd.Function):
+    """V f(t) V^H, as a function of T = V t V^H alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(T: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
+        return V @ (f(t)[0].unsqueeze(-1) * V.mH)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:3])
+        ctx.of = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, G: Tensor) -> tuple[Tensor | None, ...]:
+        return _derivative(ctx, G), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dT: Tensor, *_: Any) -> Tensor:
+        return _derivative(ctx, dT)
+
+
+def _derivative(ctx: Any, G: Tensor) -> Tensor:
+    """The derivative of f(T) along G, which is its own adjoint."""
+    T, t, V = ctx.saved_tensors
+    return apply(_Derivative, T, G, t, V, *ctx.of)
+
+
+@compilable
+class _Derivative(torch.autograd.Function):
+    """V (f[t_i, t_j] G_ij) V^H, with G in the basis V, as a function of T and G."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(T: Tensor, G: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
+        return V @ (_first(t, f, zero) * _in_basis(G, V)) @ V.mH
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:4])
+        ctx.of = inputs[4:]
+
+    @staticmethod
+    def backward(ctx: Any, H: Tensor) -> tuple[Tensor | None, ...]:
+        return *_bend(ctx, H, H), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, dT: Tensor | None, dG: Tensor | None, *_: Any) -> Tensor | None:
+        bend, along = _bend(ctx, dT, dG)
+        return along if bend is None else bend if along is None else bend + along
+
+
+def _bend(ctx: Any, H: Tensor | None, dG: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The second derivative of f(T) along G and H, and the first along dG; None where there is no direction.
+
+    sum_k f[t_i, t_k, t_j] (G_ik H_kj + H_ik G_kj): f[., ., .] is symmetric in its three arguments.
+    """
+    T, G, t, V = ctx.saved_tensors
+    along = None if dG is None else apply(_Derivative, T, dG, t, V, *ctx.of)
+    if H is None:
+        return None, along
+    A, B, F = _in_basis(G.detach(), V), _in_basis(H.detach(), V), _second(t, *ctx.of)
+    bend = torch.einsum("...ikj,...ik,...kj->...ij", F.to(A.dtype), A, B)
+    bend = apply(_Last, V @ (bend + bend.mH) @ V.mH, T, G, H)
+    return bend, along
+
+
+@compilable
+class _Last(torch.autograd.Function):
+    """The identity; raises when differentiated, instead of silently giving a zero third derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(X: Tensor, *of: Tensor) -> Tensor:
+        return X.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "functions of symmetric matrices (log, dist, project) are differentiated twice here, not more"
+        )
+
+    jvp = backward
+
+
+def _in_basis(G: Tensor, V: Tensor) -> Tensor:
+    """The Hermitian part of V^H G V."""
+    G = V.mH @ G @ V
+    return (G + G.mH) / 2
+
+
+def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
+    """Whether eigenvalues are so close that a divided difference of f would be mostly rounding.
+
+    At a distance h its error is eps/h, and that of Simpson's rule in `_first` is h^4.
+    """
+    return (b - a).abs() <= torch.finfo(a.dtype).eps ** 0.25 * (zero + a.abs())
+
+
+def _first(t: Tensor, f: Any, zero: float) -> Tensor:
+    """f[a, b] = (f(a) - f(b))/(a - b), and the mean of f' between a and b where they nearly coincide."""
+    a, b = t.unsqueeze(-1), t.unsqueeze(-2)
+    near, (ft, dft) = _near(a, b, zero), f(t)
+    # Simpson's rule for the integral of f' from a to b, divided by b - a
+    mean = (dft.unsqueeze(-1) + 4 * f((a + b) / 2)[1] + dft.unsqueeze(-2)) / 6
+    return torch.where(near, mean, (ft.unsqueeze(-1) - ft.unsqueeze(-2)) / torch.where(near, 1, a - b))
+
+
+def _slope(f: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """f'(t), entry by entry. (torch.func.grad refuses to work below hooks of saved tensors.)"""
+    if within_a_transform():
+        return torch.func.grad(lambda t: f(t).sum())(t)
+    with torch.enable_grad():
+        t = t.detach().requires_grad_()
+        return torch.autograd.grad(f(t).sum(), t)[0]
+
+
+def _second(t: Tensor, f: Any, zero: float) -> Tensor:
+    """f[a, b, c] = (f[b, c] - f[a, b])/(c - a), a <= b <= c; f''/2 at their mean where all three coincide."""
+    i = torch.arange(t.shape[-1], device=t.device)
+    low, middle, high = torch.stack(torch.meshgrid(i, i, i, indexing="ij")).sort(0)[0]  # eigenvalues ascend
+    a, b, c, F = t[..., low], t[..., middle], t[..., high], _first(t, f, zero)
+    near = _near(a, c, zero)
+    bend = _slope(lambda t: f(t)[1], (a + b + c) / 3)
+    return torch.where(
+        near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a)
+    )
