@@ -40,13 +40,6 @@ _version, _grad = operator.attrgetter("_version"), operator.attrgetter("grad")
 
 
 class OwnRule(NamedTuple):
-    """A rule of ours for points of a batch, in place of Base's."""
-
-    state: Callable[[Batch], dict[str, Any]]  # at the start
-    velocity: Callable[[Batch], None]  # b.H <- W, from b.G and b.state
-
-
-class OwnRule(NamedTuple):
     """A rule of ours for a batch: the state that it begins with, and W, written to b.H, from b.G and b.state.
 
     It returns the numbers a in W = a m if it is so simple, see `Frame.multiple`.
@@ -97,9 +90,6 @@ class Batch:
         self.group: dict[str, Any] = group
         self.own: OwnRule | None = None  # a rule of ours
         self.multiple: Any = None  # the number a in W = a m, if Base's rule is so simple
-        self.group = group
-        self.own: OwnRule | None = None
-        self.multiple: Any = None  # see `Frame.multiple`
         self.bound: tuple[Any, ...] | None = None  # what state[p] shows
         self.dicts: tuple[Any, ...] = ()
         self.values: tuple[Any, ...] = ()
@@ -348,15 +338,6 @@ class Batch:
         self.H.copy_(self.developed)
 
     def move(self, state: dict[str, Any], start: Tensor | None) -> None:
-        """Take the step that Base's rule, or our own, finds."""
-        self.frame.multiple = self.multiple
-        if self.own is not None:
-            self.own.velocity(self)
-            if start is not None:
-                self.H.add_(start * (1 - self.group["lr"] * self.group["weight_decay"]))
-        self.push(state if self.own is None else self.state, start)
-
-    def move(self, state: dict[str, Any], start: Tensor | None) -> None:
         """The rest of a step: W by a rule of ours, if there is one, and `push`."""
         self.frame.multiple = self.multiple
         if self.own is not None:
@@ -433,8 +414,6 @@ class Batch:
             state[key] = value.clone() if torch.is_tensor(value) else value
             if is_per_coordinate(value, self.shape):
                 state[key] = self._like_H(key, states)
-            elif self.stacks and is_per_point(value):
-                state[key] = torch.cat([s[key].reshape(-1, *value.shape[-2:]) for s in states])
             elif self._is_of_points(value):
                 state[key] = torch.cat([s[key].reshape(-1, *value.shape[-2:]) for s in states])
         for key in (k for k in self.odd if k in state):  # an interrupt may have left it half turned
@@ -515,14 +494,6 @@ class Batch:
         """Remember state[p] as it is now."""
         self.dicts = tuple(map(state.get, self.params))
         self.values = tuple(chain.from_iterable(d.values() for d in self.dicts if d))
-
-    def straighten(self) -> None:
-        """Make moments tangent at the weights, which are whole: an interrupt may have left them half turned."""
-        if self.H.dim() == 1:
-            y = self._nearest(self._unit(self._weights()))
-            self.frame.put(torch.ones(len(y), dtype=torch.bool, device=y.device), y)
-            for key in (k for k in self.odd if k in self.state):
-                self.frame.tangent_(self.state[key])
 
     # -- what others do between two steps
 
@@ -655,11 +626,6 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
 def is_per_coordinate(value: Any, shape: Sequence[int]) -> bool:
     """Whether an entry of a state has a number for each coordinate of the weight."""
     return torch.is_tensor(value) and value.dim() > 0 and value.shape == shape
-
-
-def is_per_point(value: Any) -> bool:
-    """Whether an entry of the state of weights that may share a tensor has a matrix, or a number (1, 1), for each point."""
-    return torch.is_tensor(value) and value.dim() > 1
 
 
 def shared_values(state: dict[str, Any] | None, shape: Sequence[int]) -> str:
