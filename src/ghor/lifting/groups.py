@@ -1,0 +1,252 @@
+"""Parameter groups: the keys that are ours, and the one pass in which a group's weights are admitted."""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+from ghor._torch.sharding import is_sharded
+from ghor.constraints.declare import Anchor
+from ghor.constraints.registry import anchors_by_id, spaces_by_id
+from ghor.constraints.validation import Warn, check_anchor, check_parameters, kind
+from ghor.lifting.law import DECAYS
+from ghor.spaces import Euclidean, Space
+from ghor.spaces.retraction import RETRACTIONS, RetractionName
+
+Params: TypeAlias = nn.Module | ParamsT
+SectionName = Literal["auto", "transported", "implicit"]
+SECTIONS: tuple[str, ...] = get_args(SectionName)
+
+
+class Options(TypedDict, total=False):
+    """What every lifted optimizer takes beside Base's own options; each is a group key, too."""
+
+    space: Space | Sequence[Space | None] | None
+    retraction: RetractionName
+    section: SectionName
+    max_angle: float | None
+    error_if_nonfinite: bool
+    anchor: Anchor | Sequence[Anchor]
+
+
+GROUP_KEYS = tuple(Options.__annotations__)
+
+
+class Weight(NamedTuple):
+    """A weight as its group has it."""
+
+    gi: int
+    space: Space
+    anchor: Any  # where weight decay draws it: None, "start" or a point
+    p: Tensor
+    shape: torch.Size
+    name: str
+
+    @property
+    def curved(self) -> bool:
+        """Whether it is on a manifold."""
+        return not isinstance(self.space, Euclidean)
+
+
+def admitted(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: Warn) -> list[Weight]:
+    """Find the space and the anchor of every weight of a group, and check everything about them.
+
+    Leaves `group["space"]` as one space, or a tuple with a space for each weight; `group["anchor"]` likewise.
+    """
+    _check_keys(group, gi, defaults)
+    check_options(group, gi)
+    params, names = group["params"], names_of(group, gi)
+    anchors, declared = _anchors(group, gi), spaces_by_id()
+    spaces = [
+        _space(declared.get(id(p)), given, p, name, warn)
+        for p, given, name in zip(params, _each(group, "space", gi), names, strict=True)
+    ]
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for i, (p, space) in enumerate(zip(params, spaces, strict=True)):
+        if not isinstance(space, Euclidean):
+            alike[space, kind(p)].append(i)
+    for (space, _), index in alike.items():
+        check_parameters([params[i] for i in index], space, [names[i] for i in index], warn)
+    _check_twice(group, gi, spaces, names)
+    points = [_anchor(a, p, s, n) for a, p, s, n in zip(anchors, params, spaces, names, strict=True)]
+    kinds = {a if a is None or isinstance(a, str) else "given" for a in points}
+    group["anchor"] = tuple(points) if len(kinds) > 1 or "given" in kinds else kinds.pop() if kinds else None
+    if params:  # the groups of ZeroRedundancyOptimizer may be empty
+        group["space"] = spaces[0] if len(set(spaces)) == 1 else tuple(spaces)
+    rows = zip(spaces, points, params, names, strict=True)
+    weights = [Weight(gi, space, anchor, p, p.shape, name) for space, anchor, p, name in rows]
+    _warn_of_unused_anchors(group, weights, warn)
+    return weights
+
+
+def check_options(group: dict[str, Any], gi: int) -> None:
+    """Raise for bad values of the options that may be changed between steps."""
+    for key, known in (("retraction", sorted(RETRACTIONS)), ("section", list(SECTIONS))):
+        if not isinstance(group[key], str) or group[key] not in known:
+            raise ValueError(f"unknown {key} {group[key]!r} in group {gi}; there are {known}")
+    limit = group["max_angle"]
+    if limit is not None and (
+        isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0
+    ):
+        raise ValueError(f"max_angle is a positive number of radians or None, got {limit!r} in group {gi}")
+    if not isinstance(group["error_if_nonfinite"], bool):
+        raise TypeError(
+            f"error_if_nonfinite is True or False, got {group['error_if_nonfinite']!r} in group {gi}"
+        )
+
+
+def names_of(group: dict[str, Any], gi: int) -> list[str]:
+    """The names of a group's parameters in messages."""
+    count = len(group["params"])
+    return list(group.get("param_names") or [f"parameter {i} of group {gi}" for i in range(count)])
+
+
+def each(group: dict[str, Any], key: str) -> list[Any]:
+    """An entry of ours for every weight of a group."""
+    value = group[key]
+    return list(value) if isinstance(value, (list, tuple)) else [value] * len(group["params"])
+
+
+def with_names(group: Any, gi: int) -> Any:
+    """The group with names made up for unnamed parameters: torch wants all groups named, or none."""
+    given = group.get("params") if isinstance(group, dict) else None
+    if given is None:
+        return group
+    params = [given] if isinstance(given, Tensor) else list(given)
+    if all(isinstance(p, Tensor) for p in params):
+        params = [(f"parameter {i} of group {gi}", p) for i, p in enumerate(params)]
+    return {**group, "params": params}
+
+
+# -- of several groups ---------------------------------------------------------------------------------------
+
+
+def named_duplicate(groups: list[dict[str, Any]], group: Any, error: ValueError) -> ValueError:
+    """torch's error for a parameter that is in two groups, with both of its names added."""
+    if "more than one parameter group" not in str(error):
+        return error
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    params = [entry[1] if isinstance(entry, tuple) else entry for entry in params]
+    known = {id(p): name for gi, g in enumerate(groups) for p, name in zip(g["params"], names_of(g, gi), strict=True)}
+    for i, p in enumerate(params):
+        if id(p) in known:
+            name = names_of({**group, "params": params}, len(groups))[i]
+            return ValueError(
+                f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]}, too; pass it once"
+            )
+    return error
+
+
+def refuse_shared_memory(weights: Sequence[Weight]) -> None:
+    """Raise for two parameters with one memory: what a step writes to one, the other's would overwrite."""
+    places: dict[int, Weight] = {}
+    for w in weights:
+        place = 0 if w.p.is_meta or is_sharded(w.p) or not w.p.numel() else w.p.data_ptr()
+        other = places.setdefault(place, w)
+        if place and other.p is not w.p and (other.curved or w.curved):
+            raise ValueError(
+                f"{w.name} and {other.name} are two parameters that share memory; use one parameter for both, "
+                "as torch ties weights"
+            )
+
+
+def refuse_late_declarations(groups: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> None:
+    """Raise if a weight has been constrained to another space, or got an anchor, since it was admitted."""
+    declared, anchors = spaces_by_id(), anchors_by_id()
+    for w in weights:
+        if declared.get(id(w.p), w.space) != w.space:
+            raise ValueError(
+                f"{w.name} was constrained to {declared[id(w.p)]} after this optimizer took it on {w.space}, and "
+                "would leave it; constrain first, then build the optimizer"
+            )
+        decays = any(groups[w.gi].get(key) for key in DECAYS)
+        if decays and w.curved and w.anchor is None and id(w.p) in anchors:
+            raise ValueError(
+                f"{w.name} is declared with an anchor, and this optimizer has none for it; constrain first, then "
+                "build the optimizer"
+            )
+
+
+# -- one weight ----------------------------------------------------------------------------------------------
+
+
+def _each(group: dict[str, Any], key: str, gi: int) -> list[Any]:
+    values = each(group, key)
+    if len(values) != len(group["params"]):
+        raise ValueError(
+            f"group {gi} has {len(group['params'])} parameters and {len(values)} {key}s; give one each, or one "
+            "for all"
+        )
+    return values
+
+
+def _check_keys(group: dict[str, Any], gi: int, defaults: dict[str, Any]) -> None:
+    for key in group:
+        close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
+        if close and key not in GROUP_KEYS and key not in defaults:
+            raise ValueError(f"unknown key {key!r} in parameter group {gi}; did you mean {close[0]!r}?")
+
+
+def _check_twice(group: dict[str, Any], gi: int, spaces: list[Space], names: list[str]) -> None:
+    """Raise for a weight on a manifold that is in a group twice, of which torch only warns."""
+    seen = set[int]()
+    for p, space, name in zip(group["params"], spaces, names, strict=True):
+        if id(p) in seen and not isinstance(space, Euclidean):
+            raise ValueError(f"{name} of shape {tuple(p.shape)} is in group {gi} twice; pass it once")
+        seen.add(id(p))
+
+
+def _space(declared: Space | None, given: object, p: Tensor, name: str, warn: Warn) -> Space:
+    """The space that the group names, or else the one that `constrain` declared."""
+    if given is None:
+        if declared is None and type(p).__name__ == "ManifoldParameter":
+            manifold = type(getattr(p, "manifold", None)).__name__
+            warn(
+                f"foreign {name}",
+                f"{name} is a geoopt.ManifoldParameter on {manifold}, which ghor does not read: it is trained as "
+                "an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) or the like",
+            )
+        return declared or Euclidean()
+    if not isinstance(given, Space):
+        raise TypeError(f"the space of {name} must be a ghor space such as ghor.Stiefel(), got {given!r}")
+    if declared is not None and declared != given:
+        raise ValueError(
+            f"{name} was declared on {declared} by ghor.constrain, and its group says {given}; leave 'space' "
+            "out of the group, or constrain the weight again"
+        )
+    return given
+
+
+def _anchors(group: dict[str, Any], gi: int) -> list[Any]:
+    """The anchors that a group names, or else those that `constrain` declared."""
+    if group["anchor"] is not None and not any(key in group for key in DECAYS):
+        raise ValueError(f"group {gi} has an anchor, but no weight_decay to draw its weights there")
+    declared = anchors_by_id()
+    given = _each(group, "anchor", gi)
+    return [declared.get(id(p)) if a is None else a for p, a in zip(group["params"], given, strict=True)]
+
+
+def _anchor(given: Any, p: Tensor, space: Space, name: str) -> Any:
+    """None, "start" or a copy of a point of the space."""
+    if given is None or isinstance(space, Euclidean):
+        if torch.is_tensor(given) and bool(given.any()):
+            raise ValueError(f"{name} is Euclidean and decays towards 0, as in torch; its anchor is None")
+        return None
+    check_anchor(given, p, space, name)
+    return given if isinstance(given, str) else given.detach().clone()
+
+
+def _warn_of_unused_anchors(group: dict[str, Any], weights: list[Weight], warn: Warn) -> None:
+    for w in () if any(key in group for key in DECAYS) else weights:
+        if w.anchor is not None:
+            warn(
+                f"anchor {w.name}",
+                f"{w.name} has an anchor, but this optimizer has no weight_decay that would draw it there: the "
+                "anchor is not used",
+            )
