@@ -175,6 +175,7 @@ class Space:
 
     compact: ClassVar[bool] = True  # points are bounded: any matrix of full rank has a nearest one
     complex: ClassVar[bool] = False  # points may be complex
+    implicit: ClassVar[bool] = False  # there is a frame in closed form: section="implicit"
     curvature: ClassVar[float] = 0.0  # the least sectional curvature where it is negative: `mean` takes shorter steps
     of_points: ClassVar[bool] = False  # whether this is the `geometry` of a space
 
