@@ -291,6 +291,10 @@ class Space:
         """<w, v> in g^hor, (M, N, n) -> (M)."""
         return (w * v.conj()).real.sum((-2, -1))
 
+    def positions(self, x: Tensor) -> Tensor | None:
+        """The entries of points, or of elements of g^hor, that have a unit of length: a view. All others are turns."""
+        return None
+
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """The matrices (M, a, n) that make up elements of g^hor: views. Muon orthogonalises each."""
         return [w]
