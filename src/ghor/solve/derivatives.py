@@ -1,4 +1,7 @@
-"""Tests of derivatives by the order of the remainder of a Taylor expansion along a random geodesic."""
+"""Tests of derivatives by the order of the remainder of a Taylor expansion along a random geodesic.
+
+They look at the frames of the solvers, above which second derivatives are taken.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
+from torch.linalg import vector_norm as norm
 
-from ghor.solve.curves import Ray
-from ghor.solve.points import Points
+from ghor.lifting.groups import SectionName
+from ghor.solve.iterate import Iterate, Ray
 from ghor.solve.problem import Given, Loss, Problem, Spaces
 
 STRAIGHT = 0.01  # how far log10 of errors may be from a line, in the mean
@@ -24,22 +28,26 @@ class Slope:
     Steps are in radians, and in parts of the size of positions and Euclidean entries. `order` is the slope
     for right derivatives; `ok` compares the two, and printing a Slope gives the verdict. An expansion that is
     exact to rounding passes, with the slope inf. If f changes too little to tell, the slope is NaN.
+    `asymmetry` is |<u, H v> - <v, H u>| beyond rounding, as a part of |H u| |v| + |H v| |u|.
     """
 
     slope: float
     order: int
     t: list[float]
     error: list[float]
+    asymmetry: float = 0.0
 
     @property
     def ok(self) -> bool:
-        """Whether the slope is `order` or more, to within 0.1."""
-        return self.slope > self.order - 0.1
+        """Whether the slope is `order` or more, to within 0.1, and second derivatives are symmetric."""
+        return self.slope > self.order - 0.1 and self.asymmetry == 0
 
     def __repr__(self) -> str:
         of = {2: "gradient", 3: "Hessian"}.get(self.order, "expansion")
         if math.isnan(self.slope) and math.isfinite(self.error[0]):
             return f"Slope({of} inconclusive: the change of f is below its rounding)"
+        if self.asymmetry:
+            return f"Slope({of} NOT ok: <u, H v> and <v, H u> are {self.asymmetry:.1e} apart)"
         verdict = f"{of} ok" if self.ok else f"{of} NOT ok"
         return f"Slope({verdict}: slope {self.slope:.2f}, right derivatives have {self.order})"
 
@@ -58,57 +66,81 @@ class Slope:
 
 
 def check_gradient(
-    f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
+    f: Loss,
+    x: Given,
+    space: Spaces = None,
+    *,
+    section: SectionName = "auto",
+    generator: Generator | None = None,
+    draw: bool = False,
 ) -> Slope:
     """Test the gradient of f along a random geodesic x_t: |f(x_t) - f(x) - t <B, W>| must fall like t^2.
 
     >>> print(check_gradient(f, x, Stiefel()))
     Slope(gradient ok: slope 2.00, right derivatives have 2)
     """
-    return _check(f, x, space, 2, generator, draw)
+    return _check(f, x, space, 2, section, generator, draw)
 
 
 def check_hessian(
-    f: Loss, x: Given, space: Spaces = None, *, generator: Generator | None = None, draw: bool = False
+    f: Loss,
+    x: Given,
+    space: Spaces = None,
+    *,
+    section: SectionName = "auto",
+    generator: Generator | None = None,
+    draw: bool = False,
 ) -> Slope:
-    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| must fall like t^3."""
-    return _check(f, x, space, 3, generator, draw)
+    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| must fall like t^3, and Hess be symmetric."""
+    return _check(f, x, space, 3, section, generator, draw)
 
 
-def _check(f: Loss, x: Given, space: Spaces, order: int, generator: Generator | None, draw: bool) -> Slope:
-    problem = Problem(f, x, space)
-    points = problem.points("geodesic", "transported")
-    place = problem.place(points, twice=order == 3)
-    g, value, (_, grads) = place.gradient, place.value, place.graph
-    raw = [
-        torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device) for p in points.tensors()
-    ]
-    W = points.gradient(raw)
-    W = points.sized(W / W.norm())
-    first, second = float(g.dot(W)), float(W.dot(problem.hessian(place)(W))) if order == 3 else 0.0
-    steps, ray = _steps(points), Ray(points, W)
-    values = [problem.value(ray.at(t)) for t in steps]
+def _check(
+    f: Loss, x: Given, spaces: Spaces, order: int, section: str, generator: Generator | None, draw: bool
+) -> Slope:
+    problem = Problem(f, x, spaces, section=section)
+    it = problem.start(twice=order == 3)
+    g, value, W = it.gradient, it.value, _random(problem, it, generator)
+    first, second, asymmetry = float(g.dot(W)), 0.0, 0.0
+    eps = torch.finfo(g.dtype).eps
+    # On a curved space a derivative that is zero is so to the rounding of what cancels there.
+    rows = zip(problem.space.parts, it.sample.points, it.sample.G, strict=True)
+    zero = 100 * eps * sum(float(norm(y) * norm(G)) for part, y, G in rows if part.limit < math.inf)
+    if order == 3:
+        H, V = problem.hessian(it), _random(problem, it, generator)
+        HV, HW = H(V), H(W)
+        second, sizes = float(W.dot(HW)), float(norm(HV) * norm(W) + norm(HW) * norm(V))
+        apart = abs(float(W.dot(HV)) - float(V.dot(HW)))
+        asymmetry = apart / sizes if apart > math.sqrt(eps) * sizes + zero * float(norm(V) * norm(W)) else 0.0
+    steps, ray = _steps(problem, it), Ray(problem.space, it, W)
+    values = [problem.value([trial.y for trial in ray.at(t)]) for t in steps]
     errors = [abs(f - value - t * first - t * t / 2 * second) for t, f in zip(steps, values, strict=True)]
     terms = [abs(t * first if order == 2 else t * t / 2 * second) for t in steps]
-    eps, size = torch.finfo(g.dtype).eps, max(abs(value), float(points.sized(g).norm()))
+    size = max(abs(value), float(norm(problem.sized(it, g))))
     noise = [100 * eps * max(size, abs(f)) for f in values]
-    # On a curved space a derivative that is zero is so to the rounding of what cancels there.
-    zero = 100 * eps * sum(float(b.Y.norm() * b.stacked(grads).norm()) for b in points.batches if b.curved)
     slope, unit = _steepness(steps, errors, terms, noise, zero), problem.unit or 1.0
-    result = Slope(slope, order, steps, [e * unit for e in errors])  # in the units of f
+    result = Slope(slope, order, steps, [e * unit for e in errors], asymmetry)  # in the units of f
     if draw:
         result.draw()
     return result
 
 
-def _steps(points: Points) -> list[float]:
+def _random(problem: Problem, it: Iterate, generator: Generator | None) -> Tensor:
+    """A random flat vector: of length one, but for positions, which move by their size."""
+    space, points = problem.space, it.sample.points
+    raw = [torch.randn(y.shape, generator=generator, dtype=y.dtype, device=y.device) for y in points]
+    W = space.pull(it.frames, raw)
+    return problem.sized(it, W / W.norm())
+
+
+def _steps(problem: Problem, it: Iterate) -> list[float]:
     """Four steps a decade: up to a radian or the size of the positions, and from 1e-8 of that.
 
     The scale of f may be another, so there are also those of 1e-8 to 1 in the unit of the positions.
     """
-    sizes = points.sizes()
+    sizes = problem.sizes(it)
     more, longer = math.log10(max(1.0, *sizes)), -math.log10(min(1.0, *sizes))
-    last = 0 if points.radian > 0 else math.ceil(4 * longer)  # no more than a radian
+    last = 0 if problem.space.radian > 0 else math.ceil(4 * longer)  # no more than a radian
     return [10 ** (k / 4) for k in range(-32 - math.ceil(4 * more), last + 1)]
 
 

@@ -9,81 +9,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghor.solve.curves import Ray
-from ghor.solve.directions import Rule
+from ghor.solve.iterate import Iterate, Ray, Sample, renewed
 from ghor.solve.line_search import Trial, strong_wolfe
-from ghor.solve.points import Points
-from ghor.solve.problem import Log, Place, Problem
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step t along a direction: where it leads, with direction and old gradient in the frames there."""
-
-    t: float
-    place: Place
-    direction: Tensor
-    before: Tensor
+from ghor.solve.method import Stuck
+from ghor.solve.problem import Problem
+from ghor.solve.result import Log
+from ghor.solve.rules import Rule
 
 
 def search(
-    place: Place,
-    d: Tensor,
-    slope: float,
-    t: float,
-    evaluate: Callable[[Points], Place],
-    memory: Callable[[], Sequence[Tensor]],
-    **options: Any,
-) -> Step:
-    """The step t d that `strong_wolfe` finds, starting with t.
-
-    The flat vectors that `memory` returns turn with it. If no step is better, the result is `place` itself,
-    with t = 0.
-    """
-
-    ray = Ray(place.points, d)
+    sample: Callable[[Sequence[Tensor]], Sample], ray: Ray, slope: float, t: float, **options: Any
+) -> tuple[float, Iterate]:
+    """The step along a ray that `strong_wolfe` finds, starting with t, and the iterate there; t = 0 if none is better."""
 
     def phi(t: float) -> Trial:
-        along, before = d, place.gradient
-        if place.points.turning:
-            along, before = along.clone(), before.clone()
-        at = evaluate(ray.at(t, [along, before]))
-        return Trial(t, at.value, ray.slope(at.points, at.gradient, along, t), Step(t, at, along, before))
+        trials = ray.at(t)
+        seen = sample([trial.y for trial in trials])
+        return Trial(t, seen.value, ray.slope(trials, seen.G), (trials, seen))
 
-    start = Trial(0.0, place.value, slope, Step(0.0, place, d, place.gradient))
-    found: Step = strong_wolfe(phi, start, t, longest=ray.ceiling(), **options).at
-    if found.t > 0:
-        ray.renew(found.place.points, found.t, memory)
-    return found
+    end = strong_wolfe(phi, Trial(0.0, ray.it.value, slope), t, longest=ray.ceiling, **options)
+    return (end.t, ray.arrive(*end.at)) if end.t > 0 else (0.0, ray.it)
 
 
-def descend(problem: Problem, points: Points, make: Callable[[], Rule], log: Log) -> Place:
-    """Step along the directions of a rule until the log says stop, or no step along -gradient helps."""
-    place, rule = problem.place(points), make()
-    while not log.over(place):
-        g, eps = place.gradient, points.eps
+@dataclass(frozen=True)
+class Descent:
+    """Steps along the directions of a rule; the rule as it is by now is the state."""
+
+    rule: Rule
+
+    def init(self) -> Rule:
+        """The rule that knows nothing."""
+        return self.rule
+
+    def step(self, problem: Problem, it: Iterate, rule: Rule, log: Log) -> tuple[Iterate, Rule | Stuck]:
+        """Along the rule's direction; if that does not help, without what the rule has learned."""
+        g, eps = it.gradient, problem.space.eps
         d = rule.direction(g)
         slope = float(g.dot(d))
         if not slope < 0:  # rounding has spoilt the memory of the rule
-            rule, d, slope = make(), -g, -float(g.dot(g))
-        step = search(
-            place,
-            d,
+            rule, d, slope = rule.empty(), -g, -float(g.dot(g))
+        t, new = search(
+            problem.sample,
+            Ray(problem.space, it, d),
             slope,
-            1.0 if rule.informed else place.points.first_step(g, place.value),
-            problem.place,
-            rule.vectors,
+            1.0 if rule.informed else problem.first_step(it),
             c2=rule.c2,
             size=float(torch.linalg.vector_norm(d)),
-            tolerance=eps * place.extent,
-            slack=10 * eps * abs(place.value),
+            tolerance=eps * problem.extent(it),
+            slack=10 * eps * abs(it.value),
         )
-        if step.t > 0:
-            place = step.place
-            rule.update(step.direction * step.t, step.before, place.gradient)
-        elif rule.informed:
-            rule = make()
-        else:
-            log.get_stuck(place)
-            break
-    return place
+        if t == 0:
+            return it, rule.empty() if rule.informed else Stuck()
+        rule = rule.learned(d * t, new.gradient - g)
+        new, turn = renewed(problem.space, new)
+        return new, rule if turn is None else rule.turned(turn)

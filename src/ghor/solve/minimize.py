@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from ghor.retraction import RetractionName
-from ghor.solve.descent import descend
-from ghor.solve.directions import Conjugate, Dense, Limited, Rule
-from ghor.solve.problem import Callback, Log, Problem, Result, Spaces, X
-from ghor.solve.trust_region import trust_region
-from ghor.spaces.sections import SECTIONS, SectionName
+from ghor.lifting.groups import SECTIONS, SectionName
+from ghor.solve.coordinates import Coordinates
+from ghor.solve.descent import Descent
+from ghor.solve.method import Method, run
+from ghor.solve.problem import Problem, Spaces, X
+from ghor.solve.result import Callback, Log, Result
+from ghor.solve.rules import Conjugate, Dense, Limited
+from ghor.solve.trust_region import TrustRegion
+from ghor.spaces.retraction import RetractionName, by_name
 
-Method = Literal["auto", "lbfgs", "bfgs", "cg", "trust-region"]
-METHODS: tuple[str, ...] = get_args(Method)
+MethodName = Literal["auto", "lbfgs", "bfgs", "cg", "trust-region"]
+METHODS: tuple[str, ...] = get_args(MethodName)
 DENSE_UP_TO = 4000  # the most coordinates for which BFGS keeps a matrix
+
+
+def make(method: str, space: Coordinates, memory: int) -> Method[Any]:
+    """The method of this name; "auto" begins with L-BFGS."""
+    if method == "trust-region":
+        return TrustRegion()
+    if method == "bfgs":
+        return Descent(Dense())
+    return Descent(Conjugate(space.units) if method == "cg" else Limited(memory, space.sizes))
 
 
 def minimize(
     f: Callable[[X], Tensor],
     x0: X,
     space: Spaces = None,
-    method: Method = "auto",
+    method: MethodName = "auto",
     *,
     tol: float | None = None,
     rtol: float | None = None,
@@ -62,23 +74,21 @@ def minimize(
         raise ValueError(f"unknown section {section!r} for method {method!r}; there are {known}")
     if memory < 1:
         raise ValueError(f"memory counts curvature pairs, 1 or more, got {memory}")
-    problem = Problem(f, x0, space)
+    problem = Problem(f, x0, space, by_name(retraction), "transported" if method == "bfgs" else section)
+    coordinates = problem.space
+    if method == "bfgs" and coordinates.size > DENSE_UP_TO:
+        raise ValueError(
+            f"bfgs keeps a {coordinates.size} x {coordinates.size} matrix here; use method='lbfgs'"
+        )
     log = Log(problem, tol, rtol, max_iterations, max_evaluations, max_seconds, callback, progress)
-    points = problem.points(retraction, "transported" if method == "bfgs" else section)
-    if method == "bfgs" and points.size > DENSE_UP_TO:
-        raise ValueError(f"bfgs keeps a {points.size} x {points.size} matrix here; use method='lbfgs'")
-    if method == "trust-region":
-        place = trust_region(problem, points, log)
-    else:
-        rules: dict[str, Callable[[], Rule]] = {"bfgs": Dense, "cg": Conjugate}
-        place = descend(problem, points, rules.get(method, lambda: Limited(memory)), log)
+    it = run(problem, problem.start(twice=method == "trust-region"), make(method, coordinates, memory), log)
     if method == "auto" and log.stuck:
-        log.status, log.success = "", False
-        place = trust_region(problem, place.points, log)
+        log.go_on()
+        it = run(problem, problem.again(it), TrustRegion(), log)
     return Result(
-        x=problem.pack([p.clone() for p in place.points.tensors()]),
-        value=place.value * log.unit,
-        gradient_norm=place.norm * log.unit,
+        x=problem.pack([p.detach().clone() for p in coordinates.weights(it.sample.points)]),
+        value=it.value * log.unit,
+        gradient_norm=it.norm * log.unit,
         iterations=len(log.history) - 1,
         evaluations=problem.evaluations,
         hessian_products=problem.products,

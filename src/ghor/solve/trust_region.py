@@ -4,68 +4,81 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ghor.solve.curves import Ray
-from ghor.solve.points import Points
-from ghor.solve.problem import Log, Place, Problem
+from ghor.solve.iterate import Iterate, Ray, renewed
+from ghor.solve.method import Stuck
+from ghor.solve.problem import Problem
+from ghor.solve.result import Log
+
+Product = Callable[[Tensor], Tensor]
 
 
-def trust_region(problem: Problem, points: Points, log: Log) -> Place:
+class Trust(NamedTuple):
+    """The radius, and the Hessian of an iterate that a step has not left."""
+
+    radius: float = 0.0
+    hessian: Product | None = None
+
+
+class TrustRegion:
     """Minimise <g, u> + <u, H u>/2 over ||u|| <= radius in g^hor; Lambda <- Lambda R(u) if the value agrees.
 
     H is the Hessian of the pulled-back loss f(Lambda R(u) E); at a critical point it is the Riemannian one.
     """
-    place, widest, eps = problem.place(points, twice=True), points.widest(), points.eps
-    radius, product = 0.0, None
-    while not log.over(place):
-        g = place.gradient
-        product = product or problem.hessian(place)
-        radius = radius or _first_radius(place, product, widest)
+
+    def init(self) -> Trust:
+        """No radius yet."""
+        return Trust()
+
+    def step(self, problem: Problem, it: Iterate, state: Trust, log: Log) -> tuple[Iterate, Trust | Stuck]:
+        """One solution of the model, taken or not."""
+        space, eps, g = problem.space, problem.space.eps, it.gradient
+        product = state.hessian or problem.hessian(it)
+        radius = state.radius or _first_radius(problem, it, product)
         u, Hu, edge = steihaug(g, product, radius, log)
-        ray, along = Ray(place.points, u), u.clone()
-        t = min(1.0, ray.ceiling())
-        new = problem.place(ray.at(t, [along]), twice=True)
+        ray = Ray(space, it, u)
+        t = min(1.0, ray.ceiling)
+        trials = ray.at(t)
+        seen = problem.sample([trial.y for trial in trials], twice=True)
+        new = ray.arrive(trials, seen)
         slope, length = float(g.dot(u)), t * float(u.norm())
         decrease = -t * slope - t * t / 2 * float(u.dot(Hu))
-        ratio = (place.value - new.value) / decrease if decrease > 0 else 0.0
-        # Within rounding of the values their difference says nothing. The slopes at both ends still do: by
-        # the trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
-        noise = 10 * eps * max(abs(place.value), abs(log.first[0]))
-        if max(decrease, abs(place.value - new.value)) <= noise and new.norm < place.norm:
-            ratio = -t / 2 * (slope + ray.slope(new.points, new.gradient, along, t)) / decrease
+        ratio = (it.value - new.value) / decrease if decrease > 0 else 0.0
+        # Within rounding of the values their difference says nothing. The slopes at both ends still do: by the
+        # trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
+        noise = 10 * eps * max(abs(it.value), abs(log.first[0]))
+        if max(decrease, abs(it.value - new.value)) <= noise and new.norm < it.norm:
+            ratio = -t / 2 * (slope + ray.slope(trials, seen.G)) / decrease
         if not (math.isfinite(new.value) and math.isfinite(new.norm)):
             ratio = 0.0
         if not ratio >= 0.25:
             radius = min(radius, length) / 4
         elif ratio > 0.75 and edge:
-            radius = min(2 * radius, widest)
+            radius = min(2 * radius, space.widest)
         if ratio > 0.1:
-            place, product = new, None
-        elif radius <= eps * max(place.extent, length):
+            return renewed(space, new)[0], Trust(radius)
+        if radius <= eps * max(problem.extent(it), length):
             newton = steihaug(g, product, math.inf, log)[0]  # not finite if the curvature is negative
-            log.get_stuck(place, float(newton.norm()))
-            break
-    return place
+            return it, Stuck(float(newton.norm()))
+        return it, Trust(radius, product)
 
 
-def _first_radius(place: Place, product: Callable[[Tensor], Tensor], widest: float) -> float:
+def _first_radius(problem: Problem, it: Iterate, product: Product) -> float:
     """An eighth of a radian; with positions, which have no such unit, the length of Cauchy's step.
 
     That is the step along -gradient that minimises the model.
     """
-    if widest < math.inf:
-        return widest / 8
-    g, norm = place.gradient, place.norm
-    bend = float(g.dot(product(g))) / norm / norm
-    return norm / bend if bend > 0 else norm * place.points.first_step(g, place.value)
+    if problem.space.widest < math.inf:
+        return problem.space.widest / 8
+    bend = float(it.gradient.dot(product(it.gradient))) / it.norm / it.norm
+    return it.norm / bend if bend > 0 else it.norm * problem.first_step(it)
 
 
-def steihaug(
-    g: Tensor, product: Callable[[Tensor], Tensor], radius: float, log: Log
-) -> tuple[Tensor, Tensor, bool]:
+def steihaug(g: Tensor, product: Product, radius: float, log: Log) -> tuple[Tensor, Tensor, bool]:
     """Conjugate gradients for H u = -g; up to the edge if they leave the radius or meet negative curvature.
 
     Ends at ||r|| <= ||g|| min(sqrt(||g||/||g_0||), 0.1), g_0 the first gradient of the run, so that the outer

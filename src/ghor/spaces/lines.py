@@ -1,8 +1,8 @@
 """Lines t -> the point of Lambda R(t W), on which solvers try steps, and the frame there once a step is taken.
 
-    Thin       matrices and vectors with an adjoint X*: y_t and y_t' from (y, Q B, A, B* B) alone, N x n, whatever the frame
-    Straight   y + t w of Euclidean points
-    Moved      any frame: a copy takes the step t w along a geodesic, whose velocity has the coordinates w
+Thin       matrices and vectors with an adjoint X*: y_t and y_t' from (y, Q B, A, B* B) alone, N x n, whatever the frame
+Straight   y + t w of Euclidean points
+Moved      any frame: a copy takes the step t w along a geodesic, whose velocity has the coordinates w
 """
 
 from __future__ import annotations
