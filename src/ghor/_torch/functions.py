@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
+
+from ghor._torch.transforms import transformed
 
 
 def compilable(rule: Any) -> Any:
@@ -17,3 +20,31 @@ def apply(rules: Any, *args: Any) -> Any:
     """Apply a `compilable` Function: the twin in compiled code."""
     eager, compiled = rules
     return (compiled if torch.compiler.is_compiling() else eager).apply(*args)
+
+
+def frozen(X: Tensor) -> Tensor:
+    """X as a constant of every transform; `detach` acts on the innermost alone."""
+    return cast(Tensor, _Frozen.apply(X)) if transformed(X) else X.detach()  # type: ignore[no-untyped-call]
+
+
+class _Frozen(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(X: Tensor) -> Tensor:
+        return X.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        return None
+
+    jvp = backward
+
+
+def with_value(X: Tensor, value: Tensor) -> Tensor:
+    """`value`, with the derivatives of X, which is the same up to rounding."""
+    return frozen(value) + (X - frozen(X))

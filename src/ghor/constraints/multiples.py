@@ -20,7 +20,7 @@ from ghor.constraints.declare import Names, constrain, nearest
 from ghor.constraints.packed import space_for
 from ghor.constraints.registry import forget
 from ghor.constraints.selection import Predicate, select
-from ghor.spaces.stiefel import Stiefel
+from ghor.spaces.stiefel import Orthogonal, Stiefel
 
 
 class Multiple(nn.Module):
@@ -63,7 +63,7 @@ def constrain_multiples(
     >>> moved = constrain_multiples(model, "*.query.weight", ghor.Stiefel(blocks=heads))
     >>> optimizer = ghor.optim.AdamW(model, lr=1e-3)
     """
-    if not (isinstance(space, Stiefel) and space.compact):
+    if not (isinstance(space, Orthogonal) and space.compact):
         raise TypeError(f"multiples are those of orthogonal matrices, as of ghor.Stiefel(), got {space!r}")
     if getattr(space, "radius", 1) != 1:
         raise ValueError(f"the multiple is the radius already: use ghor.Sphere() in place of {space!r}")

@@ -1,114 +1,109 @@
-"""Rotations: SO(N), U(N), and logarithms that are never lost for a batch because of one of its members."""
+"""SO(N) and U(N): the groups themselves, so that the section is Y and g^hor is the whole Lie algebra."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ghor.linalg import eye
-from ghor.spaces.stiefel import Stiefel
-from ghor.spaces.vectors import dot
+from ghor._torch.functions import frozen
+from ghor._torch.transforms import differentiated
+from ghor.linalg import det, everywhere, eye, finite
+from ghor.logarithms import log_rotation
+from ghor.spaces.base import on_points, unit_of
+from ghor.spaces.stiefel import Orthogonal
 
 
-@dataclass(frozen=True, repr=False)
-class OrthogonalGroup(Stiefel):
-    """SO(N) and U(N): Lambda is the point."""
+class OrthogonalGroup(Orthogonal):
+    """Square matrices with Y^H Y = I, metric Re tr(U^H V)/2."""
 
-    def complement(self, y: Tensor) -> Tensor:
-        return y[..., :0]
+    def check_size(self, N: int, n: int) -> None:
+        if N != n:
+            raise ValueError("holds square matrices (ghor.Stiefel() holds others)")
 
-    def draw(self, normal: Tensor) -> Tensor:
-        """Haar, det = 1 for real matrices."""
-        Q = super().draw(normal)
-        return Q if Q.is_complex() else torch.cat([Q[..., :-1], Q[..., -1:] * torch.linalg.det(Q)[..., None, None]], -1)
+    @on_points("pp>v")
+    def log(self, Y: Tensor, Z: Tensor) -> Tensor:
+        """Y log(Y^H Z), the principal logarithm; for an angle of exactly pi one of the two.
 
-
-def log_rotation(R: Tensor) -> Tensor:
-    """log R of rotations (..., N, N), skew; at angles of pi one of the logarithms."""
-    N = R.shape[-1]
-    if N == 2:
-        t = torch.atan2(R[..., 1, 0] - R[..., 0, 1], R[..., 0, 0] + R[..., 1, 1])
-        return t[..., None, None] * R.new_tensor([[0.0, -1.0], [1.0, 0.0]])
-    return hat(rotation_vector(R)) if N == 3 else log_by_planes(R)
+        NaN for points of different components. Y^H Z = I + Y^H (Z - Y) is I where Z = Y.
+        """
+        self.check_points("log", Y, Z)
+        R = eye(Y) + Y.mH @ (Z - Y)
+        if not R.is_complex():
+            R = torch.where((det(frozen(R)) < 0)[..., None, None], torch.nan, R)
+        return Y @ log_rotation(R)
 
 
-def hat(w: Tensor) -> Tensor:
-    """The matrix of the cross product with w."""
-    a, b, c = w.unbind(-1)
-    o = torch.zeros_like(a)
-    return torch.stack([o, -c, b, c, o, -a, -b, a, o], -1).unflatten(-1, (3, 3))
-
-
-def rotation_vector(R: Tensor) -> Tensor:
-    """By the quaternion: the four columns of 4 q q^T, of which the longest has no cancellation."""
-    d, u = R.diagonal(dim1=-2, dim2=-1), torch.stack([R[..., 2, 1], R[..., 0, 2], R[..., 1, 0]], -1)
-    v = torch.stack([R[..., 1, 2], R[..., 2, 0], R[..., 0, 1]], -1)
-    t, odd, (s01, s12, s20) = d.sum(-1), u - v, (R + R.mT)[..., [0, 1, 2], [1, 2, 0]].unbind(-1)
-    p, q, r = (1 + 2 * d - t.unsqueeze(-1)).unbind(-1)
-    (a, b, c), K = odd.unbind(-1), 1 + t
-    columns = torch.stack([torch.stack(x, -1) for x in ([K, a, b, c], [a, p, s01, s20], [b, s01, q, s12], [c, s20, s12, r])], -2)
-    best = torch.stack([K, p, q, r], -1).argmax(-1)[..., None, None].expand(*R.shape[:-2], 1, 4)
-    w, v = columns.gather(-2, best)[..., 0, :].split((1, 3), -1)
-    w, v = w.abs(), torch.where(w < 0, -v, v)
-    square = dot(v, v)
-    small = square < 1e-8 * w * w
-    size = torch.where(small, 1, square).sqrt()
-    return v * torch.where(
-        small, 2 / w.clamp_min(0.1) * (1 - square / (3 * w * w).clamp_min(0.1)), 2 * torch.atan2(size, w) / size
-    )
-
-
-def log_by_planes(R: Tensor) -> Tensor:
-    """log R = log(R (I - 2 E)) + pi J: E projects to the planes whose angle is next to pi, J is a right angle in each.
-
-    R (I - 2 E) has angles -delta there, and J = -sign(log) of it, a skew matrix; where delta = 0 any will do.
-    """
-    N, eps = R.shape[-1], torch.finfo(R.dtype).eps
-    c, V = torch.linalg.eigh((R + R.mT) / 2)  # ascending pairs, cos of the angles
-    pairs = ((c[..., 0 : N - 1 : 2] + c[..., 1::2]) < -1.6).to(R).unsqueeze(-2)
-    even, odd = V[..., 0 : N - 1 : 2] * pairs, V[..., 1::2] * pairs
-    E = even @ even.mT + odd @ odd.mT
-    L = log_below_pi(R - 2 * R @ E)
-    some = odd @ even.mT
-    some = some - some.mT  # a right angle in planes of E, to start from where delta = 0
-    Lb = E @ (L - L.mT) @ E / 2
-    Lb = Lb + 32 * eps * torch.where((some * Lb).sum((-2, -1), True) < 0, -some, some)
-    U = torch.linalg.eigh(torch.complex(2 * E, Lb))[1]
-    m, place = pairs.sum(-1, keepdim=True), torch.arange(N, 0, -1, device=R.device)
-    S = (U * torch.where(place <= m, 1.0, torch.where(place <= 2 * m, -1.0, 0.0)).to(U)) @ U.mH
-    J = (S.imag - S.imag.mT) / 2
-    for _ in range(5):
-        J = J @ (3 * E + J @ J) / 2  # towards J^2 = -E
-    return L - torch.pi * (J - J.mT) / 2
-
-
-def log_below_pi(R: Tensor) -> Tensor:
-    """2^(k+1) artanh of the k-th square root of R, where angles stay away from pi; k and Newton's steps are fixed."""
-    I = eye(R)
-    for _ in range(4):
-        X = I + R
-        for _ in range(6):
-            X = (X + torch.linalg.inv_ex(X)[0].mT) / 2
-        R = X
-    K = torch.linalg.solve_ex(R + I, R - I)[0]
-    K = (K - K.mT) / 2
-    K2, term, out = K @ K, K, K
-    for j in range(3, 25, 2):
-        term = term @ K2
-        out = out + term / j
-    return out * 2.0**5
-
-
-@dataclass(frozen=True, repr=False)
 class SpecialOrthogonal(OrthogonalGroup):
-    """SO(N)."""
+    """The rotations SO(N) = {Y: Y^T Y = I, det Y = 1}, real (..., N, N), metric tr(U^T V)/2.
+
+    g^hor: A skew (N x N).
+
+    >>> Y = SpecialOrthogonal().random(10, 3, 3)
+    >>> bool((Y.det() > 0).all())
+    True
+    """
 
     complex: ClassVar[bool] = False
 
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        if dtype.is_complex:
+            raise TypeError(
+                f"weights on {self} are real floating point tensors; use ghor.Unitary() for {dtype}"
+            )
+        super().check_dtype(dtype)
 
-@dataclass(frozen=True, repr=False)
+    @on_points("p>n")
+    def residual(self, Y: Tensor) -> Tensor:
+        """||Y^T Y - I||_F, plus 2, the distance of the two components of O(N), if det Y < 0."""
+        return super().residual(Y) + 2 * (det(frozen(Y)) < 0)
+
+    def hint(self, Y: Tensor) -> str:
+        if not bool((self.residual(Y) >= 2).any()):
+            return ""
+        return (
+            "determinant -1: use ghor.Stiefel(), which has both signs, or project it, which reflects a column"
+        )
+
+    def draw(self, normal: Tensor) -> Tensor:
+        """Uniform (Haar), the last column negated where det < 0."""
+        y = super().draw(normal)
+        return torch.cat([y[..., :-1], torch.where(det(y) < 0, -1, 1)[:, None, None] * y[..., -1:]], -1)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """The nearest rotation; if det X < 0, with the vector of the smallest singular value negated."""
+        y, good = super().nearest(x), finite(x)
+        v = torch.linalg.svd(torch.where(good, frozen(x), eye(x)))[2][..., -1:, :].mT
+        return y - torch.where((det(frozen(y)) < 0)[:, None, None], 2 * (frozen(y) @ v) @ v.mT, 0)
+
+    def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
+        super().check_near(x, y, shape)
+        if differentiated(x) and not everywhere(~(det(frozen(x / unit_of(x))) < 0)):
+            raise ValueError(f"{self}.project of a matrix with det < 0 has no derivative here; detach it")
+
+    @on_points("pvv>v")
+    def levi_civita(self, Y: Tensor, Delta: Tensor, V: Tensor, t: float = 1.0) -> Tensor:
+        """Transport V along the geodesic of Delta to time t by the Levi-Civita connection of the group:
+
+            Y exp(t A/2) B exp(t A/2),   A = Y^T Delta, B = Y^T V
+
+        `transport`, that of the canonical connection of the second kind, gives Y exp(t A) B instead. Both are
+        isometries, and agree if A and B commute. On symmetric spaces (Grassmann, Sphere) the two connections
+        are the same.
+        """
+        half = torch.linalg.matrix_exp(t * (Y.mT @ Delta) / 2)
+        return Y @ half @ (Y.mT @ V) @ half
+
+
 class Unitary(OrthogonalGroup):
-    """U(N)."""
+    """The unitary group U(N) = {Y: Y^H Y = I}, complex (..., N, N), metric Re tr(U^H V)/2.
+
+    g^hor: A skew-Hermitian (N x N), its diagonal imaginary. 1 x 1 matrices are the complex circle U(1). For
+    real tensors it is O(N), rotations and reflections: a weight keeps the sign of its determinant.
+
+    >>> Y = Unitary().random(7, 1, 1, dtype=torch.complex64)
+    >>> torch.allclose(Y.abs(), torch.ones(7, 1, 1))
+    True
+    """
