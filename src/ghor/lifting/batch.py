@@ -220,6 +220,13 @@ class Batch:
         """Points or vectors in the weights' unit of length."""
         return y if self.scale is None else y * self.scale
 
+    def _divide_(self, W: Tensor) -> None:
+        """The inverse of `_in_units`, for elements of g^hor, in place."""
+        if torch.is_tensor(self.scale) and W.dim() == 1:
+            self.frame.scale_(W, 1 / self.scale)
+        elif self.scale is not None:
+            W.div_(self.scale)
+
     def _checked(self, y: Tensor, held: dict[str, Tensor]) -> Tensor:
         """The points of the weights, which are on their space; nothing was moved if one is not.
 
@@ -329,7 +336,7 @@ class Batch:
         away = self._seen_as_points(self.H)
         self.space.geometry.away(self.frame, self.anchor, away)
         if self.scale is not None:
-            self.frame.scale_(away, self.scale)
+            away.mul_(self.scale)
         return self.H.clone()
 
     def unroll(self) -> None:
@@ -352,8 +359,7 @@ class Batch:
         """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite and NaN are 0."""
         W = self._seen_as_points(self.H if start is None else self.H.sub_(start))
         frame = self.frame
-        if self.scale is not None:
-            frame.scale_(W, 1 / self.scale)
+        self._divide_(W)
         frame.hor_(W)
         if self.max_angle is not None:
             self._limit_(W, self.max_angle)

@@ -84,6 +84,10 @@ class Frame:
         """What `longest` limits, (M, 1, 1); 0 only for w = 0, not finite where w is not."""
         return torch.linalg.vector_norm(w, dim=(-2, -1), keepdim=True)
 
+    def angle(self, w: Tensor) -> Tensor:
+        """The largest angle by which a step w turns a vector, at most, (M, 1, 1)."""
+        return self.geometry.angle(w)[:, None, None]
+
     def pull(self, g: Tensor, out: Tensor) -> None:
         """out <- global_rep(Lambda, rgrad(y, g))."""
         raise NotImplementedError
@@ -131,6 +135,10 @@ class Frame:
         return type(self)(self.geometry, self.point(), self.tensors(), self.eps)
 
     # -- what others write
+
+    def off(self) -> Tensor:
+        """How far a frame from a file is off its group, relative to its size, (M); a few `repair`s mend 0.005."""
+        return torch.zeros(len(self.point()), device=self.point().device)
 
     def put(self, mask: Tensor, y: Tensor) -> None:
         """Make the frames at these points (M) anew, above y; references stay, unless they are singular there."""
@@ -184,6 +192,10 @@ class Group(Frame):
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.geometry.polish_(self.L, moved)
+
+    def off(self) -> Tensor:
+        y = self.point()
+        return self.geometry.residual(y) / self.geometry.allowed(y, self.eps) * (5 * self.eps)
 
     def push(self, w: Tensor) -> Tensor:
         return self.geometry.velocity(self.L, w)
@@ -317,6 +329,11 @@ class Stored(Framed):
         new.L[..., : self.n, :] = y.mT
         return new
 
+    def off(self) -> Tensor:
+        X = self.L.mT
+        S = torch.cat([self.geometry.star(X[..., : self.n]), self.geometry.star(X[..., self.n :])], -2)
+        return (size(S @ X - eye(X)) / size(X).square())[:, 0, 0] * X.shape[-1] ** 0.5
+
     def repair(self, whole: bool, moved: Tensor) -> None:
         """X <- X (3 I - X* X)/2 where points have moved."""
         X, star = (self.L if whole else self.L[..., : self.n, :]).mT, self.geometry.star
@@ -426,6 +443,9 @@ class ClosedForm(Framed):
         new.R = torch.where(worn, polar(y1), self.R)
         new.P = inverse(new.R + y1)
         return new
+
+    def off(self) -> Tensor:
+        return size(gram(self.R, self.R) - eye(self.R))[:, 0, 0] / self.n**0.5
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         y, n = self.y, self.n

@@ -92,6 +92,11 @@ class Tangent(Frame):
         K, *A = map(size, self.blocks(w))
         return torch.hypot(K, A[0]) if A else K
 
+    def angle(self, w: Tensor) -> Tensor:
+        """K = Q B turns as much as B."""
+        K, *A = self.blocks(w)
+        return self.geometry.angle(torch.cat([*A or [torch.zeros_like(K[:, : self.n])], K], -2))[:, None, None]
+
     def pull(self, g: Tensor, out: Tensor) -> None:
         (K, *A), S = self.blocks(out), gram(self.y, g)
         K.copy_(g)

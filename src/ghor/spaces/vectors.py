@@ -274,6 +274,9 @@ class Vectors(Framed):
         new.r = torch.where(worn, -self.r, self.r)
         return new
 
+    def off(self) -> Tensor:
+        return (self.points(self.r)[:, 0, 0].abs() - 1).abs()
+
     def repair(self, whole: bool, moved: Tensor) -> None:
         square, moved = dot(self.y, self.y, self.dim), self.plain(moved)
         if self.k == -1:
@@ -354,6 +357,10 @@ class Carried(Frame):
 
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
         return bend(self.form.k, self.point(), g)
+
+    def off(self) -> Tensor:
+        X = self.O[..., 1:]
+        return torch.linalg.matrix_norm(X.mT @ X - eye(X)) / X.shape[-1] ** 0.5
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.form.repair(whole, moved)
