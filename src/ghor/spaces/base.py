@@ -23,6 +23,7 @@ import difflib
 import inspect
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, wraps
@@ -32,7 +33,7 @@ import torch
 from torch import Generator, Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
-from ghor._torch.transforms import differentiated
+from ghor._torch.transforms import differentiated, transformed
 from ghor.layout import Layout
 from ghor.linalg import everywhere, size, wide
 from ghor.spaces.frames import Frame, Group
@@ -510,6 +511,19 @@ def unit_of(V: Tensor) -> Tensor:
     """The largest entry of each of the vectors, (M, 1, 1), or 1: squares of V overflow, or vanish, where V does not."""
     largest = V.detach().abs().amax((-2, -1), keepdim=True)
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
+
+
+def warn_of_digits(space: Space, held: Tensor, where: str, eps: float) -> None:
+    """Warn that points are held where the digits of their dtype end, if values may be read for nothing."""
+    free = held.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(held)
+    if free and bool(held.any()):
+        dtype = next(t for t in (torch.float64, *COMPUTE_DTYPE, torch.float32) if torch.finfo(t).eps == eps)
+        way_out = "lower the learning rate" if dtype == torch.float64 else "use float64"
+        warnings.warn(
+            f"a weight on {space} has come {where}, where {dtype} has no digits left, and is held there; {way_out}, "
+            "or keep it nearer to E by weight decay or a penalty",
+            stacklevel=2,
+        )
 
 
 def nowhere(space: Space, shape: Sequence[int]) -> str:

@@ -91,12 +91,13 @@ class Geodesic:
 
     def half(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
         """(c, s): cos(t/2) and sin(t/2)/|b|; for k = -1 cosh and sinh."""
-        t = bb.sqrt() / 2
         if k == 1:
+            t = bb.sqrt() / 2
             return t.cos(), torch.sinc(t / math.pi) / 2
-        small = t < 0.02
-        safe = torch.where(small, 1, t)
-        return t.cosh(), torch.where(small, 1 + bb / 24 * (1 + bb / 80), safe.sinh() / safe) / 2
+        small = bb < 1e-3  # where sqrt has no derivative
+        t = torch.where(small, 1, bb).sqrt() / 2
+        c = torch.where(small, 1 + bb / 8 * (1 + bb / 48 * (1 + bb / 120)), t.cosh())
+        return c, torch.where(small, 1 + bb / 24 * (1 + bb / 80 * (1 + bb / 168)), t.sinh() / t) / 2
 
 
 def most(s: Tensor) -> int:

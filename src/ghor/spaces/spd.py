@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.layout import Layout
-from ghor.linalg import everywhere, inverse, size, symmetric
+from ghor.linalg import everywhere, size, solve, symmetric
 from ghor.spaces.base import GroupSpace, nowhere, on_points, room_of
 from ghor.spaces.frames import Frame, Group
 from ghor.spaces.retraction import Retraction, geodesic
@@ -108,8 +108,7 @@ class SPD(GroupSpace):
 
     def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
         """L^-1 Delta L^-T/2."""
-        inv = inverse(L)
-        return symmetric(inv @ symmetric(v) @ inv.mT) / 2
+        return symmetric(solve(L, solve(L, symmetric(v)).mT)) / 2
 
     def velocity(self, L: Tensor, w: Tensor) -> Tensor:
         """2 L W L^T."""
@@ -147,7 +146,7 @@ class SPD(GroupSpace):
 
 
 def safe_size(P: Tensor) -> Tensor:
-    """||P||_F, (..., n, n) -> (...), also where squares of entries are out of range, as of 1e-25 in float32."""
+    """||P||_F, (..., n, n) -> (...), also where squares are out of range, as of 1e-25 in float32."""
     largest = P.detach().abs().amax((-2, -1), keepdim=True)
     largest = torch.where(largest == 0, 1, largest)
     return (size(P / largest) * largest)[..., 0, 0]
