@@ -1,9 +1,9 @@
 """A space: what users name, and what the author of one writes.
 
-Formulas of a space are written once, on tall points (M, N, n) with one leading dimension; vectors have n = 1. How
-points lie in a weight (wide matrices, blocks, kernels, columns, padding rows) is the `layout`'s, their unit of length
-the `radius`'s, and `on_points` brings both together: a method marked with it takes weights, its formula points.
-`space.geometry` is the space of points alone, with the same methods.
+Formulas of a space are written once, on tall points (M, N, n) with one leading dimension; vectors have n = 1.
+How points lie in a weight (wide matrices, blocks, kernels, columns, padding rows) is the `layout`'s, their
+unit of length the `radius`'s, and `on_points` brings both together: a method marked with it takes weights,
+its formula points. `space.geometry` is the space of points alone, with the same methods.
 
 What an author writes, on points:
 
@@ -11,10 +11,11 @@ What an author writes, on points:
     frame(y, section, held, eps)         Lambda above y, see `frames.py`
     hor_(w)                              w <- its component in g^hor
     hor_inner(w, v)                      the inner product of g^hor
-    residual, allowed, nearest, draw     how far points are off, how far they may be, points near and random ones
+    residual, allowed                    how far points are off, and how far they may be
+    nearest, draw                        points near and random ones
 
-and geometry as far as there is some: metric, rgrad, tangent, retract, log, transport. From these follow `exp`, `inner`,
-`norm`, `dist`, `mean` and `is_tangent`; `space.has("log")` tells what there is.
+and geometry as far as there is some: metric, rgrad, tangent, retract, log, transport. From these follow
+`exp`, `inner`, `norm`, `dist`, `mean` and `is_tangent`; `space.has("log")` tells what there is.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def on_points(kinds: str) -> Callable[[F], F]:
         n        a number for each point;  d a length, m a square of one: in the weight's unit
         b        a bool for all points together
 
-    Shapes are broadcast, half precision is computed in float32, and autocast is off. A formula with an argument `eps`
-    is told the rounding of the weight's dtype.
+    Shapes are broadcast, half precision is computed in float32, and autocast is off. A formula with an
+    argument `eps` is told the rounding of the weight's dtype.
     """
     takes, gives = kinds.split(">")
 
@@ -128,7 +129,8 @@ class _Points:
             return X.expand(*self.batch, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
         x = self.layout.points(X.expand(self.shape))
         if self.layout.padding is not None:
-            x = self.layout.padded(x, self.shape, self.space.geometry.distinct(x) * self.scale if kind == "p" else 0.0)
+            row = self.space.geometry.distinct(x) * self.scale if kind == "p" else 0.0
+            x = self.layout.padded(x, self.shape, row)
         return x if self.space.radius == 1 else x / self.scale
 
     def back(self, out: Any, kind: str) -> Any:
@@ -177,7 +179,9 @@ class Space:
     compact: ClassVar[bool] = True  # points are bounded: any matrix of full rank has a nearest one
     complex: ClassVar[bool] = False  # points may be complex
     implicit: ClassVar[bool] = False  # there is a frame in closed form: section="implicit"
-    curvature: ClassVar[float] = 0.0  # the least sectional curvature where it is negative: `mean` takes shorter steps
+    curvature: ClassVar[float] = (
+        0.0  # the least sectional one where it is negative: `mean` takes shorter steps
+    )
     of_points: ClassVar[bool] = False  # whether this is the `geometry` of a space
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
@@ -242,7 +246,9 @@ class Space:
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise TypeError unless tensors of this dtype can lie on the space."""
-        kinds = "floating point tensors, real, complex64 or complex128" if self.complex else "real floating point tensors"
+        kinds = "real floating point tensors"
+        if self.complex:
+            kinds = "floating point tensors, real, complex64 or complex128"
         if not (dtype.is_floating_point or (self.complex and dtype in (torch.complex64, torch.complex128))):
             raise TypeError(f"weights on {self} are {kinds}, not {dtype}; convert with .float()")
 
@@ -274,10 +280,16 @@ class Space:
         """Lambda above y; from what a state has `held` of a frame, a run goes on as it began."""
         raise NotImplementedError
 
-    def hor_(self, w: Tensor, factor: float = 0.5) -> None:
-        """w <- its component in g^hor, exactly: Adam would divide rounding by rounding; what is there keeps every bit.
+    def free_frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool) ->
+    Frame:
+        """The frame of rules that need none; `by_rows` if state[p] could not show it by columns."""
+        return self.frame(y, section, held, eps)
 
-        With `factor` 1 a derivative becomes a vector: blocks that count half in the inner product are doubled.
+    def hor_(self, w: Tensor, factor: float = 0.5) -> None:
+        """w <- its component in g^hor, exactly: Adam would divide rounding by rounding. No bit of it changes.
+
+        With `factor` 1 a derivative becomes a vector: blocks that count half in the inner product are
+        doubled.
         """
 
     def origin(self, y: Tensor) -> Tensor:
@@ -293,7 +305,7 @@ class Space:
         return (w * v.conj()).real.sum((-2, -1))
 
     def positions(self, x: Tensor) -> Tensor | None:
-        """The entries of points, or of elements of g^hor, that have a unit of length: a view. All others are turns."""
+        """The entries of points, or of elements of g^hor, that have a unit of length: a view. Others are turns."""
         return None
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
@@ -301,11 +313,11 @@ class Space:
         return [w]
 
     def longest(self, y: Tensor) -> float:
-        """Of a step: 4 radians a column; on spaces that are not compact 1, where Cayley is far from its pole."""
+        """Of a step: 4 radians a column; on spaces that are not compact 1, far from Cayley's pole."""
         return 4 * y.shape[-1] ** 0.5 if self.compact else 1.0
 
     def angle(self, w: Tensor) -> Tensor:
-        """The largest angle by which the step w turns a vector, at most, (M, N, n) -> (M): `max_angle` limits it.
+        """A bound of the angle by which the step w turns a vector, (M, N, n) -> (M): `max_angle` limits it.
 
         Where a step is not a rotation, its length.
         """
@@ -316,7 +328,7 @@ class Space:
         return y0
 
     def away(self, frame: Frame, y0: Tensor, out: Tensor) -> None:
-        """out <- the vector of g^hor from y0 to the frame's point y, which decay shortens: grad |y - y0|^2/2."""
+        """out <- the vector of g^hor from y0 to the frame's y, which decay shortens: grad |y - y0|^2/2."""
         y = frame.point()
         frame.pull(y - self.representative(y, y0), out)
 
@@ -393,7 +405,9 @@ class Space:
     # -- geometry that follows from what a space defines -----------------------------------------------------
 
     @on_points("pv>b")
-    def is_tangent(self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None, *, eps: float = 0.0) -> Tensor:
+    def is_tangent(
+        self, Y: Tensor, V: Tensor, tol: float | Tensor | None = None, *, eps: float = 0.0
+    ) -> Tensor:
         """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
         V = V / unit_of(V)
         off, length = (size(X)[..., 0, 0] for X in (V - self.tangent(Y, V), V))
@@ -426,16 +440,16 @@ class Space:
     @torch.no_grad()
     @full_precision()
     def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The Frechet mean of points (K, ..., *point): the point Y that minimises sum_k w_k dist(Y, points[k])^2.
+        """The Frechet mean of points (K, ..., *point): Y that minimises sum_k w_k dist(Y, points[k])^2.
 
         Iterates Y <- exp(Y, t sum_k w_k log(Y, points[k])) from the point of the largest weight until it no
-        longer moves. t is 1, and less where the curvature -k is negative: the second derivative of half the sum
-        is between 1 and the mean of x coth(x) <= sqrt(1 + x^2), x = sqrt(k) dist, hence
-        t = 2/(1 + sqrt(1 + k sum_k w_k dist^2)).
+        longer moves. t is 1, and less where the curvature -k is negative: the second derivative of half the
+        sum is between 1 and the mean of x coth(x) <= sqrt(1 + x^2), x = sqrt(k) dist, hence t = 2/(1 + sqrt(1
+        + k sum_k w_k dist^2)).
 
-        Points are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and are divided by their
-        sum. Runs in double precision and has no derivative. Raises ValueError for points that are too far apart
-        for `log`, or for a mean to be unique.
+        Points are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and are divided by
+        their sum. Runs in double precision and has no derivative. Raises ValueError for points that are too
+        far apart for `log`, or for a mean to be unique.
         """
         there, w = self._stacked(points, weights)
         if points.numel() == 0:
@@ -475,7 +489,9 @@ class Space:
 
     def mean_of(self, x: Tensor, w: Tensor) -> Tensor:
         """The mean (M, N, n) of points (K, M, N, n) with weights (K, M) that add up to 1."""
-        apart = ValueError(f"{self}.mean: no mean was found in {STEPS} iterations; are the points too far apart?")
+        apart = ValueError(
+            f"{self}.mean: no mean was found in {STEPS} iterations; are the points too far apart?"
+        )
         each = lambda X: X.unflatten(0, (len(w), -1))  # noqa: E731
         y = x.gather(0, w.argmax(0)[None, :, None, None].expand(1, *x.shape[1:]))[0]
         w = w[..., None, None]
@@ -493,8 +509,8 @@ class Space:
             moved = self.exp(y, step)
             # Done when the step is at rounding level, measured in the space's own norm and relative to the
             # spread, so that neither the size of the points nor their distance from E counts. Rounding in the
-            # logarithms may keep the step longer than that: then done when it no longer shrinks and is a small
-            # part of the spread, or changes only the last digits of Y (points close together).
+            # logarithms may keep the step longer than that: then done when it no longer shrinks and is a
+            # small part of the spread, or changes only the last digits of Y (points close together).
             length = self.norm(y, v)
             if not bool(torch.isfinite(length).all()):
                 raise apart
@@ -508,7 +524,7 @@ class Space:
 
 
 def unit_of(V: Tensor) -> Tensor:
-    """The largest entry of each of the vectors, (M, 1, 1), or 1: squares of V overflow, or vanish, where V does not."""
+    """The largest entry of each vector, (M, 1, 1), or 1: squares may overflow, or vanish, where V does not."""
     largest = V.detach().abs().amax((-2, -1), keepdim=True)
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
 
@@ -520,8 +536,8 @@ def warn_of_digits(space: Space, held: Tensor, where: str, eps: float) -> None:
         dtype = next(t for t in (torch.float64, *COMPUTE_DTYPE, torch.float32) if torch.finfo(t).eps == eps)
         way_out = "lower the learning rate" if dtype == torch.float64 else "use float64"
         warnings.warn(
-            f"a weight on {space} has come {where}, where {dtype} has no digits left, and is held there; {way_out}, "
-            "or keep it nearer to E by weight decay or a penalty",
+            f"a weight on {space} has come {where}, where {dtype} has no digits left, and is held there; "
+            f"{way_out}, or keep it nearer to E by weight decay or a penalty",
             stacklevel=2,
         )
 
@@ -529,8 +545,8 @@ def warn_of_digits(space: Space, held: Tensor, where: str, eps: float) -> None:
 def nowhere(space: Space, shape: Sequence[int]) -> str:
     """The message for a tensor without a nearest point."""
     return (
-        f"a tensor that is 0, degenerate or indefinite has no nearest point on {space}; initialise it first, for "
-        f"example with {space}.random{tuple(shape)}"
+        f"a tensor that is 0, degenerate or indefinite has no nearest point on {space}; initialise it first, "
+        f"for example with {space}.random{tuple(shape)}"
     )
 
 
@@ -626,7 +642,7 @@ class GroupSpace(Space):
     def retract(
         self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley", *, eps: float | None = None
     ) -> Tensor:
-        """Lambda R(W) E, W the coordinates of Delta; Y to the bit where Delta = 0. `eps` is where digits end."""
+        """Lambda R(W) E, W the coordinates of Delta; Y to the bit where Delta = 0. Digits end at `eps`."""
         L, R = self.section(Y), by_name(retraction)
         W = self.global_rep(L, Delta)
         Z = self.point(self.moved(L, W, R, math.inf, eps or torch.finfo(Y.dtype).eps))

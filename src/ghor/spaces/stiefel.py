@@ -1,7 +1,7 @@
 """Matrices with orthonormal columns: Stiefel and Grassmann manifolds, and the flags between them.
 
-Lambda is in SO(N), or in U(N) for complex tensors. The three differ in what A may be, that is, in which turns of the
-columns among themselves move a point.
+Lambda is in SO(N), or in U(N) for complex tensors. The three differ in what A may be, that is, in which turns
+of the columns among themselves move a point.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ghor.logarithms import canonical_log
 from ghor.spaces.base import on_points, unit_of
 from ghor.spaces.frames import ClosedForm, Frame, Stored
 from ghor.spaces.matrix import Matrices, Subspaces
+from ghor.spaces.tangent import Tangent
 from ghor.symmetric import gram_function
 
 
@@ -38,8 +39,15 @@ class Orthogonal(Matrices):
         closed = "frame_anchor" in held if held else closed
         return (ClosedForm if closed else Stored)(self, y, held, eps)
 
+    def free_frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool) -> Frame:
+        """None but the point, unless another was asked for; real vectors and square matrices have one as small."""
+        N, n = y.shape[-2:]
+        if held or section != "auto" or n == N or not (n > 1 or y.is_complex()):
+            return self.frame(y, section, held, eps)
+        return Tangent(self, y, held, eps, by_rows)
+
     def complement(self, y: Tensor) -> Tensor:
-        """The closed form, formed, with R = polar(y_1), so that Lambda(E) = I. Autograd takes R as constant."""
+        """The closed form, formed, with R = polar(y_1), so that Lambda(E) = I; to autograd R is constant."""
         n = y.shape[-1]
         if y.shape[-2] == n:
             return y[..., :0]

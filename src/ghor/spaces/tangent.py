@@ -95,7 +95,8 @@ class Tangent(Frame):
     def angle(self, w: Tensor) -> Tensor:
         """K = Q B turns as much as B."""
         K, *A = self.blocks(w)
-        return self.geometry.angle(torch.cat([*A or [torch.zeros_like(K[:, : self.n])], K], -2))[:, None, None]
+        top = A[0] if A else torch.zeros_like(K[..., : self.n, :])
+        return self.geometry.angle(torch.cat([top, K], -2))[:, None, None]
 
     def pull(self, g: Tensor, out: Tensor) -> None:
         (K, *A), S = self.blocks(out), gram(self.y, g)
