@@ -36,7 +36,7 @@ def hat(w: Tensor) -> Tensor:
 
 
 def rotation_vector(R: Tensor) -> Tensor:
-    """The axis times the angle, by the quaternion q: of the columns of 4 q q^T the longest has no cancellation."""
+    """The axis times the angle, by the quaternion q: in the longest column of 4 q q^T nothing cancels."""
     d, u = R.diagonal(dim1=-2, dim2=-1), torch.stack([R[..., 2, 1], R[..., 0, 2], R[..., 1, 0]], -1)
     v = torch.stack([R[..., 1, 2], R[..., 2, 0], R[..., 0, 1]], -1)
     t, odd = d.sum(-1), u - v
@@ -66,7 +66,7 @@ def _by_planes(R: Tensor) -> Tensor:
 def _with_derivatives(R: Tensor, L: Tensor) -> Tensor:
     """L as a function of R, by two Newton steps with the derivative of the logarithm at L = U diag(i t) U^H:
 
-        U^H X U  ->  U^H X U * f[t_j, t_k],    f[a, b] = (i a - i b)/(e^ia - e^ib)
+    U^H X U  ->  U^H X U * f[t_j, t_k],    f[a, b] = (i a - i b)/(e^ia - e^ib)
     """
     t, U = torch.linalg.eigh(-1j * frozen(L))
     half = (t.unsqueeze(-1) - t.unsqueeze(-2)) / 2
@@ -87,8 +87,8 @@ def _with_derivatives(R: Tensor, L: Tensor) -> Tensor:
 def _value(R: Tensor) -> Tensor:
     """log R = log(R (I - 2 E)) + pi J: E projects to the eigenvectors whose angle is next to +-pi.
 
-    R (I - 2 E) has the angles t -+ pi there, and J = i on eigenvectors with t > 0, -i on the others; where t = pi
-    any J with J^2 = -E will do that is real where R is.
+    R (I - 2 E) has the angles t -+ pi there, and J = i on eigenvectors with t > 0, -i on the others; where
+    t = pi any J with J^2 = -E will do that is real where R is.
     """
     N, eps = R.shape[-1], torch.finfo(R.dtype).eps
     c, V = torch.linalg.eigh((R + R.mH) / 2)  # the cosines, ascending; those of a real plane twice
@@ -140,9 +140,9 @@ STEPS = 200
 def canonical_log(V: Tensor, n: int) -> Tensor:
     """[A; B] of the logarithm in the canonical metric, of V E as seen from E: (M, N, N) -> (M, N, n).
 
-    V is any completion to a rotation. Zimmermann's iteration (arXiv 1604.05054) turns its last columns,
-    V <- V diag(I, exp(-C)), C the lower right block of log V, until C = 0: then log V lies in g^hor. NaN where that
-    is not so after STEPS, or V is a reflection.
+    V is any completion to a rotation. Zimmermann's iteration (arXiv 1604.05054) turns its last columns, V <-
+    V diag(I, exp(-C)), C the lower right block of log V, until C = 0: then log V lies in g^hor. NaN where
+    that is not so after STEPS, or V is a reflection.
     """
     N = V.shape[-1]
     if not V.is_complex():  # a reflection has no real logarithm; the last columns may be chosen freely
@@ -161,7 +161,7 @@ def canonical_log(V: Tensor, n: int) -> Tensor:
 
 
 def _turn(V: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """What the last columns of V have to be turned by, the largest entry of C then, and the number of steps."""
+    """By what the last columns of V have to be turned, the largest entry of C then, and the steps."""
     I, turn = eye(V[..., n:, n:]), eye(V[..., n:, n:])
     for step in range(STEPS + 1):
         C = log_rotation(_turned(V, turn))[..., n:, n:]

@@ -280,8 +280,9 @@ class Space:
         """Lambda above y; from what a state has `held` of a frame, a run goes on as it began."""
         raise NotImplementedError
 
-    def free_frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool) ->
-    Frame:
+    def free_frame(
+        self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool
+    ) -> Frame:
         """The frame of rules that need none; `by_rows` if state[p] could not show it by columns."""
         return self.frame(y, section, held, eps)
 
@@ -305,7 +306,7 @@ class Space:
         return (w * v.conj()).real.sum((-2, -1))
 
     def positions(self, x: Tensor) -> Tensor | None:
-        """The entries of points, or of elements of g^hor, that have a unit of length: a view. Others are turns."""
+        """The entries of points, or of elements of g^hor, that have a unit of length: a view."""
         return None
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
@@ -374,8 +375,9 @@ class Space:
         device: Any = None,
     ) -> Tensor:
         """A random point of the given shape."""
-        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
-            sizes = ", ".join(map(str, shape[0]))
+        given: Any = shape[0] if len(shape) == 1 else ()
+        if isinstance(given, (tuple, list)) and given:
+            sizes = ", ".join(map(str, given))
             raise TypeError(f"{self}.random takes sizes, not a shape: write {self}.random({sizes})")
         dtype = dtype or torch.get_default_dtype()
         self.check(shape, dtype)
@@ -492,7 +494,10 @@ class Space:
         apart = ValueError(
             f"{self}.mean: no mean was found in {STEPS} iterations; are the points too far apart?"
         )
-        each = lambda X: X.unflatten(0, (len(w), -1))  # noqa: E731
+
+        def each(X: Tensor) -> Tensor:
+            return X.unflatten(0, (len(w), -1))
+
         y = x.gather(0, w.argmax(0)[None, :, None, None].expand(1, *x.shape[1:]))[0]
         w = w[..., None, None]
         x = torch.where(w > 0, x, y).flatten(0, 1)  # points without weight may be too far away for `log`
@@ -524,7 +529,7 @@ class Space:
 
 
 def unit_of(V: Tensor) -> Tensor:
-    """The largest entry of each vector, (M, 1, 1), or 1: squares may overflow, or vanish, where V does not."""
+    """The largest entry of each vector, (M, 1, 1), or 1: squares overflow, or vanish, where V does not."""
     largest = V.detach().abs().amax((-2, -1), keepdim=True)
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
 

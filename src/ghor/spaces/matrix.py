@@ -1,12 +1,12 @@
 """Spaces of matrices whose group keeps a form: Y* Y = I, and Lambda^-1 = Lambda* in the group.
 
-X* is the adjoint of the form: X^H on the orthogonal spaces, J^T X^T J on the symplectic ones. Lambda = [Y, Q] has Y as
-its first columns, so that Lambda E = Y with E = [I; 0], and an element of g^hor
+X* is the adjoint of the form: X^H on the orthogonal spaces, J^T X^T J on the symplectic ones. Lambda = [Y, Q]
+has Y as its first columns, so that Lambda E = Y with E = [I; 0], and an element of g^hor
 
     W = [[A, -B*], [B, 0]],   A = -A*
 
-is kept as its first columns W E = [A; B]. Spaces differ in `star`, in the blocks A that they allow (`skew`), in their
-metric, and in how points are found.
+is kept as its first columns W E = [A; B]. Spaces differ in `star`, in the blocks A that they allow (`skew`),
+in their metric, and in how points are found.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Matrices(Space):
     def __post_init__(self) -> None:
         if type(self.flatten) is not int or self.flatten < 1:
             raise ValueError(f"flatten counts dimensions, 1 or more, got {self.flatten!r}")
-        counts = self.blocks if isinstance(self.blocks, tuple) else (1 if self.blocks is None else self.blocks,)
+        blocks = 1 if self.blocks is None else self.blocks
+        counts = blocks if isinstance(blocks, tuple) else (blocks,)
         if not counts or not all(type(k) is int and k > 0 for k in counts):
             raise ValueError(f"blocks counts matrices, 3 or (3, heads), got {self.blocks!r}")
         if self.along not in ("rows", "columns"):
@@ -81,8 +82,8 @@ class Matrices(Space):
     def check_shape(self, shape: Sequence[int]) -> None:
         if len(shape) == 1 < self.dims:
             raise ValueError(
-                f"{self} needs {self.dims} or more dimensions, got shape {tuple(shape)}; for unit vectors use "
-                "ghor.Sphere()"
+                f"{self} needs {self.dims} or more dimensions, got shape {tuple(shape)}; for unit vectors "
+                "use ghor.Sphere()"
             )
         if len(shape) >= self.dims:
             self.check_blocks(shape)

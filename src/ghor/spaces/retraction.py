@@ -4,8 +4,8 @@ ratio(X)            of square X
 act(y, V, A, C)     on frames: D = y F1 + Q B F2 and J = y (T1 - I) + Q B T2, where V(M) = Q B + y M,
                     R(W) E = E + [F1; B F2], R(W) E_c = E_c - [T1; B T2] B*, C = B* B. J = None for D/2
 velocity(...)       the derivative of y_t = Lambda R(t W) E, of D and J at t W; Q B, A and C are those of W
-arc(k, bb)          on vectors: f = sin(t)/|b| and h = (1 - cos(t))/|b|^2 of the angle t of a step b, bb = |b|^2;
-                    for k = -1 sinh(t)/|b| and (cosh(t) - 1)/|b|^2
+arc(k, bb)          on vectors: f = sin(t)/|b| and h = (1 - cos(t))/|b|^2 of the angle t of a step b,
+                    bb = |b|^2; for k = -1 sinh(t)/|b| and (cosh(t) - 1)/|b|^2
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Cayley:
     def ratio(self, X: Tensor, longest: float) -> Tensor:
         return inverse(eye(X) - X / 2)
 
-    def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> tuple[Tensor, Tensor | None]:
+    def act(
+        self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float
+    ) -> tuple[Tensor, Tensor | None]:
         M = torch.add(A, C, alpha=-0.5)
         F2 = inverse(torch.sub(eye(M), M, alpha=0.5))
         return times(V(M), F2), None
@@ -58,20 +60,25 @@ class Geodesic:
 
         If that is infinite, as often as X does, where it may be read for nothing; elsewhere 12 times.
         """
-        s = torch.ceil(torch.log2(2 * torch.linalg.matrix_norm(X, ord=1, keepdim=True).clamp_min(0.25))).clamp_min(0)
+        norm = torch.linalg.matrix_norm(X, ord=1, keepdim=True)
+        s = torch.ceil(torch.log2(2 * norm.clamp_min(0.25))).clamp_min(0)
         Y, W = X * torch.exp2(-s), eye(X).expand_as(X)
         for k in range(9 if torch.finfo(X.dtype).eps > 1e-10 else 15, 1, -1):
             W = eye(X) + (Y @ W) / k
         W = W * torch.exp2(-s)
-        for j in range(math.ceil(math.log2(2 * longest * X.shape[-1] ** 0.5 + 1)) if longest < math.inf else most(s)):
+        bound = 2 * longest * X.shape[-1] ** 0.5 + 1  # of 2 norm
+        for j in range(math.ceil(math.log2(bound)) if longest < math.inf else most(s)):
             W = torch.where(j < s, 2 * W + W @ X @ W, W)
         return W
 
-    def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> tuple[Tensor, Tensor | None]:
+    def act(
+        self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float
+    ) -> tuple[Tensor, Tensor | None]:
         """By the 2n x 2n matrix [[A/2, c I], [(A^2/4 - C)/c, A/2]], c a power of two near ||W||."""
         n, I = A.shape[-1], eye(A)
         c = torch.exp2(torch.round(torch.log2(torch.maximum(size(A), size(C).sqrt()).clamp(1e-6, 1e6))))
-        B = torch.cat([torch.cat([A / 2, c * I.expand_as(A)], -1), torch.cat([(A @ A / 4 - C) / c, A / 2], -1)], -2)
+        top, below = torch.cat([A / 2, c * I.expand_as(A)], -1), torch.cat([(A @ A / 4 - C) / c, A / 2], -1)
+        B = torch.cat([top, below], -2)
         P = self.ratio(B, 2 * longest)
         p11, p12, p21, p22 = P[..., :n, :n], P[..., :n, n:] / c, P[..., n:, :n] * c, P[..., n:, n:]
         F2 = p11 + p12 @ A / 2

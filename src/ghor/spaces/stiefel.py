@@ -39,8 +39,10 @@ class Orthogonal(Matrices):
         closed = "frame_anchor" in held if held else closed
         return (ClosedForm if closed else Stored)(self, y, held, eps)
 
-    def free_frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool) -> Frame:
-        """None but the point, unless another was asked for; real vectors and square matrices have one as small."""
+    def free_frame(
+        self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool
+    ) -> Frame:
+        """None but the point, unless another was asked for; of square matrices one is as small."""
         N, n = y.shape[-2:]
         if held or section != "auto" or n == N or not (n > 1 or y.is_complex()):
             return self.frame(y, section, held, eps)

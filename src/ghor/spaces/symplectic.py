@@ -70,7 +70,8 @@ class Symplectic(Matrices):
         w, V = torch.linalg.eigh(1j * (K - K.mT) / 2)  # ascending pairs -w, w: the last m are positive
         V = Z.to(V.dtype) @ V[..., m:]
         # C is generic: with one of zeros and ones, points of zeros and ones could have two nearest bases.
-        C = torch.randn(N, m, generator=torch.Generator().manual_seed(0), dtype=torch.complex128, device="cpu")
+        gen = torch.Generator().manual_seed(0)
+        C = torch.randn(N, m, generator=gen, dtype=torch.complex128, device="cpu")
         V = (V * (2 / w[..., m:]).sqrt().unsqueeze(-2)) @ polar(V.mH @ C.to(V))
         Q = torch.cat([V.imag, V.real], -1)
         Q = Q - y @ (self.star(y) @ Q)
@@ -124,14 +125,15 @@ class Symplectic(Matrices):
     def shortening(self, L: Tensor, w: Tensor) -> Tensor:
         """The part of w that keeps ||Lambda|| <= limit; L is Lambda^T. The greatest s <= 1 with
 
-            log ||Lambda|| + s g + 2 s^2 (||A|| + ||B||)^2 <= log limit,  g = <Lambda, Lambda W>/||Lambda||^2
+        log ||Lambda|| + s g + 2 s^2 (||A|| + ||B||)^2 <= log limit,  g = <Lambda, Lambda W>/||Lambda||^2
         """
         n = w.shape[-1]
         A, B, total = w[..., :n, :], w[..., n:, :], size(L)
         room, square = (self.limit(L) / total).log().clamp_min(0), 2 * (size(A) + size(B)) ** 2
         K = (L[..., :n, :] @ L.mT).mT  # Lambda^T y
-        growth = ((K * w).sum((-2, -1), True) - (K[..., n:, :].mT * self.star(B)).sum((-2, -1), True)) / total**2
-        s = ((growth**2 + 4 * square * room).sqrt() - growth) / (2 * square.clamp_min(torch.finfo(L.dtype).tiny))
+        growth = (inner(K, w) - inner(K[..., n:, :].mT, self.star(B)))[:, None, None] / total**2
+        least = torch.finfo(L.dtype).tiny
+        s = ((growth**2 + 4 * square * room).sqrt() - growth) / (2 * square.clamp_min(least))
         return torch.where(square > 0, s.clamp(0, 1), 1)
 
     @on_points("pv>p")

@@ -1,4 +1,4 @@
-"""The frame of rules that need none: Stiefel, Grassmann and flag manifolds, real and complex.
+"""The frame of rules that need none: Orthogonal, Grassmann and flag manifolds, real and complex.
 
 An element of g^hor is kept as (K, A): A is skew, n x n, and K = Q B is N x n with y^H K = 0. That is an isometric
 picture of [A; B] in which no Q occurs: nothing is kept beside the point, and of a momentum only K turns.
@@ -29,7 +29,7 @@ from ghor.spaces.frames import Frame, Tensors
 from ghor.spaces.retraction import Retraction
 
 if TYPE_CHECKING:
-    from ghor.spaces.stiefel import Stiefel
+    from ghor.spaces.stiefel import Orthogonal
 
 NARROW = 32  # matrices of fewer columns are kept by columns: BLAS takes a third to a fifth of the time for 49 x 7
 
@@ -42,10 +42,10 @@ class Tangent(Frame):
     """
 
     steady: ClassVar[bool] = True
-    geometry: Stiefel
+    geometry: Orthogonal
 
     def __init__(
-        self, geometry: Stiefel, y: Tensor, held: dict[str, Tensor], eps: float, by_rows: bool = False
+        self, geometry: Orthogonal, y: Tensor, held: dict[str, Tensor], eps: float, by_rows: bool = False
     ) -> None:
         """`by_rows` is for weights of several blocks, which state[p] could not show by columns."""
         super().__init__(geometry, y, held, eps)
