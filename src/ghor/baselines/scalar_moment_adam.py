@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
+from ghor.lifting.batch import Batch, OwnRule
+from ghor.lifting.groups import GROUP_KEYS, Options, Params, Weight
+from ghor.lifting.law import Traits
 from ghor.lifting.lifted import Lifted
-from ghor.lifting.param_groups import GROUP_KEYS
-from ghor.lifting.stack import Stack
-from ghor.spaces import Space
+from ghor.spaces.matrix import Matrices
 
-# The factor of ||A||_F^2 in ||[A; B]||^2.
-SHARE_OF_A = {"canonical": 0.5, "frobenius": 1.0}
+NORMS = ("canonical", "frobenius")
 
 
-class ScalarMomentAdam(Lifted, torch.optim.Adam):
+class ScalarMomentAdam(Lifted):
     """Adam whose second moment is one number for each matrix of a weight on a manifold; g = [A; B] in g^hor:
 
         m <- beta1 m + (1 - beta1) g
@@ -44,83 +42,91 @@ class ScalarMomentAdam(Lifted, torch.optim.Adam):
     """
 
     Base = torch.optim.Adam  # for the Euclidean weights
+    frameless = True
 
     def __init__(
         self,
-        params: Any,
+        params: Params,
         lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         *,
         norm: str = "canonical",
-        **ours: Any,
+        **ours: Unpack[Options],
     ) -> None:
         for key in set(ours) - set(GROUP_KEYS):
             raise TypeError(f"ScalarMomentAdam has no option {key!r}")
-        self._norm = norm
+        _check(norm, 0)
         super().__init__(params, lr=lr, betas=betas, eps=eps, **ours)
+        self.defaults["norm"] = norm
+        for gi, group in enumerate(self.param_groups):
+            _check(group.setdefault("norm", norm), gi)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; a group may also set its `norm`."""
         if isinstance(param_group, dict):
-            _check(param_group.setdefault("norm", self._norm), len(self.param_groups))
+            _check(param_group.setdefault("norm", self.defaults["norm"]), len(self.param_groups))
         super().add_param_group(param_group)
 
-    def _check_loaded(self, state_dict: dict[str, Any]) -> None:
-        """Only states of this class can be loaded: elementwise second moments cannot be converted."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch. Only states of this class: elementwise second moments cannot be converted."""
         for gi, group in enumerate(state_dict["param_groups"]):
             if "norm" not in group:
                 raise ValueError(
                     f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start without it"
                 )
             _check(group["norm"], gi)
-        super()._check_loaded(state_dict)
+        super().load_state_dict(state_dict)
 
-    def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """Let Base move the Euclidean weights; it skips shadows, which have no gradient meanwhile."""
-        for s in stacks:
-            for key in [k for k in ("amsgrad", "maximize") if s.group[k]] + ["weight_decay"] * s.decays:
-                raise RuntimeError(
-                    f"{s.names[0]} is on {s.space}, where ScalarMomentAdam has no {key}; nothing was moved. "
-                    f"Leave {key} out of its group, or use ghor.optim.Adam"
-                )
-        grads = [s.H.grad for s in stacks]
-        for s in stacks:
-            s.H.grad = None
-        super()._velocities(rule, stacks)
-        for s, g in zip(stacks, grads, strict=True):
-            assert g is not None
-            _update(s.H, g, s.state, s.space, s.group)
+    def own_rule(self, b: Batch) -> OwnRule:
+        """One second moment a matrix."""
+        group = b.group
+        for key in [k for k in ("amsgrad", "maximize") if group[k]] + ["weight_decay"] * b.decays:
+            raise RuntimeError(
+                f"{b.names[0]} is on {b.space}, where ScalarMomentAdam has no {key}; nothing was moved. "
+                f"Leave {key} out of its group, or use ghor.optim.Adam"
+            )
+        return OwnRule(moments, velocity)
+
+    def _asked(self, w: Weight) -> Traits:
+        """The first moment turns with a frame, where there is one."""
+        return Traits(reads=False, stacks=True, odd=frozenset({"exp_avg"}), turns=True, free=True)
 
 
 def _check(norm: object, gi: int) -> None:
-    if norm not in SHARE_OF_A:
-        raise ValueError(f"unknown norm {norm!r} in group {gi}; there are {sorted(SHARE_OF_A)}")
+    if norm not in NORMS:
+        raise ValueError(f"unknown norm {norm!r} in group {gi}; there are {list(NORMS)}")
 
 
-def _update(H: Tensor, g: Tensor, state: dict[str, Any], space: Space, group: dict[str, Any]) -> None:
-    """Write the velocity into H; the order of operations and the state's keys are those of torch's Adam."""
-    square = square_norm(space, g, SHARE_OF_A[group["norm"]])
-    if not state:
-        state["step"] = torch.zeros((), dtype=torch.float32)
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(H), torch.zeros_like(square)
+def moments(b: Batch) -> dict[str, Any]:
+    """The state's keys are those of torch's Adam; v is (M, 1, 1)."""
+    zero = torch.zeros((), dtype=torch.float32)
+    return {"step": zero, "exp_avg": torch.zeros_like(b.G), "exp_avg_sq": torch.zeros_like(b.length)}
+
+
+def velocity(b: Batch) -> Tensor:
+    """W = a m, in torch's order of operations; a is returned."""
+    group, state, g, W = b.group, b.state, b.G, b.H
     beta1, beta2 = group["betas"]
     state["step"] += 1
-    t = float(state["step"])
+    t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
     state["exp_avg"].lerp_(g, 1 - beta1)
-    state["exp_avg_sq"].mul_(beta2).add_(square, alpha=1 - beta2)
-    root = (state["exp_avg_sq"].sqrt() / math.sqrt(1 - beta2**t)).add_(group["eps"])
-    torch.mul(state["exp_avg"], -group["lr"] / (1 - beta1**t) / root, out=H)
+    state["exp_avg_sq"].mul_(beta2).add_(square_norm(b, g, group["norm"]), alpha=1 - beta2)
+    root = (state["exp_avg_sq"].sqrt() / (1 - beta2**t) ** 0.5).add_(group["eps"])
+    a: Tensor = -group["lr"] / (1 - beta1**t) / root
+    W.copy_(state["exp_avg"])
+    b.frame.scale_(W, a)
+    return a
 
 
-def square_norm(space: Space, g: Tensor, share: float) -> Tensor:
-    """share ||A||_F^2 + ||B||_F^2 for each matrix g = [A; B], in the layout of weights: (..., 1, 1)."""
-    if space.one != space:
-        raise ValueError(f"ScalarMomentAdam takes weights that are one matrix each, and {space} has several")
-    if space.has("matrix"):
-        M = space.matrix(g)
-        n, squares = M.shape[-1], (M.conj() * M).real
-        total = squares[..., n:, :].sum((-2, -1)) + share * squares[..., :n, :].sum((-2, -1))
-    else:  # on spaces without blocks A and B there is one norm
-        total = space.ghor_inner(g, g)
-    return total.reshape(*total.shape, *[1] * (g.dim() - total.dim()))
+def square_norm(b: Batch, g: Tensor, norm: str) -> Tensor:
+    """||A||^2/2 + ||B||^2 for each matrix g = [A; B], or ||A||^2 + ||B||^2; (M, 1, 1).
+
+    On spaces without blocks A and B there is one norm.
+    """
+    if norm == "frobenius" and isinstance(b.space, Matrices):
+        total = sum((X.conj() * X).real.sum((-2, -1)) for X in b.frame.blocks(g))
+        assert torch.is_tensor(total)
+    else:
+        total = b.frame.inner(g, g)
+    return total.view(-1, 1, 1)

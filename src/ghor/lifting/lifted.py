@@ -90,14 +90,15 @@ def on_inner(name: str) -> property:
 
 
 class _Signature:
-    """`inspect.signature` of a lifted class: Base's parameters, as installed, and then ours."""
+    """`inspect.signature` of a lifted class: Base's parameters, or those of its own constructor, and then ours."""
 
     def __get__(self, optimizer: object, cls: type[Lifted]) -> inspect.Signature:
-        base = inspect.signature(cls.Base)
-        ours = inspect.signature(Lifted.__init__).parameters.values()
-        added = [p for p in ours if p.kind is p.KEYWORD_ONLY and p.name not in base.parameters]
-        # Stable: our keywords come after Base's, and before its **kwargs.
-        return base.replace(parameters=sorted([*base.parameters.values(), *added], key=lambda p: p.kind))
+        init = cls.Base.__init__ if cls.__init__ is Lifted.__init__ else cls.__init__
+        theirs = [p for p in list(inspect.signature(init).parameters.values())[1:] if p.name != "ours"]
+        ours, names = inspect.signature(Lifted.__init__).parameters.values(), {p.name for p in theirs}
+        added = [p for p in ours if p.kind is p.KEYWORD_ONLY and p.name not in names]
+        # Stable: our keywords come after theirs, and before their **kwargs.
+        return inspect.Signature(sorted([*theirs, *added], key=lambda p: p.kind))
 
 
 class Lifted(Optimizer):
@@ -467,7 +468,7 @@ class Lifted(Optimizer):
         except BaseException:
             del self._first[gi:], self._placed[gi:]
             raise
-        self._seen[gi:] = [{**group, "params": list(group["params"]), "switches": {}}]
+        self._seen[gi:], self._declared = [{**group, "params": list(group["params"]), "switches": {}}], -1
         decay = next((group[k] for k in DECAYS if group.get(k) and group[k] != self.inner.defaults.get(k)), None)
         self._warn_of_decay(decay, f"the weights of group {gi}, on {group['space']}", weights)
 

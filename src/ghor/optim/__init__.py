@@ -4,7 +4,7 @@ Each takes a module, or parameters and groups as torch does, and six more option
 
     space               a ghor space for the weights; by default the one that ghor.constrain declared
     retraction          "cayley" (default) or "geodesic"
-    section             "auto" (default), "transported" or "implicit"; see ghor.spaces.sections
+    section             "auto" (default), "transported" or "implicit"; see `ghor.spaces.frames`
     max_angle           the largest angle, in radians, by which a step turns a vector (default None: no limit)
     error_if_nonfinite  raise before anything moves if a gradient is NaN or infinite (default False)
     anchor              where weight decay pulls weights on manifolds: None (default: nowhere), "start", or
@@ -15,24 +15,23 @@ is Adam. With an anchor Y0 the rule is given the gradient of |Y - Y0|^2/2 in g^h
 decays that. `LBFGS` takes a closure, as torch's does; it is not lifted but written for g^hor, see
 `ghor.optim.lbfgs`. It is not in `__all__`, which lists optimizers that can replace each other in a training
 loop. `Muon` orthogonalises block by block, and uses AdamW for everything that is not a matrix, see
-`ghor.optim.muon`. ASGD, SparseAdam and Adafactor do not lift; `ghor.lift` says why.
+`ghor.optim.muon`. Any other optimizer, of torch or of another library, is lifted by `ghor.lift`.
 
-The signatures below are for type checkers and editors; at run time each class takes what the installed torch
-takes, which `inspect.signature` shows. A test compares the two.
+Type checkers read signatures in `__init__.pyi`, which docs/build/signatures.py writes; at run time each class
+takes what the installed torch takes, which `inspect.signature` shows. A test compares the two.
 """
 
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ghor.lifting.lifted import NAMED, Lifted
-from ghor.lifting.param_groups import Options, Params
-from ghor.lifting.probe import REFUSED
+from ghor.lifting.lift import NAMED
+from ghor.lifting.lifted import Lifted
 from ghor.linalg import as_real
 from ghor.optim.lbfgs import LBFGS as LBFGS
 from ghor.optim.muon import Muon
@@ -53,244 +52,72 @@ __all__ = [
 ]
 
 
-class SGD(Lifted, torch.optim.SGD):
-    """Gradient descent in g^hor, with torch's momentum, dampening and Nesterov's form: W = -lr B_cache."""
+class SGD(Lifted):
+    """Gradient descent in g^hor, with torch's momentum, dampening and Nesterov's form: W = -lr B_cache.
+
+    It does not depend on the frame: on Stiefel, Grassmann and flags it has none, and the state is the momentum.
+    """
 
     Base = torch.optim.SGD
+    frameless = True
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.001,
-            momentum: float = 0,
-            dampening: float = 0,
-            weight_decay: float | Tensor = 0,
-            nesterov: bool = False,
-            *,
-            maximize: bool = False,
-            foreach: bool | None = None,
-            differentiable: bool = False,
-            fused: bool | None = None,
-            **ours: Unpack[Options],
-        ) -> None: ...
+    def multiple(self, group: dict[str, Any]) -> Any:
+        """W = -lr momentum_buffer, unless in Nesterov's form."""
+        return -group["lr"] if group["momentum"] and not group["nesterov"] else None
 
 
-class Adam(Lifted, torch.optim.Adam):
+class Adam(Lifted):
     """Adam in g^hor: W = -lr m/(sqrt(v) + eps), m and v the bias-corrected moments of the coordinates B."""
 
     Base = torch.optim.Adam
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.001,
-            betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-            eps: float = 1e-08,
-            weight_decay: float = 0,
-            amsgrad: bool = False,
-            *,
-            foreach: bool | None = None,
-            maximize: bool = False,
-            capturable: bool = False,
-            differentiable: bool = False,
-            fused: bool | None = None,
-            decoupled_weight_decay: bool = False,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class AdamW(Lifted, torch.optim.AdamW):
+class AdamW(Lifted):
     """Adam with decoupled weight decay; on a manifold it is Adam unless there is an anchor."""
 
     Base = torch.optim.AdamW
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.001,
-            betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
-            eps: float = 1e-08,
-            weight_decay: float = 0.01,
-            amsgrad: bool = False,
-            *,
-            maximize: bool = False,
-            foreach: bool | None = None,
-            capturable: bool = False,
-            differentiable: bool = False,
-            fused: bool | None = None,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class NAdam(Lifted, torch.optim.NAdam):
+class NAdam(Lifted):
     """Adam with Nesterov momentum, in g^hor."""
 
     Base = torch.optim.NAdam
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.002,
-            betas: tuple[float, float] = (0.9, 0.999),
-            eps: float = 1e-08,
-            weight_decay: float = 0,
-            momentum_decay: float = 0.004,
-            decoupled_weight_decay: bool = False,
-            *,
-            foreach: bool | None = None,
-            maximize: bool = False,
-            capturable: bool = False,
-            differentiable: bool = False,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class RAdam(Lifted, torch.optim.RAdam):
+class RAdam(Lifted):
     """Adam with a rectified start, in g^hor."""
 
     Base = torch.optim.RAdam
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.001,
-            betas: tuple[float, float] = (0.9, 0.999),
-            eps: float = 1e-08,
-            weight_decay: float = 0,
-            decoupled_weight_decay: bool = False,
-            *,
-            foreach: bool | None = None,
-            maximize: bool = False,
-            capturable: bool = False,
-            differentiable: bool = False,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class Adamax(Lifted, torch.optim.Adamax):
+class Adamax(Lifted):
     """Adam in the infinity norm, in g^hor."""
 
     Base = torch.optim.Adamax
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.002,
-            betas: tuple[float, float] = (0.9, 0.999),
-            eps: float = 1e-08,
-            weight_decay: float = 0,
-            foreach: bool | None = None,
-            *,
-            maximize: bool = False,
-            differentiable: bool = False,
-            capturable: bool = False,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class Adagrad(Lifted, torch.optim.Adagrad):
+class Adagrad(Lifted):
     """Adagrad in g^hor: W = -lr B/(sqrt(sum of B^2) + eps)."""
 
     Base = torch.optim.Adagrad
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.01,
-            lr_decay: float = 0,
-            weight_decay: float = 0,
-            initial_accumulator_value: float = 0,
-            eps: float = 1e-10,
-            foreach: bool | None = None,
-            *,
-            maximize: bool = False,
-            differentiable: bool = False,
-            fused: bool | None = None,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class Adadelta(Lifted, torch.optim.Adadelta):
+class Adadelta(Lifted):
     """Adadelta in g^hor."""
 
     Base = torch.optim.Adadelta
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 1.0,
-            rho: float = 0.9,
-            eps: float = 1e-06,
-            weight_decay: float = 0,
-            foreach: bool | None = None,
-            *,
-            capturable: bool = False,
-            maximize: bool = False,
-            differentiable: bool = False,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class RMSprop(Lifted, torch.optim.RMSprop):
+class RMSprop(Lifted):
     """RMSprop in g^hor, with momentum and the centered form as in torch."""
 
     Base = torch.optim.RMSprop
 
-    if TYPE_CHECKING:
 
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.01,
-            alpha: float = 0.99,
-            eps: float = 1e-08,
-            weight_decay: float = 0,
-            momentum: float = 0,
-            centered: bool = False,
-            capturable: bool = False,
-            foreach: bool | None = None,
-            maximize: bool = False,
-            differentiable: bool = False,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-
-class Rprop(Lifted, torch.optim.Rprop):
+class Rprop(Lifted):
     """Resilient propagation in g^hor: one step size per coordinate, from the sign of B."""
 
     Base = torch.optim.Rprop
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.01,
-            etas: tuple[float, float] = (0.5, 1.2),
-            step_sizes: tuple[float, float] = (1e-06, 50),
-            *,
-            capturable: bool = False,
-            foreach: bool | None = None,
-            maximize: bool = False,
-            differentiable: bool = False,
-            **ours: Unpack[Options],
-        ) -> None: ...
 
 
 class _PaperAdam(Optimizer):
@@ -314,17 +141,11 @@ class _PaperAdam(Optimizer):
             raise ValueError(f"Invalid delta: {delta}")
         super().__init__(params, {"lr": lr, "betas": betas, "delta": delta})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     self._update(p, p.grad, self.state[p], group)
-        return loss
 
     @staticmethod
     def _update(p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -340,52 +161,22 @@ class _PaperAdam(Optimizer):
         p.addcdiv_(m, (v + group["delta"]).sqrt(), value=-group["lr"])
 
 
-class PaperAdam(Lifted, _PaperAdam):
+class PaperAdam(Lifted):
     """Adam as the paper writes it, in g^hor: moments stored bias-corrected, W = -lr m/sqrt(v + delta)."""
 
     Base = _PaperAdam
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: Params,
-            lr: float = 1e-3,
-            betas: tuple[float, float] = (0.9, 0.99),
-            delta: float = 1e-8,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
 
 NAMED.update(
-    {
-        cls.Base: cls
-        for cls in (
-            Muon,
-            SGD,
-            Adam,
-            AdamW,
-            NAdam,
-            RAdam,
-            Adamax,
-            Adagrad,
-            Adadelta,
-            RMSprop,
-            Rprop,
-            PaperAdam,
-            LBFGS,
-        )
-    }
+    (cls.Base, cls)
+    for cls in (SGD, Adam, AdamW, NAdam, RAdam, Adamax, Adagrad, Adadelta, RMSprop, Rprop, PaperAdam)
 )
-NAMED[torch.optim.Muon] = Muon
+NAMED.update({Muon.Base: Muon, torch.optim.Muon: Muon, torch.optim.LBFGS: LBFGS})
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
-
-    def __getattr__(name: str) -> Any:
-        if name in REFUSED:
-            raise AttributeError(f"ghor.optim has no {name}: {REFUSED[name]}")
-        near = difflib.get_close_matches(name, __all__, 1)
-        others = "ghor.lift(Optimizer) takes optimizers of other libraries"
-        hint = f"; did you mean {near[0]}?" if near else f"; {others}"
-        raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")
+def __getattr__(name: str) -> Any:
+    near = difflib.get_close_matches(name, __all__, 1)
+    hint = f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
+    if isinstance(getattr(torch.optim, name, None), type):
+        hint = f"; ghor.lift(torch.optim.{name}) takes it"
+    raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")

@@ -1,226 +1,361 @@
-"""Muon in g^hor: the blocks A and B of the momentum are orthogonalised, each by itself.
+"""Muon in g^hor: the blocks of the momentum are orthogonalised, each by itself.
 
-    M <- mu M + (1 - mu) G                         G = [A; B], the gradient in g^hor
+    M <- mu M + (1 - mu) G                         G the gradient in g^hor, in blocks A and B
     V <- (1 - mu) G + mu M  (nesterov), or M
     W <- -lr [msign(V_A); msign(V_B)]              msign X = X (X^H X)^(-1/2), by Newton-Schulz
 
 msign is computed by an odd polynomial, which takes skew blocks to skew blocks, so W stays in g^hor. And
-msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step, unlike
-Adam's, does not depend on the section. On the symplectic spaces frames differ by symplectic matrices, which
-are not rotations; there the step does depend on the section, as that of SGD does.
+msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step, unlike Adam's,
+does not depend on the frame: on Stiefel, Grassmann and flags it has none (`ghor.spaces.tangent`), and K = Q B
+takes the place of B. On the symplectic spaces frames differ by symplectic matrices, which are not rotations;
+there the step does depend on the frame, as that of SGD does.
 
-msign gives every block the same size, however small it was, and would blow up a block that is nothing but
-rounding: for losses that are invariant under rotations of the columns, A is 1e-6 of B in float32. Therefore
-a block that is small beside the whole of V counts as 0, see `Muon`.
+The polynomial is computed as a right factor P, n x n, msign X = X P: what is tangent stays so in any precision.
+
+From top to bottom: msign, the rule of a batch, the classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ghor._torch.bare_step import bare_step
-from ghor._torch.muon import DEFAULTS
-from ghor._torch.muon import orthogonalised as torchs_orthogonalised
 from ghor._torch.sharding import distribute_like, is_sharded
-from ghor.constraints.registry import spaces_by_id
+from ghor.constraints.registry import declared_space
+from ghor.lifting.batch import Batch, OwnRule
+from ghor.lifting.groups import Options, Params, Weight
+from ghor.lifting.law import Traits
 from ghor.lifting.lifted import Lifted
-from ghor.lifting.param_groups import Options, Params
-from ghor.lifting.stack import Stack
-from ghor.linalg import eye_like
-from ghor.spaces import Euclidean, Space, Sphere
+from ghor.linalg import times
+from ghor.spaces import Euclidean
 
+Triple = tuple[float, float, float]
+
+ADJUSTMENTS = (None, "original", "match_rms_adamw")
 PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry for each parameter
+
+# The first five steps of Polar Express (Amsel, Persson, Musco, Gower 2025, arXiv:2505.16932, Algorithm 1), for singular
+# values above 1e-3 ||X||_F; divided by their safety factor, so that rounding cannot leave the interval.
+POLAR_EXPRESS: tuple[Triple, ...] = tuple(
+    (a / 1.01, b / 1.01**3, c / 1.01**5)
+    for a, b, c in (
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    )
+)
 
 # A block counts as 0 below this many units of rounding of V, but at most below this part of V. A is a
 # difference of products with the Euclidean gradient G, so its rounding is about eps |G|, and near an optimum
 # |V| is a hundredth of |G| or less. In half precision, where 1000 eps is about 1 or more, 1/32 is used.
 ROUNDING, AT_MOST = 1000, 1 / 32
+NOISE = 0.5  # the rounding of X^H X up to which it is iterated instead of computed anew
 
 
-RESTART = 3  # iterations on a Gram matrix before it is computed anew
+# -- msign: by right factors, so what is tangent stays so ----------------------------------------------------
 
 
-def msign(
-    blocks: Sequence[Tensor],
-    squares: Tensor,
-    G: Tensor,
-    coefficients: Sequence[float],
-    steps: int,
-    factors: Sequence[float],
-) -> list[Tensor]:
-    """Approximate msign of matrices X (M, a, n): X <- X (a I + b X^H X + c (X^H X)^2), from X/||X||_F.
-
-    Singular values end up in 0.7 ... 1.2, and 0 stays 0. `G` are the X^H X, (K, n, n) for all blocks, and
-    `squares` (K) their ||X||_F^2, infinite for a block that counts as 0. All but the first and the last
-    product are n x n, and one kernel for all blocks: G alone is iterated, as T = I + G/h with h = b/(2 c), in
-    which the polynomial is S = c h^2 T^2 + (a - b h/2) I and the next G is S G S; Q collects the factors S.
-    Rounding of G grows by a^2 in each iteration, hence the restarts. It runs in the dtype of X. torch uses
-    bfloat16, with whose 3 digits the choice of frame would show. Results are multiplied by the `factors` of
-    their blocks.
-    """
-    a, b, c = coefficients
-    count, r = [len(X) for X in blocks], squares.rsqrt().view(-1, 1, 1)
-    if G.shape[-1] == 1 or steps == 0:  # one column has the one singular value 1
-        x = 1.0
-        for _ in range(steps):
-            x = a * x + b * x**3 + c * x**5
-        return [X * (q * (x * f)) for X, q, f in zip(blocks, r.split(count), factors, strict=True)]
-    h, I = b / (2 * c) if abs(c) / 4 <= abs(b) <= 8 * abs(c) else 0.0, eye_like(G)  # others cost digits
-    sizes = squares.view(-1, 1, 1)
-    T = torch.addcdiv(I, G, sizes, value=1 / h) if h else G / sizes  # T = G if h = 0
-    Q: Tensor | None = None
-    for k in range(1, steps + 1):
-        start, beta, alpha = (I, a - b * h / 2, c * h * h) if h else (I * a + T * b, 1, c)
-        S = torch.baddbmm(start, T, T, beta=beta, alpha=alpha)
-        Q = S * r if k == 1 else S if Q is None else Q @ S
-        if k == steps:
-            each = zip(blocks, Q.split(count), factors, strict=True)
-            return [torch.baddbmm(X, X, q, beta=0, alpha=f) for X, q, f in each]
-        if k % RESTART == 0:
-            blocks, Q = [X @ q for X, q in zip(blocks, Q.split(count), strict=True)], None
-            T = gram(blocks, I, h)
-        else:
-            T = torch.baddbmm(I, torch.baddbmm(S, S, T, beta=-1), S) if h else S @ T @ S
-    raise AssertionError("not reached: the last of the steps returns")
-
-
-def orthogonalised(
-    V: Tensor,
-    space: Space,
-    coefficients: Sequence[float],
-    steps: int,
-    floor: float,
-    scale: float = 1.0,
-    out: Tensor | None = None,
+def right_factors(
+    blocks: Sequence[Tensor], G: Tensor, squares: Tensor, triples: Sequence[Triple]
 ) -> Tensor:
-    """msign of the blocks X of V (M, *point) times `scale`, and 0 where ||X||_F <= floor ||V||_F.
+    """P (K, n, n) with X P = msign X for all matrices X of `blocks`, each (M, a, n), from G = X^H X in one batch.
 
-    It does not depend on the scale of V.
+    X <- X S, S = a I + b X^H X + c (X^H X)^2, from X/||X||_F; but T = X^H X alone is iterated, T <- S T S, and P
+    collects the S. `squares` are ||X||_F^2, infinite for blocks that count as 0. It runs in the dtype of G; P is
+    collected in that of `squares`, because it holds gains from 1 to 485. Rounding of T grows by a^2 in each step,
+    so before it matters T is computed anew: in bfloat16 every second step, in float32 every seventh.
     """
-    blocks = space.ghor_blocks(normalised(V))
-    factors = [scale * f for f in space.ghor_factors(len(blocks), V.shape)]
-    wide = len(blocks) == 1 and blocks[0].shape[-2] < blocks[0].shape[-1]
-    blocks = [X.mH for X in blocks] if wide else blocks
-    # Blocks with different numbers of columns, as poses have them, one by one.
-    together = len({X.shape[-1] for X in blocks}) == 1
-    parts = [(blocks, factors)] if together else [([X], [f]) for X, f in zip(blocks, factors, strict=True)]
-    results: list[Tensor] = []
-    for some, of_them in parts:
-        G = gram(some)
-        results += msign(some, without_small(G, floor), G, coefficients, steps, of_them)
-    return space.from_ghor_blocks([X.mH for X in results] if wide else results, V, out)
+    count, eps = list(map(len, blocks)), torch.finfo(G.dtype).eps
+    full = torch.promote_types(G.dtype, squares.dtype)
+    r = squares.rsqrt().to(G.dtype).view(-1, 1, 1)
+    T, noise = G * r * r, eps
+    P: Tensor | None = None  # T = (X P Q)^H X P Q
+    Q: Tensor | None = None
+    for k, (a, b, c) in enumerate(triples, 1):
+        S = torch.baddbmm(T, T, T, beta=b, alpha=c)
+        S.diagonal(dim1=-2, dim2=-1).add_(a)
+        Q = S * r if k == 1 else S if Q is None else Q @ S
+        noise *= a * a
+        if k == len(triples):
+            break
+        if noise > NOISE:
+            blocks = [X @ q for X, q in zip(blocks, Q.split(count), strict=True)]
+            P = Q.to(full) if P is None else P @ Q.to(full)
+            T, Q, noise = gram_of(blocks), None, eps
+        else:
+            T = S @ T @ S
+    if Q is None:
+        return r * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
+    return Q if P is None else P @ Q.to(full)
 
 
-def normalised(V: Tensor) -> Tensor:
-    """V/||V||_F for each of V (M, *point), and 0 for 0; squares of entries neither overflow nor vanish."""
-    dims, real = tuple(range(1, V.dim())), torch.finfo(V.dtype)
-    norm: Callable[..., Tensor] = torch.linalg.vector_norm
-    if real.bits == 64 or V.device.type == "mps":  # no wider dtype for the squares: the largest entry is 1
-        V = V / norm(V, math.inf, dims, keepdim=True).clamp_min(real.tiny)
-        return V / norm(V, 2, dims, keepdim=True).clamp_min(real.tiny)
-    size = norm(V, 2, dims, keepdim=True, dtype=torch.complex128 if V.is_complex() else torch.float64)
-    room = size.new_empty(size.shape, dtype=V.dtype.to_real())
-    return V / torch.ops.aten.threshold.out(size, real.tiny, 1.0, out=room)
-
-
-def gram(blocks: Sequence[Tensor], I: Tensor | None = None, h: float = 0.0) -> Tensor:
-    """X^H X of all matrices of all blocks; I + X^H X/h if there is an h."""
+def gram_of(blocks: Sequence[Tensor]) -> Tensor:
+    """X^H X of all matrices of all blocks, one after the other."""
     X, n = blocks[0], blocks[0].shape[-1]
     G = X.new_empty(len(blocks), len(X), n, n)
     for X, out in zip(blocks, G, strict=True):
-        if I is not None and h:
-            torch.baddbmm(I, X.mH, X, alpha=1 / h, out=out)
-        else:
-            torch.bmm(X.mH, X, out=out)
-    return G.view(-1, n, n)
+        torch.bmm(X.mH, X, out=out)
+    return G.flatten(0, 1)
 
 
-def without_small(G: Tensor, floor: float) -> Tensor:
-    """||X||_F^2 of all matrices, from their X^H X; infinite for those at or below the floor.
+def orthogonalise_(
+    blocks: Sequence[Tensor], triples: Sequence[Triple], floor: float, rate: Any, low: torch.dtype | None = None
+) -> None:
+    """X <- rate msign(X) for the blocks X (M, a, n) of elements V of g^hor; 0 where ||X||_F <= floor ||V||_F.
 
-    NaN is not below it, and stays NaN.
+    Singular values end up in 0.7 ... 1.2 of rate, and 0 stays 0, whatever the scale of V.
     """
-    return nn.functional.threshold(G.diagonal(dim1=-2, dim2=-1).real.sum(-1), floor**2, math.inf)
+    real, is_complex = blocks[0].real.dtype, blocks[0].is_complex()
+    wide, tiny = torch.complex128 if is_complex else torch.float64, torch.finfo(real).tiny
+    if real == torch.float64:  # no wider dtype for the squares: the largest entry is 1
+        top = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0).clamp_min(tiny)
+        for X in blocks:
+            X.div_(top)
+    norm = torch.linalg.vector_norm
+    sizes = torch.stack([norm(X, dim=(-2, -1), keepdim=True, dtype=wide) for X in blocks])
+    whole = sizes.square().sum(0).sqrt().clamp_min(tiny)
+    squares = nn.functional.threshold((sizes / whole).to(real).square(), floor**2, math.inf).flatten(1)
+    for X in blocks:
+        X.div_(whole.to(real))
+    for some, of_them in _of_a_width(blocks, squares):
+        if some[0].shape[-1] == 1:  # one singular value, 1
+            x = 1.0
+            for a, b, c in triples:
+                x = a * x + b * x**3 + c * x**5
+            P = (of_them.rsqrt() * x).view(-1, 1, 1)
+        else:
+            lower = [X.to(low) for X in some] if low else some
+            P = right_factors(lower, gram_of(lower), of_them, triples).to(some[0])
+        for X, p in zip(some, (P * rate).split(len(some[0])), strict=True):
+            X.copy_(times(X, p))
 
 
-def ratio(adjust_lr_fn: str | None, shape: Sequence[int]) -> float:
+def _of_a_width(blocks: Sequence[Tensor], squares: Tensor) -> list[tuple[Sequence[Tensor], Tensor]]:
+    """Blocks with equally many columns together: only those of poses differ."""
+    if len({X.shape[-1] for X in blocks}) == 1:
+        return [(blocks, squares.flatten())]
+    return [([X], x) for X, x in zip(blocks, squares, strict=True)]
+
+
+# -- the rule of a batch -------------------------------------------------------------------------------------
+
+
+def momentum(b: Batch) -> dict[str, Any]:
+    """M = 0."""
+    return {"momentum_buffer": torch.zeros_like(b.G)}
+
+
+def velocity(b: Batch) -> None:
+    """W <- -lr msign of the blocks of V."""
+    group, W, M = b.group, b.H, b.state["momentum_buffer"]
+    M.lerp_(b.G, 1 - group["momentum"])
+    if group["nesterov"]:
+        torch.lerp(b.G, M, group["momentum"], out=W)
+    else:
+        W.copy_(M)
+    floor = min(max(group["eps"], ROUNDING * torch.finfo(b.params[0].dtype).eps), AT_MOST)
+    rate = -group["lr"] * ratio(group["adjust_lr_fn"], *sides(b))
+    low = None if W.is_complex() else group["ns_dtype"]
+    b.frame.hor_(W)  # of what is no part of g^hor, rounding or a user's, the polynomial would make as much
+    orthogonalise_(b.frame.blocks(W), triples(group), floor, rate, low)
+    if b.space.radius != 1:  # W is a length there, and lr stays an angle
+        W.mul_(b.space.radius)
+
+
+def triples(group: dict[str, Any]) -> list[Triple]:
+    """One triple for each step: `ns_coefficients` is one, for `ns_steps` steps, or a list."""
+    given = group["ns_coefficients"]
+    return [given] * group["ns_steps"] if is_triple(given) else list(given)
+
+
+def is_triple(given: Any) -> bool:
+    """Whether it is (a, b, c) and no list of such."""
+    return len(given) == 3 and all(isinstance(x, (int, float)) for x in given)
+
+
+def ratio(adjust_lr_fn: str | None, rows: int, columns: int) -> float:
     """The factor of lr for a weight on a manifold: 1 for None, so that lr is an angle; others as in torch.
 
     With B alone each principal angle turns by lr (2 atan(lr/2) with Cayley), with A alone each plane; with
     both no vector turns by more than (1 + sqrt 5)/2 lr, the spectral norm of [[1, 1], [1, 0]].
     """
-    rows, columns = shape[0], math.prod(shape[1:])
     if adjust_lr_fn == "original":
         return math.sqrt(max(1, rows / columns))
     return 0.2 * math.sqrt(max(rows, columns)) if adjust_lr_fn == "match_rms_adamw" else 1.0
 
 
-class _Muon(Optimizer):
-    """torch.optim.Muon for matrices, torch.optim.AdamW for all else; groups that have both are split."""
+def sides(b: Batch) -> tuple[int, int]:
+    """Rows and columns of a point as its weight has it, wide or tall."""
+    return replace(b.layout, tall=False).size(b.shape)
 
-    _embeddings: frozenset[int] = frozenset()
+
+# -- the classes ---------------------------------------------------------------------------------------------
+
+
+class _Muon(Optimizer):
+    """torch.optim.Muon and torch.optim.AdamW, each an optimizer of its own that is lent its groups for a step."""
 
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = DEFAULTS["lr"],
-        weight_decay: float = DEFAULTS["weight_decay"],
-        momentum: float = DEFAULTS["momentum"],
-        nesterov: bool = DEFAULTS["nesterov"],
-        ns_coefficients: tuple[float, float, float] = DEFAULTS["ns_coefficients"],
-        eps: float = DEFAULTS["eps"],
-        ns_steps: int = DEFAULTS["ns_steps"],
+        lr: float | Tensor = 0.001,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Any = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-07,
+        ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
-        adamw: dict[str, Any] | None = None,
+        ns_dtype: torch.dtype | None = None,
     ) -> None:
-        options: Any = (lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn)
-        if len(ns_coefficients) != 3 or not 0 <= ns_steps < 100:
-            raise ValueError(
-                "ns_coefficients are 3 numbers and ns_steps is less than 100, "
-                f"got {ns_coefficients} and {ns_steps}"
-            )
-        # torch's own constructors check the options of both.
-        self._adamw = torch.optim.AdamW([torch.zeros(1)], **(adamw or {})).defaults
-        super().__init__(params, torch.optim.Muon([torch.zeros(1, 1)], *options).defaults)
+        _check_triples(ns_coefficients, ns_steps)
+        one = ns_coefficients if is_triple(ns_coefficients) else (1.0, 0.0, 0.0)
+        options: Any = (lr, weight_decay, momentum, nesterov, one, eps, ns_steps, adjust_lr_fn)
+        self._muon = torch.optim.Muon([torch.zeros(1, 1)], *options)  # torch's own constructor checks
+        self._adamw = torch.optim.AdamW([torch.zeros(1)])
+        given = {"ns_coefficients": ns_coefficients, "ns_dtype": ns_dtype, "adamw": False}
+        super().__init__(params, {**self._muon.defaults, **given})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """After load_state_dict, deepcopy and unpickling.
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """torch's two steps, each on its own groups, and ours for matrices that torch's Muon does not take."""
+        theirs = [g for g in self.param_groups if not g["adamw"]]
+        plain = [
+            {**g, "params": [p for p in g["params"] if not is_sharded(p)]}
+            for g in theirs
+            if is_triple(g["ns_coefficients"])
+        ]
+        for inner, groups in ((self._muon, plain), (self._adamw, [g for g in self.param_groups if g["adamw"]])):
+            try:
+                inner.param_groups, inner.state = groups, self.state
+                bare_step(type(inner), differentiable=False)(inner)
+            finally:
+                inner.param_groups, inner.state = [], {}  # type: ignore[assignment]
+        for group in theirs:
+            for p in group["params"]:
+                if p.grad is not None and (is_sharded(p) or not is_triple(group["ns_coefficients"])):
+                    self._step_one(p, group)
 
-        A state dict of torch.optim.Muon does not say which groups are AdamW's: they stay what they are. Step
-        counts of old state dicts are numbers, and become tensors, as in AdamW.
+    def _step_one(self, p: Any, group: dict[str, Any]) -> None:
+        """A step of torch's Muon for a DTensor, or with a triple for each step.
+
+        Of a DTensor the update alone is gathered, and every process orthogonalises it.
         """
-        before = self.__dict__.get("param_groups", [])
-        super().__setstate__(state)
-        if "_adamw" not in self.__dict__:  # pickled by 0.1, as lift(torch.optim.Muon, blocks=True)
-            self._adamw = torch.optim.AdamW([torch.zeros(1)]).defaults
-        for i, group in enumerate(self.param_groups):
-            known = before[i] if i < len(before) else {"adamw": False}
-            for key in known.keys() & {"adamw", *self._adamw, *DEFAULTS}:
-                group.setdefault(key, known[key])
-        for held in self.state.values():
-            if "step" in held and not torch.is_tensor(held["step"]):
-                held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
+        M = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
+        M.lerp_(p.grad, 1 - group["momentum"])
+        V = p.grad.lerp(M, group["momentum"]) if group["nesterov"] else M.clone()
+        V = V.full_tensor() if is_sharded(p) else V
+        X = (V.mT if V.shape[0] < V.shape[1] else V)[None]
+        orthogonalise_([X], triples(group), 0.0, 1.0, torch.bfloat16)
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        W = distribute_like(V, p) if is_sharded(p) else V
+        p.add_(W * (-group["lr"] * ratio(group["adjust_lr_fn"] or "original", *p.shape)))
+
+
+def _check_triples(given: Any, steps: int) -> None:
+    if not (is_triple(given) or (len(given) and all(isinstance(t, Sequence) and is_triple(t) for t in given))):
+        raise ValueError(f"ns_coefficients are 3 numbers, or 3 for each step, got {given}")
+    if not 0 <= steps < 100:
+        raise ValueError(f"ns_steps is less than 100, got {steps}")
+
+
+_Muon.__name__ = "Muon"
+
+
+class Muon(Lifted):
+    """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum; see `ghor.optim.muon`.
+
+    Options and defaults are torch's. For a weight on a manifold `lr` is the angle that a step turns, unless
+    `adjust_lr_fn` asks for one of torch's scalings by name, and `eps` is relative: a block of V smaller than
+    eps ||V||, or than 1000 units of rounding of ||V||, counts as 0, so the step does not depend on the scale
+    of the loss. `ns_coefficients` may be a list of triples, one for each step, such as `POLAR_EXPRESS`; with
+    ns_dtype=torch.bfloat16 the polynomial is computed in that, as torch's own is: W stays exactly tangent, and
+    its singular values are right to two digits.
+
+    Euclidean matrices are torch.optim.Muon's, bit for bit. All other Euclidean weights are torch.optim.AdamW's,
+    in a group of their own with the options `adamw`. So are, if a model is given, as `params` or as `module`,
+    embeddings, weights that are tied to them, and linear layers with as many outputs as there are words; and
+    weights whose name matches one of `adamw_names` ("head", "*.gate"). A group can say which it is:
+    {"params": [...], "adamw": True, "lr": 3e-4}.
+
+    >>> opt = Muon(model, lr=0.02, adamw={"lr": 3e-4, "weight_decay": 0.01})
+    """
+
+    __module__ = "ghor.optim"
+    Base = _Muon
+    frameless = True
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 0.001,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Triple | Sequence[Triple] = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-07,
+        ns_steps: int = 5,
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
+        adamw: dict[str, Any] | None = None,
+        *,
+        module: nn.Module | None = None,
+        adamw_names: Sequence[str] = (),
+        ns_dtype: torch.dtype | None = None,
+        **ours: Unpack[Options],
+    ) -> None:
+        self._adamw = torch.optim.AdamW([torch.zeros(1)], **(adamw or {})).defaults
+        self._space = ours.get("space")
+        model = params if isinstance(params, nn.Module) else module
+        self._sorting = _Sorting(model, adamw_names)
+        options = lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, ns_dtype
+        super().__init__(params, *options, **ours)
+        self._sorting = _Sorting(None, adamw_names)  # ids of tensors mean nothing later
+
+    def sorted(self, params: Any) -> Any:
+        """Groups that are Muon's or AdamW's as a whole."""
+        if isinstance(params, Tensor):  # torch raises, and says what is wrong
+            return params
+        groups = list(params)
+        if groups and not isinstance(groups[0], dict):
+            groups = [{"params": groups}]
+        if self._sorting.model is None:
+            self._warn_of_unsorted(groups)
+        parts = [part for group in groups for part in self._parts(group)]
+        self._sorting.check()
+        return parts
+
+    # -- the rule
+
+    def own_rule(self, b: Batch) -> OwnRule | None:
+        """Blocks are orthogonalised, unless the group is AdamW's."""
+        return None if b.group["adamw"] else OwnRule(momentum, velocity)
+
+    def _asked(self, w: Weight) -> Traits:
+        """Momentum turns with a frame, where there is one."""
+        if self.param_groups[w.gi]["adamw"]:
+            return super()._asked(w)._replace(free=False)
+        return Traits(reads=False, stacks=True, odd=frozenset({"momentum_buffer"}), turns=True, free=True)
+
+    # -- which weights are whose
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch. With `adamw` True or False the whole group is AdamW's or Muon's, else it is split.
-
-        AdamW's part has options of its own: from the constructor's `adamw`, from the group's `adamw` if that
-        is a dict, and, if the whole group is AdamW's, from the group itself.
+        """As in torch. With `adamw` True or False the whole group is AdamW's or Muon's, else it is split in two,
+        so that a scheduler finds the rate of each; a dict has options of AdamW's part.
         """
-        self._add_parts(param_group, super().add_param_group)
-
-    def _add_parts(self, group: dict[str, Any], add: Callable[[dict[str, Any]], None]) -> None:
-        """Add all parts of a group, or none."""
         count = len(self.param_groups)
         try:
-            for part in self._parts(group):
-                add(part)
+            for part in self._parts(param_group):
+                super().add_param_group(part)
         except BaseException:
             del self.param_groups[count:]
             raise
@@ -228,188 +363,106 @@ class _Muon(Optimizer):
     def _parts(self, group: Any) -> Iterator[Any]:
         given = group.get("params") if isinstance(group, dict) else None
         entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
-        tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
+        tensors = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
         if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
             yield group  # torch raises, and says what is wrong
             return
         flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
-        of_adamw = [flag] * len(entries) if isinstance(flag, bool) else list(self._for_adamw(tensors, group))
         own = flag if isinstance(flag, dict) else {}
         for key in own.keys() - self._adamw.keys():
             raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(self._adamw)}")
-        if group.get("adjust_lr_fn") not in (None, "original", "match_rms_adamw"):
+        if group.get("adjust_lr_fn") not in ADJUSTMENTS:
             raise ValueError(
                 f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
             )
-        alone = (bool(of_adamw) and all(of_adamw)) or flag is True
-        for kind in (True,) if alone else (False, True) if any(of_adamw) else (False,):
-            chosen = [i for i, k in enumerate(of_adamw) if k is kind]
+        if "ns_coefficients" in group:
+            _check_triples(group["ns_coefficients"], group.get("ns_steps", 0))
+        spaces = self._spaces(group, tensors)
+        kinds = (
+            [flag] * len(entries)
+            if isinstance(flag, bool)
+            else [self._sorting.is_adamws(e, s) for e, s in zip(entries, spaces, strict=True)]
+        )
+        alone = flag is True or (bool(kinds) and all(kinds))
+        for kind in (True,) if alone else (False, True) if any(kinds) else (False,):
+            chosen = [i for i, k in enumerate(kinds) if k is kind]
             part = {**rest, "params": [entries[i] for i in chosen], "adamw": kind}
             for key in PER_WEIGHT:
                 if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(entries):
                     part[key] = [part[key][i] for i in chosen]
-            yield (
-                {**part, **self._adamw, **own, **(rest if alone else {}), "params": part["params"]}
-                if kind
-                else part
+            if kind:
+                part = {**part, **self._adamw, **own, **(rest if alone else {}), "params": part["params"]}
+            yield part
+
+    def _spaces(self, group: dict[str, Any], params: list[Tensor]) -> list[Any]:
+        """The space of each weight, or None."""
+        given = group.get("space", self._space)
+        each = list(given) if isinstance(given, (list, tuple)) else [given] * len(params)
+        each = each if len(each) == len(params) else [None] * len(params)  # an error, a little later
+        found = [declared_space(p) if space is None else space for p, space in zip(params, each, strict=True)]
+        return [None if isinstance(space, Euclidean) else space for space in found]
+
+    def _warn_of_unsorted(self, groups: list[Any]) -> None:
+        """Bare tensors do not say which of them are embeddings and heads.
+
+        torch.optim.Muon takes matrices alone, so who gives it weights has sorted them; who gives us vectors as
+        well, without names or a module, has not.
+        """
+        bare: list[Tensor] = []
+        for group in groups:
+            given = group.get("params", ()) if isinstance(group, dict) and "adamw" not in group else ()
+            params = [given] if isinstance(given, Tensor) else list(given)
+            if all(isinstance(p, Tensor) for p in params):
+                spaces = self._spaces(group, params) if params else []
+                bare += [p for p, space in zip(params, spaces, strict=True) if space is None]
+        matrices = [p for p in bare if p.dim() == 2 and not p.is_complex()]
+        if matrices and len(matrices) < len(bare):
+            largest = max(matrices, key=Tensor.numel)
+            warnings.warn(
+                f"Muon was given bare tensors of all kinds, and orthogonalises all {len(matrices)} matrices among "
+                f"them, the largest of shape {tuple(largest.shape)}. If one is an embedding or a head, give the "
+                "model: Muon(model), or module=model",
+                stacklevel=5,
             )
 
-    def _for_adamw(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[bool]:
-        for p in params:
-            yield p.dim() != 2 or p.is_complex() or id(p) in self._embeddings
 
-    def _init_group(self, group: dict[str, Any], *lists: Any) -> bool:
-        of, count = (torch.optim.AdamW, 6) if group["adamw"] else (torch.optim.Muon, 3)
-        lists = lists if len(lists) == count else tuple([] for _ in range(count))
-        return bool(of._init_group(self, group, *lists))  # type: ignore[arg-type]
+class _Sorting:
+    """Which Euclidean weights are AdamW's: by what they are, by their place in a model, by name."""
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """torch's two steps, each on its own groups, and ours for sharded matrices, which torch's lacks."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        groups = self.param_groups
-        of_muon = [group for group in groups if group["params"] and not group["adamw"]]
-        sharded = [(p, g) for g in of_muon for p in g["params"] if is_sharded(p) and p.grad is not None]
-        try:
-            self.param_groups = [_without_sharded(group) for group in of_muon] if sharded else of_muon
-            bare_step(torch.optim.Muon, differentiable=False)(self)
-            self.param_groups = [group for group in groups if group["params"] and group["adamw"]]
-            bare_step(torch.optim.AdamW, differentiable=False)(self)
-        finally:
-            self.param_groups = groups
-        for p, group in sharded:
-            self._step_sharded(p, group)
-        return loss
+    def __init__(self, model: nn.Module | None, patterns: Sequence[str]) -> None:
+        self.model, self.patterns, self.unused = model, patterns, set(patterns)
+        self.tables = set() if model is None else set(map(id, tables(model)))
+        named = () if model is None else model.named_parameters(remove_duplicate=False)
+        self.names: dict[int, list[str]] = {}
+        for name, p in named:
+            self.names.setdefault(id(p), []).append(name)
 
-    def _step_sharded(self, p: Any, group: dict[str, Any]) -> None:
-        """torch's Muon for a DTensor: only the update is gathered, and every process orthogonalises it."""
-        buf = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p.grad))
-        buf.lerp_(p.grad, 1 - group["momentum"])
-        update = p.grad.lerp(buf, group["momentum"]) if group["nesterov"] else buf
-        options = group["ns_coefficients"], group["ns_steps"], group["eps"]
-        O = distribute_like(torchs_orthogonalised(update.full_tensor(), *options).to(p.dtype), p)
-        p.mul_(1 - group["lr"] * group["weight_decay"])
-        p.add_(O, alpha=-group["lr"] * ratio(group["adjust_lr_fn"] or "original", p.shape))
+    def is_adamws(self, entry: Any, space: Any) -> bool:
+        """Whether a parameter, or a pair of a name and one, is AdamW's."""
+        name, p = entry if isinstance(entry, tuple) else (None, entry)
+        names = self.names.get(id(p), []) + ([name] if name else [])
+        hits = {x for x in self.patterns for name in names if fnmatch(name, x) or fnmatch(name, f"{x}.*")}
+        self.unused -= hits
+        if space is not None:
+            return bool(hits)
+        return p.dim() != 2 or p.is_complex() or bool(hits) or id(p) in self.tables
+
+    def check(self) -> None:
+        """Raise for a pattern that no parameter is called by."""
+        for pattern in sorted(self.unused):
+            raise ValueError(
+                f"no parameter is called {pattern!r}, as adamw_names says; names come from a model: "
+                "Muon(model), module=model, or model.named_parameters()"
+            )
 
 
-def _without_sharded(group: dict[str, Any]) -> dict[str, Any]:
-    return {**group, "params": [p for p in group["params"] if not is_sharded(p)]}
+def tables(model: nn.Module) -> list[Tensor]:
+    """The weights of a model that are lists of rows, one a word, which nobody should orthogonalise.
 
-
-_Muon.__name__ = "Muon"
-
-
-class Muon(Lifted, _Muon):
-    """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum; see `ghor.optim.muon`.
-
-    Options and defaults are torch's. For a weight on a manifold `lr` is the angle that a step turns, unless
-    `adjust_lr_fn` asks for one of torch's scalings by name, and `eps` is relative: a block of V smaller than
-    eps ||V||, or than 1000 units of rounding of ||V||, counts as 0, so the step does not depend on the scale
-    of the loss. `ghor.lift(torch.optim.Muon)` is this class, also with `blocks=True`.
-
-    Euclidean matrices move as with torch.optim.Muon, bit for bit. All other Euclidean weights, and those of
-    nn.Embedding if a module is given, are AdamW's: a group of their own, with the options `adamw`. A group
-    can say which it is: {"params": [...], "adamw": True, "lr": 3e-4}.
-
-    >>> opt = Muon(model, lr=0.02, adamw={"lr": 3e-4, "weight_decay": 0.01})
+    Those of embeddings, tied ones too, and of linear layers that answer with a number for each word: those with
+    as many outputs as there are words.
     """
-
-    __module__ = "ghor.optim"
-    Base = _Muon
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            params: Params,
-            lr: float | Tensor = 0.001,
-            weight_decay: float = 0.1,
-            momentum: float = 0.95,
-            nesterov: bool = True,
-            ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
-            eps: float = 1e-07,
-            ns_steps: int = 5,
-            adjust_lr_fn: Literal["original", "match_rms_adamw"] | None = None,
-            adamw: dict[str, Any] | None = None,
-            **ours: Unpack[Options],
-        ) -> None: ...
-
-    else:
-
-        def __init__(self, params: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(params, nn.Module):
-                tables = [m for m in params.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-                self._embeddings = frozenset(id(m.weight) for m in tables)
-            super().__init__(params, *args, **kwargs)
-            self._embeddings = frozenset()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; `adamw` is a dict as in the constructor, or True or False for the whole group."""
-        self._add_parts(param_group, super().add_param_group)
-
-    def _for_adamw(self, params: list[Tensor], group: dict[str, Any]) -> Iterator[bool]:
-        """Weights on manifolds are Muon's, whatever their shape."""
-        given = group.get("space", self._ours["space"])
-        each = isinstance(given, (list, tuple)) and len(given) == len(params)
-        declared = spaces_by_id()
-        for p, space, other in zip(
-            params, given if each else [given] * len(params), super()._for_adamw(params, group), strict=True
-        ):
-            found = declared.get(id(p)) if space is None else space
-            yield other and (found is None or isinstance(found, Euclidean))
-
-    def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """Momentum turns with the frame, and so does the first moment of AdamW."""
-        return {"momentum_buffer", "exp_avg"}
-
-    def _before(self) -> tuple[Callable[..., Any], list[Stack], list[Tensor]]:
-        """Take the shadows that are orthogonalised here out of the groups, so that torch's Muon skips them.
-
-        Their state is made here as well, because torch.compile takes the state that it finds as complete.
-        """
-        out = super()._before()
-        ours = [s for s in out[1] if not s.group["adamw"]]
-        for s in ours:
-            if not self.state[s.H]:
-                self.state[s.H]["momentum_buffer"] = torch.zeros_like(s.H)
-        shadows = {id(s.H) for s in ours}
-        for group in self.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in shadows]
-        self._stateless = any(not self.state.get(p) for group in self.param_groups for p in group["params"])
-        return out
-
-    def _velocities(self, rule: Callable[..., Any], stacks: list[Stack]) -> None:
-        """Apply torch's rules, then ours to the shadows that `_before` has taken out."""
-
-        def both(optimizer: Any) -> None:
-            rule(optimizer)
-            for s in stacks:
-                if not s.group["adamw"]:
-                    self._orthogonalise(s)
-
-        super()._velocities(both, stacks)
-
-    def _orthogonalise(self, s: Stack) -> None:
-        """cache <- update(cache, B), W <- velocity(cache), for one stack."""
-        group, grad = s.group, s.H.grad
-        assert grad is not None
-        B, M = s.local(grad), s.local(self.state[s.H]["momentum_buffer"])
-        M.lerp_(B, 1 - group["momentum"])
-        V = s.points(B.lerp(M, group["momentum"]) if group["nesterov"] else M)
-        space, floor = s.space.one, min(max(group["eps"], ROUNDING * torch.finfo(s.where[0]).eps), AT_MOST)
-        sides = s.E.flatten().shape if isinstance(space, Sphere) else s.E.shape
-        rate = -group["lr"] * ratio(group["adjust_lr_fn"], sides)
-        rule = V, space, group["ns_coefficients"], group["ns_steps"], floor
-        sized = getattr(space, "radius", 1) != 1  # on spheres W is a length; lr stays an angle
-        if not (s.decays or sized or torch.is_tensor(rate)):
-            orthogonalised(*rule, scale=rate, out=s.W)
-            return
-        W = orthogonalised(*rule)
-        if sized:
-            W = W * s.each(s.section.radius())
-        if s.decays:  # otherwise s.W is 0
-            s.W.mul_(1 - group["lr"] * group["weight_decay"])
-        s.W.add_(W * rate) if torch.is_tensor(rate) else s.W.add_(W, alpha=rate)
+    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    words = {m.num_embeddings for m in embeddings}
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features in words]
+    return [m.weight for m in (*embeddings, *heads)]
