@@ -1,4 +1,4 @@
-"""The frame of rules that need none: Orthogonal, Grassmann and flag manifolds, real and complex.
+"""The frame of rules that need none: Stiefel, Grassmann and flag manifolds, real and complex.
 
 An element of g^hor is kept as (K, A): A is skew, n x n, and K = Q B is N x n with y^H K = 0. That is an isometric
 picture of [A; B] in which no Q occurs: nothing is kept beside the point, and of a momentum only K turns.
