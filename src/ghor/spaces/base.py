@@ -119,6 +119,7 @@ class _Points:
         shaped = [X for X, kind in zip(full, kinds, strict=True) if kind != "x"]
         self.shape = torch.broadcast_shapes(*(X.shape for X in shaped))
         self.dtype = tensors[0].dtype if len({X.dtype for X in tensors}) == 1 else _common(tensors)
+        self.number = torch.empty((), dtype=self.dtype).real.dtype  # torch.compile knows no dtype.to_real
         self.batch = self.layout.batch(self.shape)
         self.first = self.layout.points(shaped[0].expand(self.shape))
         self.scale = space.scale(self.first)
@@ -145,7 +146,7 @@ class _Points:
             return self.layout.weight(out, self.shape).to(self.dtype)
         unit = unit[..., 0, 0] if isinstance(unit, Tensor) else unit
         out = out if isinstance(unit, int) else out * (unit * unit if kind == "m" else unit)
-        return out.reshape(self.batch).to(self.dtype.to_real())
+        return out.reshape(self.batch).to(self.number)
 
 
 def _common(tensors: Sequence[Tensor]) -> torch.dtype:

@@ -76,7 +76,8 @@ class Geodesic:
     ) -> tuple[Tensor, Tensor | None]:
         """By the 2n x 2n matrix [[A/2, c I], [(A^2/4 - C)/c, A/2]], c a power of two near ||W||."""
         n, I = A.shape[-1], eye(A)
-        c = torch.exp2(torch.round(torch.log2(torch.maximum(size(A), size(C).sqrt()).clamp(1e-6, 1e6))))
+        scale = torch.maximum(size(A.detach()), size(C.detach()).sqrt()).clamp(1e-6, 1e6)
+        c = torch.exp2(torch.round(torch.log2(scale)))
         top, below = torch.cat([A / 2, c * I.expand_as(A)], -1), torch.cat([(A @ A / 4 - C) / c, A / 2], -1)
         B = torch.cat([top, below], -2)
         P = self.ratio(B, 2 * longest)
