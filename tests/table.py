@@ -1,7 +1,8 @@
 """The law table: every space of the package with shapes to try it on, found by walking `ghor.spaces`.
 
 Tests ask the functions below what a space can do (`has`, `is_flat`, `is_compact`, ...) and never compare its
-name: a new space then runs through every law that it has the geometry for.
+name: a new space then runs through every law that it has the geometry for. Laws are tried on covering cases: every
+shape and every option of a law meets every space, but not every shape every option.
 """
 
 import importlib
@@ -15,14 +16,13 @@ import pytest
 import torch
 
 import ghor
-import ghor.lifting.stack
 import ghor.spaces
-from ghor.spaces.base import Space
-from ghor.spaces.framed import Framed
-from ghor.spaces.grassmann import Subspaces
-from ghor.spaces.matrix import MatrixSpace
-from ghor.spaces.orthogonal import Orthogonal
+from ghor.linalg import size
+from ghor.spaces.base import GroupSpace, Space
+from ghor.spaces.frames import Frame
+from ghor.spaces.matrix import Matrices, Subspaces
 from ghor.spaces.rotations import OrthogonalGroup
+from ghor.spaces.stiefel import Orthogonal
 from ghor.spaces.symplectic import Symplectic
 
 # Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions
@@ -53,21 +53,10 @@ COMPLEX_SHAPES = [(2, 3, 6, 2), (5, 5), (2, 10), (6, 4)]
 CIRCLES = [(3, 1, 1), (7, 1)]
 COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 RETRACTIONS = ["cayley", "geodesic"]
+BASES = (GroupSpace, Matrices, Orthogonal, OrthogonalGroup, Space, Subspaces, Symplectic)
 
 
 # -- what a space can do -------------------------------------------------------------------------------------
-
-
-def is_helper(cls: type[Space]) -> bool:
-    """Whether a class is a base class of spaces, and not itself a space of the package."""
-    return inspect.isabstract(cls) or cls in (
-        MatrixSpace,
-        Orthogonal,
-        OrthogonalGroup,
-        Subspaces,
-        Symplectic,
-        Framed,
-    )
 
 
 def has(space: Space, what: str) -> bool:
@@ -76,7 +65,7 @@ def has(space: Space, what: str) -> bool:
 
 
 def has_implicit(space: Space) -> bool:
-    """Whether sections of the space can be implicit."""
+    """Whether there are frames of the space in closed form."""
     return space.implicit
 
 
@@ -92,17 +81,17 @@ def is_compact(space: Space) -> bool:
 
 def has_frame(space: Space) -> bool:
     """Whether points are matrices, Lambda = [Y, Q] is in the group, and W in g^hor is W E = [A; B]."""
-    return isinstance(space, MatrixSpace) and has_one_radius(space)
+    return isinstance(space, Matrices) and has_one_radius(space)
 
 
 def has_one_radius(space: Space) -> bool:
-    """Whether it is not a sphere of another radius, whose sections keep the radius, too."""
-    return getattr(space, "radius", 1) == 1
+    """Whether it is not a sphere of another radius."""
+    return space.radius == 1
 
 
 def keeps_any_radius(space: Space) -> bool:
     """Whether it is all spheres around 0, of which a point stays on its own."""
-    return getattr(space, "radius", 1) == "start"
+    return space.radius == "start"
 
 
 def can_be_left(space: Space) -> bool:
@@ -130,6 +119,16 @@ def is_cone(space: Space) -> bool:
     return bool((space.residual(2 * space.E(shapes(space)[0])) == 0).all())
 
 
+def has_distances(space: Space) -> bool:
+    """Whether `dist` is the length of shortest geodesics, and not of those of a group."""
+    return not isinstance(space, ghor.SpecialEuclidean)
+
+
+def has_canonical_metric(space: Space) -> bool:
+    """Whether the metric is the inner product of g^hor: transport is an isometry, and `pull` represents rgrad."""
+    return isinstance(space, Orthogonal) or (isinstance(space, GroupSpace) and space.unit == 1)
+
+
 def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
     """Points off the space by this part of their size: too long, or on a cone, not symmetric."""
     if keeps_any_radius(space) or not is_cone(space):
@@ -139,33 +138,9 @@ def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:
     return X
 
 
-def has_canonical_metric(space: Space) -> bool:
-    """Whether the metric is that of g^hor: transport is an isometry, and global_grad represents rgrad."""
-    return isinstance(space, Orthogonal | ghor.Euclidean) or (isinstance(space, Framed) and space.scale == 1)
-
-
 def tolerance(space: Space, Y: torch.Tensor) -> float:
     """The residual below which weights of Y's shape and dtype count as on the space."""
     return float(space.tolerance(Y).max())
-
-
-def polished(space: Space, Y: torch.Tensor) -> torch.Tensor:
-    """Y after one polishing."""
-    if not has_frame(space):
-        return space.apply_section(space.polish(space.section(Y).clone(), Y, point_only=True), Y)
-    M = space.matrix(Y).clone()
-    return space.unmatrix(space.polish(M, Y, point_only=True), Y.shape)
-
-
-def ghor_product(space: Space, W: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
-    """The inner product of g^hor, in which global_grad is the derivative: <A, A'>/2 + <B, B'>."""
-    if isinstance(space, Framed):
-        return space.ghor_inner(W, V)
-    if not has_frame(space):
-        return (W.conj() * V).real.sum(one(space, W))
-    P = (space.matrix(W).conj() * space.matrix(V)).real
-    n = P.shape[-1]
-    return P[..., :n, :].sum((-2, -1)) / 2 + P[..., n:, :].sum((-2, -1))
 
 
 # -- the table -----------------------------------------------------------------------------------------------
@@ -174,10 +149,9 @@ def ghor_product(space: Space, W: torch.Tensor, V: torch.Tensor) -> torch.Tensor
 def all_spaces() -> list[Space]:
     found = {}
     for module in pkgutil.iter_modules(ghor.spaces.__path__):
-        for _, cls in inspect.getmembers(
-            importlib.import_module(f"ghor.spaces.{module.name}"), inspect.isclass
-        ):
-            if issubclass(cls, Space) and not is_helper(cls) and cls.__module__.endswith(f".{module.name}"):
+        of = importlib.import_module(f"ghor.spaces.{module.name}")
+        for _, cls in inspect.getmembers(of, inspect.isclass):
+            if issubclass(cls, Space) and cls not in BASES and cls.__module__ == of.__name__:
                 found[cls.__name__] = cls()
     return [space for _, space in sorted(found.items())]
 
@@ -241,6 +215,16 @@ each_shape_and_section = pytest.mark.parametrize(
 LAWS: dict[str, Callable] = {}
 
 
+def covering(cases: Sequence[tuple], rows: Sequence[tuple]) -> list[tuple]:
+    """Pairs of (space, shape) and options: every case, and for every space every row of options."""
+    out = []
+    for _, of in itertools.groupby(cases, key=lambda case: case[0]):
+        of = list(of)
+        count = max(len(of), len(rows))
+        out += [(*of[i % len(of)], *rows[(i + i // len(of)) % len(rows)]) for i in range(count)]
+    return list(dict.fromkeys(out))
+
+
 def law(
     *needs: str, where: Callable[[Space], bool] = lambda space: True, dtypes=DTYPES, **more: list[object]
 ) -> Callable:
@@ -250,16 +234,15 @@ def law(
         return where(space) and all(has(space, n) for n in needs)
 
     def declare(test: Callable) -> Callable:
-        values = {"dtype": dtypes, **more}
+        names = ["dtype", *more]
+        rows = list(itertools.product(dtypes, *more.values()))
         test.holds = holds
-        test.grid = [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+        test.grid = [dict(zip(names, row, strict=True)) for row in rows]
         LAWS[test.__name__] = test
-        cases = [(*c, dtype) for dtype in dtypes for c in CASES if holds(c[0])]
-        cases += [(*c, COMPLEX[d]) for d in dtypes if d in COMPLEX for c in COMPLEX_CASES if holds(c[0])]
-        test = pytest.mark.parametrize(("space", "shape", "dtype"), cases, ids=name)(test)
-        for key, tried in more.items():
-            test = pytest.mark.parametrize(key, tried, ids=name)(test)
-        return test
+        cases = covering([c for c in CASES if holds(c[0])], rows)
+        wide_rows = [(COMPLEX[d], *row) for d, *row in rows if d in COMPLEX]
+        cases += covering([c for c in COMPLEX_CASES if holds(c[0])], wide_rows) if wide_rows else []
+        return pytest.mark.parametrize(("space", "shape", *names), cases, ids=name)(test)
 
     return declare
 
@@ -280,7 +263,7 @@ def one(space: Space, Y: torch.Tensor) -> tuple[int, ...]:
     """The dimensions of one member of a batch: those that `residual` reduces to a number."""
     if space.dims == 1 and getattr(space, "along", "rows") == "columns":
         return (Y.dim() - 2,)
-    return tuple(range(space.residual(Y).dim(), Y.dim()))
+    return tuple(range(Y.dim() - space.dims, Y.dim()))
 
 
 def points(space: Space, X: torch.Tensor) -> torch.Tensor:
@@ -295,14 +278,8 @@ def inner(space: Space, Y: torch.Tensor, U: torch.Tensor, V: torch.Tensor) -> to
 
 def sized(space: Space, Y: torch.Tensor, V: torch.Tensor, size: float) -> torch.Tensor:
     """V with Frobenius norm `size` in every member of the batch (in the whole, where flat)."""
-    return V * (size / torch.linalg.vector_norm(V, dim=one(space, Y), keepdim=True))
-
-
-def horizontal(
-    space: Space, Y: torch.Tensor, Lambda: torch.Tensor, gen: torch.Generator, size: float = 1.0
-) -> torch.Tensor:
-    """A random element of g^hor, of norm `size`, in the layout of the point below Lambda."""
-    return sized(space, Y, space.global_grad(Lambda, randn(tuple(Y.shape), gen, Y.dtype)), size)
+    dims = one(space, Y) or None
+    return V * (size / torch.linalg.vector_norm(V, dim=dims, keepdim=True))
 
 
 def point(
@@ -321,14 +298,36 @@ def _point(space: Space, shape: tuple[int, ...], seed: int, dtype: torch.dtype) 
     if keeps_any_radius(space):  # points of one batch on different spheres, two batches on the same ones
         rows = Y.view(-1, shape[-1])
         rows.mul_(torch.linspace(0.6, 3, len(rows), dtype=dtype).unsqueeze(-1))
-    Lambda = space.section(Y)
-    moved = space.update_section(Lambda, horizontal(space, Y, Lambda, gen))
-    return space.project(space.apply_section(moved, space.E(shape, dtype=dtype)))
+    y = frame(space, Y)
+    y.step(w := horizontal(y, gen), size(w), ghor.spaces.retraction.cayley, [], [])
+    return space.project(weight(space, y.point(), Y))
 
 
 def tangent(space: Space, Y: torch.Tensor, gen: torch.Generator, size: float = 1.0) -> torch.Tensor:
     """A random tangent vector of Frobenius norm `size` in every member of the batch."""
     return sized(space, Y, space.tangent(Y, randn(tuple(Y.shape), gen, Y.dtype)), size)
+
+
+# -- frames, on points (M, N, n) -----------------------------------------------------------------------------
+
+
+def frame(space: Space, Y: torch.Tensor, section: str = "transported") -> Frame:
+    """Lambda above a weight, or above the points of weights, of radius one."""
+    y = space.layout.points(Y)
+    return space.geometry.frame(y / space.scale(y), section, {}, torch.finfo(Y.dtype).eps)
+
+
+def weight(space: Space, y: torch.Tensor, Y: torch.Tensor) -> torch.Tensor:
+    """Points of radius one as a weight like Y."""
+    return space.layout.weight(y * space.scale(space.layout.points(Y)), Y.shape)
+
+
+def horizontal(frame: Frame, gen: torch.Generator, length: float = 1.0) -> torch.Tensor:
+    """Random elements of g^hor of this norm, in the order of the frame's own."""
+    w = frame.zeros()
+    w.copy_(randn(tuple(w.shape), gen, w.dtype))
+    frame.hor_(w)
+    return w.mul_(length / size(w))
 
 
 def eps(x: torch.Tensor) -> float:
