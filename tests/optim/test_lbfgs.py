@@ -10,9 +10,9 @@ from problems import STIEFEL, brockett, gen, svd
 from torch import nn
 
 import ghor
-from ghor.retraction import by_name
-from ghor.solve.curves import Ray
-from ghor.solve.points import Points
+from ghor.solve.coordinates import Coordinates
+from ghor.solve.iterate import Iterate, Ray, Sample, renewed
+from ghor.spaces.retraction import cayley
 
 
 def run(opt, params, f, steps=1):
@@ -276,19 +276,25 @@ def test_the_section_can_change_its_kind_and_back():
         warnings.simplefilter("error")
         for section in ("transported", "implicit", "transported", "implicit"):
             opt.step(closure_of(net, opt))
-            assert len(set(opt.state[net.Y]) & {"section", "frame_anchor", "anchor"}) == 1
+            assert len(set(opt.state[net.Y]) & {"section", "frame_anchor"}) == 1
             closure_of(net, opt)()
             before, group["section"] = len(opt.state[net.Y]["old_dirs"]), section
             for _ in range(2):  # as it was, and as the other kind from a file
-                points = opt._locate()
-                X = torch.stack([points.gradient([net.Y.grad, net.b.grad]), *opt._memory()])
-                grams.append(X @ X.mT)
+                grams.append(products(opt._located(), net))
                 opt.load_state_dict(saved(opt))
                 group = opt.param_groups[0]
                 group["section"] = "implicit" if section == "transported" else "transported"
             assert before == len(opt.state[net.Y]["old_dirs"]) > 0
             assert (grams[-1] - grams[-2]).abs().max() <= 1e-12 * grams[-1].abs().max()
             group["section"] = section
+
+
+def products(memory, net):
+    """Inner products of all vectors of a memory and of the gradient."""
+    space, w = memory.space, memory.rule.window
+    g = space.pull(memory.frames, space.gradients([net.Y.grad, net.b.grad]))
+    X = torch.stack([g, memory.d, memory.before, *memory.rule.S[w], *memory.rule.Y[w]])
+    return X @ X.mT
 
 
 def test_the_state_of_torchs_own_is_not_taken_for_vectors_of_g_hor():
@@ -308,26 +314,26 @@ def test_the_state_of_torchs_own_is_not_taken_for_vectors_of_g_hor():
     assert "old_dirs" not in opt.state[b]
 
 
-def test_memory_turns_where_an_anchor_is_renewed():
-    """The reference has transported frames, where coordinates stay: seen from here they turn, Q+^T Q B."""
+def test_memory_turns_where_a_reference_is_renewed():
+    """Tangent vectors stay what they are, and with them all inner products."""
     x = STIEFEL.random(5, 2, generator=gen(0), dtype=torch.float64)
-    points, there = (Points([x], [STIEFEL], by_name("cayley"), s) for s in ("implicit", "transported"))
-    renewed = 0
+    space = Coordinates([x], [STIEFEL], cayley, "implicit")
+    frames, count = space.frames, 0
     for i in range(60):
-        raw = [torch.randn(5, 2, generator=gen(2 * i + k), dtype=torch.float64) for k in range(2)]
-        (d, memory), (D, kept) = ([at.gradient([G]) for G in raw] for at in (points, there))
-        t = 1.5 / float(d.norm())
-        ray, reference = Ray(points, d), Ray(there, D).at(t)
-        at = ray.at(t)
-        ray.renew(at, t, lambda memory=memory: [memory])
-        here, new = points.batches[0], at.batches[0]
-        if not torch.equal(here.section.R, new.section.R):
-            renewed += 1
-            Q = STIEFEL.implicit_frame(new.Y, new.section.R)[:, 2:]
-            B = Q.mT @ reference.batches[0].section.Lambda[:, 2:] @ reference.batches[0].coordinates(kept)[2:]
-            assert (new.coordinates(memory)[2:] - B).norm() <= 1e-12 * memory.norm()
-        points, there = at, reference
-    assert renewed >= 3
+        G = [torch.randn(1, 5, 2, generator=gen(i), dtype=torch.float64)]
+        it = Iterate(frames, Sample([frame.point() for frame in frames], 0.0, G), space.pull(frames, G), 1)
+        ray = Ray(space, it, it.gradient)
+        trials = ray.at(1.5 / it.norm)
+        new = ray.arrive(trials, it.sample)
+        there, turn = renewed(space, new)
+        if turn is not None:
+            count += 1
+            for u, turned in ((new.gradient, there.gradient), (it.gradient, turn(it.gradient))):
+                ((old,), (now,)) = ([f.push(w) for f, w in zip(at.frames, space.elements(v), strict=True)]
+                                    for at, v in ((new, u), (there, turned)))  # fmt: skip
+                assert (old - now).norm() <= 1e-12 * old.norm()
+        frames = there.frames
+    assert count >= 3
 
 
 def test_euclidean_and_manifold_weights_together_and_copies():
@@ -398,7 +404,9 @@ def test_one_group():
     with pytest.raises(ValueError, match=r"takes one group.*pass the model itself"):
         ghor.optim.LBFGS(ghor.param_groups(net))
     assert ghor.lift(torch.optim.LBFGS) is ghor.optim.LBFGS
-    assert issubclass(ghor.optim.LBFGS, torch.optim.LBFGS)
+    opt = ghor.optim.LBFGS(net)
+    with pytest.raises(ValueError, match=r"takes one group"):
+        opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
 
 
 def spoiled(net, opt, bad):
@@ -507,7 +515,8 @@ def test_a_euclidean_weight_that_was_written_leaves_the_frames():
     before = opt.state[Y]["section"].clone()
     with torch.no_grad():
         c.mul_(1.5)
-    assert torch.equal(opt._locate().states()[0]["section"], before)
+    located = opt._located()
+    assert torch.equal(located.space.states(located.frames, 0)[0]["section"], before)
 
 
 def test_a_loss_that_is_not_finite_far_away():

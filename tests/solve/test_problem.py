@@ -7,14 +7,15 @@ import pytest
 import torch
 
 import ghor
-from ghor.solve.problem import PATIENCE, Log, Problem
+from ghor.solve.problem import Problem
+from ghor.solve.result import PATIENCE, Log
 
 
 def test_a_run_in_which_nothing_changes_ends():
     """After `PATIENCE` iterations at one place, though the gradient there is large."""
     problem = Problem(lambda x: x.square().sum(), torch.ones(3, dtype=torch.float64), None)
-    log, place = Log(problem), problem.place(problem.points())
-    while not log.over(place):
+    log, it = Log(problem), problem.start()
+    while not log.over(it):
         pass
     assert len(log.history) == PATIENCE + 1
     assert log.status.startswith("nothing has changed beyond rounding")

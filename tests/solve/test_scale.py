@@ -161,7 +161,7 @@ def test_the_radius_of_a_sphere_in_the_optimizer(search, radius, other, factor):
 def test_a_sphere_of_any_radius_is_as_the_unit_sphere(method, dtype, radii):
     """To rounding, which may take an iteration more. The value is 6 at the least: 1 + 2 + 3."""
     x = rows(3, dtype)
-    one = ghor.minimize(on_the_ellipsoid, x, ghor.Sphere(), method, retraction="geodesic")
+    one = ghor.minimize(on_the_ellipsoid, x, ghor.Sphere(), method)
     for r in radii:
         for radius in (r, "start"):
             space = ghor.Sphere(radius=radius)

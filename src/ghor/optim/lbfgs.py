@@ -2,44 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from ghor._torch.precision import full_precision
 from ghor._torch.sharding import is_sharded
+from ghor.constraints.registry import declared_radii
 from ghor.constraints.validation import check_on_space
+from ghor.lifting.groups import Options, Params, Weight, each, names_of
+from ghor.lifting.law import Traits
 from ghor.lifting.lifted import Lifted
-from ghor.lifting.param_groups import Options, Params, name_of, refuse_late_declarations, spaces_of
-from ghor.retraction import by_name
-from ghor.solve.curves import Ray
+from ghor.solve.coordinates import FRAME_KEYS, Coordinates
 from ghor.solve.descent import search
-from ghor.solve.directions import Limited
-from ghor.solve.points import Points
-from ghor.solve.problem import Place
+from ghor.solve.iterate import Iterate, Ray, Sample, renewed, turning
+from ghor.solve.rules import Limited, changed
 from ghor.spaces import Euclidean
-from ghor.spaces.sections import SECTION_KEYS
+from ghor.spaces.frames import Frame
+from ghor.spaces.retraction import by_name
 
 ABSOLUTE = 1e-10  # y^T s must exceed it, as in torch
-VECTORS = ("old_dirs", "old_stps", "d", "prev_flat_grad")
-MEMORY = (*VECTORS, "t", "ro", "H_diag", "prev_loss", "products")
+OF_RULE = ("old_dirs", "old_stps", "d", "t", "prev_flat_grad", "ro", "H_diag", "prev_loss", "products")
+OF_WEIGHTS = (*FRAME_KEYS, "master", "radius", "moves")
 
 
-class LBFGS(Lifted, torch.optim.LBFGS):
+class Memory(NamedTuple):
+    """All that LBFGS keeps from step to step. One assignment replaces it, so an interrupt leaves the old or the new."""
+
+    space: Coordinates
+    frames: tuple[Frame, ...]
+    rule: Limited
+    d: Tensor | None = None  # the last direction, the part of it that was taken, and the gradient before it
+    t: float = 0.0
+    before: Tensor | None = None
+    age: int = 0
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights below the frames."""
+        return self.space.weights([frame.point() for frame in self.frames])
+
+    def in_frames_of(self, space: Coordinates) -> Memory:
+        """The same in other frames above the same points."""
+        turn = turning((self.space, self.frames), (space, space.frames))
+        d, before = (None if u is None else turn(u) for u in (self.d, self.before))
+        return self._replace(space=space, frames=space.frames, rule=self.rule.turned(turn), d=d, before=before)
+
+
+class LBFGS(Lifted):
     """L-BFGS in g^hor, where s = t W and y = B_new - B_old are vectors of one space: nothing is transported.
 
         W      <- -H B                            the two-loop recursion, inner product of g^hor
-        t      <- strong Wolfe, or lr             slope <B_t, V_t>, exact along either retraction
+        t      <- strong Wolfe, or lr             slope <G, Y_t'>, exact along either retraction
         Lambda <- Lambda R(t W)
         y, s   <- B_new - B_old, t W
 
     Options and state are torch's: `closure` is called several times per step, there is one parameter group,
     and all weights are on one device. On Euclidean weights alone it is torch's LBFGS up to rounding.
     Elsewhere a pair counts only if its curvature is positive beyond rounding, the memory is emptied if a
-    direction does not descend, no step is longer than the retraction allows, and one to where the gradient is
-    not finite is taken back. On a sphere W is in radians, so nothing depends on its radius.
+    direction does not descend, no step is longer than the space allows, and one to where the gradient is not
+    finite is taken back. On a sphere W is in radians, so nothing depends on its radius.
     """
 
     __module__ = "ghor.optim"
@@ -60,15 +84,40 @@ class LBFGS(Lifted, torch.optim.LBFGS):
             **ours: Unpack[Options],
         ) -> None: ...
 
-    _points: Points | None = None
-    _held: tuple[Limited, list[Tensor]] | None = None  # the memory, and the list of its steps in the state
+    _now: Memory | None = None
+    _shown: list[tuple[Tensor, str, Any]] | None = None  # what the state shows of it; None while that changes
 
-    def _reset(self) -> None:
-        super()._reset()
-        self._points = self._held = None
+    # -- groups, files, copies
+
+    def sorted(self, params: Any) -> Any:
+        """As they are: one group."""
+        params = params if isinstance(params, Tensor | dict) else list(params)
+        if isinstance(params, list) and len(params) > 1 and isinstance(params[0], dict):
+            raise _one_group()
+        return params
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise: there is one group; its `space` may be a list with one for each parameter."""
+        raise _one_group()
+
+    def _place(self, group: dict[str, Any]) -> None:
+        super()._place(group)
+        if group["max_angle"] is not None:
+            raise ValueError("LBFGS chooses the lengths of its steps itself: leave max_angle out")
+        for p, name in zip(group["params"], names_of(group, 0), strict=True):
+            if is_sharded(p):
+                raise ValueError(f"{name} is sharded, and LBFGS works on whole weights; gather it")
+
+    def _asked(self, w: Weight) -> Traits:
+        """The memory turns with any frame."""
+        return Traits(turns=True)
+
+    def _adopt(self) -> None:
+        super()._adopt()
+        self._now = self._shown = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k not in ("_points", "_held")}
+        return {k: v for k, v in super().__getstate__().items() if k not in ("_now", "_shown", "_sampled")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but every tensor keeps the dtype in which it was saved.
@@ -87,227 +136,259 @@ class LBFGS(Lifted, torch.optim.LBFGS):
         group = self.param_groups[0]
         for p, key in zip(group["params"], seen[-1]["param_groups"][0]["params"], strict=True):
             values, own = seen[-1]["state"].get(key, {}), self.state.get(p, {})
-            keys = [k for k in (*MEMORY, *SECTION_KEYS) if k in values and k in own]
-            own |= {k: _copied(values[k], p.device) for k in keys}
-        curved = [
-            p for p, s in zip(group["params"], spaces_of(group), strict=True) if not isinstance(s, Euclidean)
-        ]
+            own |= {k: _there(values[k], p.device) for k in (*OF_RULE, *OF_WEIGHTS) if k in values and k in own}
+        curved = [p for p, s in zip(group["params"], self._spaces(), strict=True) if not isinstance(s, Euclidean)]
         if any("moves" not in self.state.get(p, {}) for p in curved):
             self._forget()  # saved by torch's own LBFGS, whose vectors are not in g^hor
 
-    def turning_keys(self, group: dict[str, Any]) -> set[str]:
-        """None: the memory is one set of flat vectors for all weights, which `Points` turns."""
-        return set()
+    # -- where we are
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the only group; its `space` may be a list with one for each parameter."""
-        if self.param_groups:
-            raise ValueError(
-                "LBFGS has one memory for all parameters and takes one group, got a second; pass the model "
-                "itself, or one group whose 'space' is a list with one for each parameter"
-            )
-        super().add_param_group(param_group)
+    def _spaces(self) -> list[Any]:
+        return each(self.param_groups[0], "space")
+
+    def _coordinates(self, states: Sequence[dict[str, Any]] | None = None) -> Coordinates:
         group = self.param_groups[0]
-        if group["max_angle"] is not None:
-            self.param_groups.clear()
-            raise ValueError("LBFGS chooses the lengths of its steps itself: leave max_angle out")
-        for i, p in enumerate(group["params"]):
-            if is_sharded(p):
-                raise ValueError(
-                    f"{name_of(group, 0, i)} is sharded, and LBFGS works on whole weights; gather it"
-                )
+        return Coordinates(group["params"], self._spaces(), by_name(group["retraction"]), group["section"], states)
 
-    # -- where we are ----------------------------------------------------------------------------------------
+    def _rule(self, space: Coordinates) -> Limited:
+        """Without pairs: on Euclidean weights alone as torch has it, elsewhere with a scale for each factor."""
+        flat = all(isinstance(part.space, Euclidean) for part in space.parts)
+        size = self.param_groups[0]["history_size"]
+        return Limited(size, [space.size], ABSOLUTE) if flat else Limited(size, space.sizes)
 
-    def _memory(self) -> list[Tensor]:
-        """The flat vectors in the state."""
-        state = self.state[self.param_groups[0]["params"][0]]
-        held = [state.get(key) for key in VECTORS]
-        return [v for x in held if x is not None for v in (x if isinstance(x, list) else [x])]
-
-    def _convert(self, dtype: torch.dtype) -> None:
-        """Convert the memory, if it was computed or saved in another dtype than that of the weights now."""
-        state = self.state.get(self.param_groups[0]["params"][0], {})
-        for key in (*VECTORS, "products"):
-            value = state.get(key)
-            if torch.is_tensor(value):
-                state[key] = value.to(dtype)
-            elif value and value[0].dtype != dtype:  # a new list: `_pairs` then reads it
-                state[key] = [v.to(dtype) for v in value]
-
-    def _pairs(self, size: int, least: float | None) -> Limited:
-        """The curvature pairs as we left them; made from the state if that is not ours."""
-        state = self.state[self.param_groups[0]["params"][0]]
-        s, y = (state.get(key) or [] for key in ("old_stps", "old_dirs"))
-        if self._held is not None and self._held[1] is s and self._held[0].size == size:
-            return self._held[0]
-        pairs = Limited.of(size, least, s, y, state.get("products"))
-        pairs.scale = float(state.get("H_diag", 1.0))
-        return pairs
-
-    def _locate(self) -> Points:
-        """The points as we left them; if others moved weights on manifolds, new ones and an empty memory."""
-        refuse_late_declarations(self.param_groups)
-        group = self.param_groups[0]
-        params, spaces, retraction = group["params"], spaces_of(group), by_name(group["retraction"])
-        before = points = self._points
-        if points is None or points.asked != group["section"] or not points.have_dtypes_of(params):
-            states = [self.state.get(p, {}) for p in params]
-            points = Points(params, spaces, retraction, group["section"], states, self._memory())
-            self._convert(points.dtype)
-            self._keep(points, any(states))
-            if before is not None and [b.index for b in before.batches] != [b.index for b in points.batches]:
+    def _located(self) -> Memory:
+        """The memory as we left it; empty if others have moved weights on manifolds."""
+        group, now = self.param_groups[0], self._now
+        params = group["params"]
+        if now is None or not (self._is_shown() and now.space.fits(params)):
+            before, now = now, self._from_state()
+            if before is not None and [p.index for p in before.space.parts] != [p.index for p in now.space.parts]:
                 self._warn("dtypes", "some weights of one shape have got another dtype: the memory is empty")
-                self._forget()
-        moved = points.changed(params)
-        if any(not isinstance(spaces[i], Euclidean) for i in moved):
-            for i in moved:
-                check_on_space([params[i]], spaces[i], [name_of(group, 0, i)], self._warn)
-            name = name_of(group, 0, moved[0])
-            self._warn(
-                "changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty"
-            )
-            self._forget()
-            points = Points(params, spaces, retraction, group["section"])
-        elif moved:
-            states = [{} if i in moved else state for i, state in enumerate(points.states())]
-            points = Points(params, spaces, retraction, group["section"], states)
-        points.retraction = retraction
-        return points
+                now = self._afresh()
+        if now.rule.size != group["history_size"]:
+            now = now._replace(rule=now.rule.resized(group["history_size"]))
+        if now.space.section != group["section"]:
+            now = self._in_section(now)
+        now.space.R = by_name(group["retraction"])
+        return self._followed(now)
 
-    def _keep(self, points: Points, in_state: bool = True) -> None:
-        """Continue from these points; the state holds the frames that its memory belongs to, no others."""
-        self._points = points
-        for p, own in zip(self.param_groups[0]["params"], points.states() if in_state else (), strict=False):
-            state = self.state[p] if own else self.state.get(p, {})
-            for key in SECTION_KEYS:
-                state.pop(key, None)
-            state.update(own)
+    def _is_shown(self) -> bool:
+        """Whether the state still shows the memory; not so if others have written there."""
+        return self._shown is None or all(self.state.get(p, {}).get(key) is value for p, key, value in self._shown)
+
+    def _from_state(self) -> Memory:
+        """The memory that the state has."""
+        params = self.param_groups[0]["params"]
+        states = [{"radius": declared_radii(p), **self.state.get(p, {})} for p in params]
+        space, state = self._coordinates(states), states[0]
+        rule, like = self._rule(space), space.like
+        pairs = list(zip(state.get("old_stps") or (), state.get("old_dirs") or (), strict=True))
+        for s, y in pairs[-rule.size :]:
+            rule = rule.with_pair(s.to(like), y.to(like))
+        if rule.informed:
+            count, R, scale = rule.last - rule.first, state.get("products"), state["H_diag"]
+            if R is not None and len(R) == len(pairs):
+                rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
+            scale = tuple(map(float, scale if isinstance(scale, list) else [scale]))
+            rule = changed(rule, scale=scale if len(scale) == len(rule.sizes) else scale[:1] * len(rule.sizes))
+        d, before = (None if (u := state.get(key)) is None else u.to(like) for key in ("d", "prev_flat_grad"))
+        age = max(int(own.get("moves", 0)) for own in states)
+        now = Memory(space, space.frames, rule, d, float(state.get("t") or 0.0), before, age)
+        return now if space.section == "auto" else self._in_section(now)
+
+    def _in_section(self, now: Memory) -> Memory:
+        """The memory above frames of the kind that is asked for."""
+        params = self.param_groups[0]["params"]
+        states = [
+            {k: v for k, v in own.items() if k not in FRAME_KEYS} for own in now.space.states(now.frames, now.age)
+        ]
+        asked = self._coordinates(states)
+        if asked.section == "auto" or [*map(type, asked.frames)] == [*map(type, now.frames)]:
+            now.space.section = asked.section
+            return now
+        assert all(part.unchanged(frame, params) for part, frame in zip(asked.parts, asked.frames, strict=True))
+        return now.in_frames_of(asked)
+
+    def _afresh(self) -> Memory:
+        """Nothing but where the weights are."""
+        self._forget()
+        space = self._coordinates()
+        return Memory(space, space.frames, self._rule(space))
+
+    def _followed(self, now: Memory) -> Memory:
+        """The memory if weights are where it left them, or only Euclidean ones have moved; otherwise a new one."""
+        group, space = self.param_groups[0], now.space
+        params, names, frames = group["params"], names_of(group, 0), list(now.frames)
+        moved = list[int]()
+        for k, (part, frame) in enumerate(zip(space.parts, now.frames, strict=True)):
+            bad = [i for i, same in zip(part.index, part.unchanged(frame, params), strict=True) if not same]
+            if bad and isinstance(part.space, Euclidean):
+                frames[k] = part.frame(params)
+            elif bad:
+                check_on_space([params[i] for i in bad], part.space, [names[i] for i in bad], self._warn)
+                moved += bad
+        if not moved:
+            return now._replace(frames=tuple(frames))
+        name = names[min(moved)]
+        self._warn("changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty")
+        return self._afresh()
 
     def _forget(self) -> None:
-        """Empty the memory."""
+        """Empty the memory in the state."""
         state = self.state.get(self.param_groups[0]["params"][0], {})
-        for key in MEMORY:
+        for key in OF_RULE:
             state.pop(key, None)
         state["n_iter"] = 0
 
-    # -- the step --------------------------------------------------------------------------------------------
+    def _publish(self, now: Memory, loss: float) -> None:
+        """Show the memory in the state under torch's names, and the frames that it belongs to."""
+        params, rule, self._shown = self.param_groups[0]["params"], now.rule, None
+        w = rule.window
+        R = rule.R[w, w].clone()
+        own = now.space.states(now.frames, now.age)
+        own[0] = own[0] | {
+            "old_stps": list(rule.S[w]),
+            "old_dirs": list(rule.Y[w]),
+            "ro": list(R.diagonal().reciprocal()),
+            "H_diag": rule.scale[0] if len(rule.scale) == 1 else list(rule.scale),
+            "products": R,
+            "d": now.d,
+            "t": now.t,
+            "prev_flat_grad": now.before,
+            "prev_loss": loss,
+        }
+        for p, new in zip(params, own, strict=True):
+            state = self.state[p] if new else self.state.get(p, {})
+            for key in OF_WEIGHTS:
+                state.pop(key, None)
+            state.update(new)
+        self._shown = [(p, key, value) for p, new in zip(params, own, strict=True) for key, value in new.items()]
+
+    # -- the step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Do up to `max_iter` iterations; the closure clears gradients, computes them, returns the loss."""
         with full_precision():
+            if not self._groups_hold():
+                self._regroup()
             loss = self._solve(torch.enable_grad()(closure))
         self._warn.flush()
         return loss
 
-    def _put(self, points: Points) -> None:
-        """Write the points into the weights."""
-        for p, Y in zip(self.param_groups[0]["params"], points.tensors(), strict=True):
-            p.copy_(Y)
+    def _solve(self, closure: Callable[[], Any]) -> Any:
+        group, params = self.param_groups[0], self.param_groups[0]["params"]
+        if group["line_search_fn"] not in (None, "strong_wolfe"):
+            raise RuntimeError(f"line_search_fn is None or 'strong_wolfe', got {group['line_search_fn']!r}")
+        self._now = now = self._located()
+        state, losses, self._sampled = self.state[params[0]], list[Any](), list[Sample]()
+        state.setdefault("func_evals", 0)
+        state.setdefault("n_iter", 0)
 
-    def _stays(self, at: Place, flat_spaces: bool) -> bool:
-        """Whether the gradient is not finite, so that the weights stay where they are, or go back there.
+        def sample(points: Sequence[Tensor]) -> Sample:
+            if losses:  # the first is at the weights as they are
+                torch._foreach_copy_([p.detach() for p in params], now.space.weights(points))
+            losses.append(closure())
+            state["func_evals"] += 1
+            self._sampled[:] = [Sample(points, float(losses[-1]), now.space.gradients([p.grad for p in params]))]
+            return self._sampled[0]
+
+        first = sample([frame.point() for frame in now.frames])
+        self._refuse_nonfinite()
+        it = Iterate(now.frames, first, now.space.pull(now.frames, first.G), now.age)
+        if self._done(it) or self._stays(first):
+            return losses[0]
+        try:
+            for iteration in range(1, group["max_iter"] + 1):
+                state["n_iter"] += 1
+                left = group["max_eval"] - len(losses)
+                found = self._iterated(self._now, it, sample, left, iteration == group["max_iter"])
+                if found is None:
+                    break
+                then, (self._now, it) = it.value, found
+                if len(losses) >= group["max_eval"] or self._done(it) or self._creeps(self._now, it.value - then):
+                    break
+        finally:  # also of an interrupt
+            torch._foreach_copy_([p.detach() for p in params], self._now.weights)
+            self._publish(self._now, it.value)
+        return losses[0]
+
+    def _iterated(
+        self, now: Memory, it: Iterate, sample: Callable[[Sequence[Tensor]], Sample], left: int, last: bool
+    ) -> tuple[Memory, Iterate] | None:
+        """The memory and the iterate after an iteration, or None if it leads nowhere."""
+        group, space, rule, g = self.param_groups[0], now.space, now.rule, it.gradient
+        torchs = rule.least is not None
+        # Also after a first step that was not taken, t = 0.
+        fresh = now.d is None or now.before is None or not (torchs or now.t or rule.informed)
+        if not fresh:
+            rule = rule.learned(now.d * now.t, g - now.before)
+        d = g.neg() if fresh else rule.direction(g)
+        slope = float(g.dot(d))
+        if not torchs and not slope < 0 and rule.informed:  # rounding has spoilt the memory
+            rule, d, slope, fresh = rule.empty(), g.neg(), -float(g.dot(g)), True
+        if slope > -group["tolerance_change"]:
+            return None
+        t, ray = float(group["lr"]) * (min(1.0, 1.0 / float(g.abs().sum())) if fresh else 1.0), Ray(space, it, d)
+        if group["line_search_fn"] is not None:
+            bounds = {"size": float(d.abs().max()), "tolerance": group["tolerance_change"], "iterations": left}
+            slack = 0.0 if torchs else 10 * space.eps * abs(it.value)
+            t, new = search(sample, ray, slope, t, **bounds, slack=slack)
+            if t == 0 and self._stays(self._sampled[0]):
+                return None
+        else:
+            t = min(t, ray.ceiling)
+            trials = ray.at(t)
+            points = [trial.y for trial in trials]
+            # As in torch: after the last one, the next step evaluates there.
+            seen = it.sample._replace(points=points) if last else sample(points)
+            if self._stays(seen):
+                return None
+            new = ray.arrive(trials, seen)
+        new, turn = renewed(space, new)
+        if turn is not None:
+            rule, d, g = rule.turned(turn), turn(d), turn(g)
+        return Memory(space, new.frames, rule, d, t, g, new.age), new
+
+    def _done(self, it: Iterate) -> bool:
+        return float(it.gradient.abs().max()) <= self.param_groups[0]["tolerance_grad"]
+
+    def _creeps(self, now: Memory, change: float) -> bool:
+        """Whether the last iteration changed next to nothing."""
+        least = self.param_groups[0]["tolerance_change"]
+        assert now.d is not None
+        return float((now.d * now.t).abs().max()) <= least or abs(change) < least
+
+    def _stays(self, seen: Sample) -> bool:
+        """Whether a gradient is not finite, so that the weights stay where they are, or go back there.
 
         With `error_if_nonfinite` raises; otherwise Euclidean weights alone go to NaN, as in torch.
         """
-        if bool(torch.isfinite(at.gradient).all()):
+        if all(bool(torch.isfinite(G).all()) for G in seen.G):
             return False
         group = self.param_groups[0]
         if group["error_if_nonfinite"]:
-            parts = [(i, part) for b in at.points.batches for i, part in b.parts(at.gradient)]
-            bad = next(i for i, part in parts if not bool(torch.isfinite(part).all()))
+            grads = zip(group["params"], names_of(group, 0), strict=True)
+            bad = next(name for p, name in grads if p.grad is not None and not bool(torch.isfinite(p.grad).all()))
             raise RuntimeError(
-                f"the gradient of {name_of(group, 0, bad)} is not finite after a step; the weights stay "
-                "where they were before it (error_if_nonfinite=True)"
+                f"the gradient of {bad} is not finite after a step; the weights stay where they were before it "
+                "(error_if_nonfinite=True)"
             )
-        if not flat_spaces:
-            text = "a gradient is not finite (is the loss?): the weights stay where they are"
-            self._warn("nonfinite", text)
-        return not flat_spaces
-
-    def _solve(self, closure: Callable[[], Any]) -> Any:
-        group, params = self.param_groups[0], self.param_groups[0]["params"]
-        flat_spaces = all(isinstance(s, Euclidean) for s in spaces_of(group))
-        lr, wolfe, last = float(group["lr"]), group["line_search_fn"], group["max_iter"]
-        if wolfe not in (None, "strong_wolfe"):
-            raise RuntimeError(f"line_search_fn is None or 'strong_wolfe', got {wolfe!r}")
-        points, state = self._locate(), self.state[params[0]]
-        state.setdefault("func_evals", 0)
-        state.setdefault("n_iter", 0)
-        losses, places = list[Any](), list[Place]()
-
-        def evaluate(at: Points) -> Place:
-            if losses:  # the first evaluation is at the weights as they are
-                self._put(at)
-            losses.append(closure())
-            state["func_evals"] += 1
-            places[:] = [Place(at, float(losses[-1]), at.gradient([p.grad for p in params]))]
-            return places[0]
-
-        place = evaluate(points)
-        self._refuse_nonfinite()
-        if float(place.gradient.abs().max()) <= group["tolerance_grad"] or self._stays(place, flat_spaces):
-            return losses[0]
-        d, t, before = state.get("d"), state.get("t"), state.get("prev_flat_grad")
-        size, least = group["history_size"], ABSOLUTE if flat_spaces else None
-        pairs = self._pairs(size, least)
-        try:
-            for iteration in range(1, last + 1):
-                g, then = place.gradient, place.value
-                state["n_iter"] += 1
-                # Also after a first step that was not taken, t = 0.
-                fresh = d is None or state["n_iter"] == 1 or not (flat_spaces or t or pairs.informed)
-                if not fresh:
-                    pairs.update(d * t, before, g)
-                d = pairs.direction(g) if not fresh else g.neg()
-                slope = float(g.dot(d))
-                if not flat_spaces and not slope < 0 and pairs.informed:  # rounding has spoilt the memory
-                    pairs, d, slope, fresh = Limited(size, least), g.neg(), -float(g.dot(g)), True
-                t = min(1.0, 1.0 / float(g.abs().sum())) * lr if fresh else lr
-                before = g
-                if slope > -group["tolerance_change"]:
-                    break
-                length, t = t, 0.0  # until a step is taken
-                if wolfe is not None:
-                    slack = 0.0 if flat_spaces else 10 * points.eps * abs(then)
-                    tolerance, left = group["tolerance_change"], group["max_eval"] - len(losses)
-                    bounds = {"size": float(d.abs().max()), "tolerance": tolerance, "iterations": left}
-                    step = search(place, d, slope, length, evaluate, pairs.vectors, **bounds, slack=slack)
-                    t, place, d, before = step.t, step.place, step.direction, step.before
-                    points = place.points
-                    self._put(points)
-                    if t == 0 and self._stays(places[0], flat_spaces):
-                        break
-                else:
-                    ray, along, old = Ray(points, d), d.clone(), g.clone()
-                    length = min(length, ray.ceiling())
-                    at = ray.at(length, [along, old])
-                    if iteration != last:  # as in torch: after the last one, the next step evaluates there
-                        new = evaluate(at)
-                        if self._stays(new, flat_spaces):
-                            break
-                        place = new
-                    ray.renew(at, length, pairs.vectors)
-                    points, d, t, before = at, along, length, old
-                if (
-                    iteration == last
-                    or len(losses) >= group["max_eval"]
-                    or float(place.gradient.abs().max()) <= group["tolerance_grad"]
-                    or float((d * t).abs().max()) <= group["tolerance_change"]
-                    or abs(place.value - then) < group["tolerance_change"]
-                ):
-                    break
-        finally:
-            self._put(points)
-            self._keep(points)
-            state.update(pairs.state(), d=d, t=t, prev_flat_grad=before, prev_loss=place.value)
-            self._held = pairs, state["old_stps"]
-        return losses[0]
+        if all(isinstance(space, Euclidean) for space in self._spaces()):
+            return False
+        self._warn("nonfinite", "a gradient is not finite (is the loss?): the weights stay where they are")
+        return True
 
 
-def _copied(value: Any, device: torch.device) -> Any:
-    """Copies of a tensor, or of the tensors in a list, because the memory turns in place."""
+def _one_group() -> ValueError:
+    return ValueError(
+        "LBFGS has one memory for all parameters and takes one group, got a second; pass the model itself, or one "
+        "group whose 'space' is a list with one for each parameter"
+    )
+
+
+def _there(value: Any, device: torch.device) -> Any:
+    """A tensor, or those in a list, on a device."""
     if isinstance(value, list):
-        return [_copied(x, device) for x in value]
-    return value.to(device, copy=True) if torch.is_tensor(value) else value
+        return [_there(x, device) for x in value]
+    return value.to(device) if torch.is_tensor(value) else value

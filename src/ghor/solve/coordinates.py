@@ -12,6 +12,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.spaces.base import Space
-from ghor.spaces.frames import Frame
+from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import Retraction
 
 SHORT = 64  # frames are stored up to N = 64 n: N x N numbers, about those of 30 pairs of vectors
@@ -42,9 +44,10 @@ class Part:
         self.space, self.index, self.shape, self.out = space, index, like.shape, like.dtype
         self.geometry, self.layout, self.section = space.geometry, space.layout, section
         self.dtype, self.complex = COMPUTE_DTYPE.get(like.dtype, like.dtype), like.is_complex()
+        self.like = torch.empty(0, dtype=self.dtype, device=like.device)
         self.eps = torch.finfo(like.dtype).eps
         self.scale: float | Tensor = 1.0
-        self.scale = space.scale(self.points([tensors[i].detach() for i in index]))
+        self.scale = self._scale(tensors, states)
         self.start = self.frame(tensors, states)
         room = self.start.zeros()
         self.dims, self.strides, self.count = room.shape, room.stride(), len(room)
@@ -70,6 +73,13 @@ class Part:
         weights = torch.where(hor == 0, 1, weights)
         return plain, None if bool((weights == 1).all()) else weights.sqrt()
 
+    def _scale(self, tensors: Sequence[Tensor], states: Sequence[Mapping[str, Any]] | None) -> float | Tensor:
+        """The radius: one number, or that of each point, (M, 1, 1), which a state may know."""
+        known = [] if states is None else [states[i].get("radius") for i in self.index]
+        if self.space.radius == "start" and known and all(r is not None for r in known):
+            return torch.cat([r.reshape(-1, 1, 1) for r in known]).to(self.dtype)
+        return self.space.scale(self.points([tensors[i].detach() for i in self.index]))
+
     def points(self, tensors: Sequence[Tensor]) -> Tensor:
         """Weights as points."""
         X = tensors[0] if len(tensors) == 1 else torch.stack(list(tensors))
@@ -92,7 +102,7 @@ class Part:
 
     def _dense(self, G: Tensor | None) -> Tensor:
         if G is None:
-            return torch.zeros(self.shape, dtype=self.dtype, device=self.start.point().device)
+            return torch.zeros(self.shape, dtype=self.dtype, device=self.like.device)
         G = G.to_dense() if G.is_sparse else G
         return (G if G.dtype == self.dtype else G.to(self.dtype)).resolve_conj()
 
@@ -102,17 +112,40 @@ class Part:
         own = [] if states is None else [states[i] for i in self.index]
         for key in (*FRAME_KEYS, "master"):
             if own and all(key in state for state in own):
-                X = [state[key].to(self.dtype) for state in own]
-                held[key] = (
-                    self.points(X)
-                    if key == "master"
-                    else torch.cat([x.reshape(-1, *x.shape[-2:]) for x in X])
-                )
-        y = held.pop("master", None)
-        if y is None:
+                held[key] = torch.stack([state[key].to(self.like) for state in own])
+        if "master" in held:
+            y = self.layout.points(held.pop("master"))
+        else:
             y = self.points([tensors[i].detach() for i in self.index])
             y = y if self.out == self.dtype else self.geometry.nearest(y)
+        held = {key: X.reshape(-1, *X.shape[-2:]) for key, X in held.items()}
         return self.geometry.frame(y.clone(), self.kind(y), held, self.eps)
+
+    def states(self, frame: Frame, age: int) -> list[dict[str, Tensor]]:
+        """What the states of these weights keep of a frame, from which `frame` makes it again, to the bit."""
+        count, flat = len(self.index), getattr(self.geometry, "flat", False)
+        columns = {} if flat else {key: _each(X, count) for key, X in frame.tensors().items()}
+        exact = self.out == self.dtype and self.space.radius == 1
+        if "section" not in columns and not exact:  # the weights hold the point only rounded
+            columns["master"] = self.layout.weight(frame.point(), (count, *self.shape)).unbind(0)
+        if torch.is_tensor(self.scale):
+            columns["radius"] = self.scale.reshape(count, *self.layout.batch(self.shape)).unbind(0)
+        if columns or not flat:
+            columns["moves"] = [torch.tensor(age, device="cpu")] * count
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}] * count
+
+    def unchanged(self, frame: Frame, tensors: Sequence[Tensor]) -> list[bool]:
+        """Which of these weights are still the points of a frame, rounded to their dtype.
+
+        Those of half precision that project to their points are unchanged, too.
+        """
+        y = frame.point()
+        now = [tensors[i].detach() for i in self.index]
+        same = [torch.equal(p, X) for p, X in zip(now, self.weights(y), strict=True)]
+        if self.out != self.dtype and not all(same):
+            near = self.geometry.nearest(self.points(now)) == y
+            same = [one or bool(x.all()) for one, x in zip(same, near.chunk(len(now)), strict=True)]
+        return same
 
     def kind(self, y: Tensor) -> str:
         """The kind of frame that is asked for, where a state has none."""
@@ -154,7 +187,7 @@ class Coordinates:
                 )
             # Every Euclidean weight may have a unit of length of its own.
             kinds[(space, i) if getattr(space, "flat", False) else (space, p.shape, p.dtype)].append(i)
-        self.R, self.count, self.size, parts = R, len(tensors), 0, list[Part]()
+        self.R, self.section, self.count, self.size, parts = R, section, len(tensors), 0, list[Part]()
         order = sorted(kinds.items(), key=lambda kind: _place(kind[0][0], tensors[kind[1][0]]))
         for (space, *_), index in order:
             parts.append(Part(space, index, tensors, self.size, section, states))
@@ -173,13 +206,22 @@ class Coordinates:
     @property
     def units(self) -> list[int]:
         """How many coordinates, one after the other, have one unit: all turns have."""
-        out = list[int]()
-        for part, turns in ((part, part.positions(part.start.point()) is None) for part in self.parts):
-            if turns and out and before:
-                out[-1] += part.size
-            else:
-                out.append(part.size)
-            before = turns
+        kinds = [(part.positions(part.start.point()) is None or k, part.size) for k, part in enumerate(self.parts)]
+        return [sum(size for _, size in same) for _, same in groupby(kinds, key=itemgetter(0))]
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors have the shapes and dtypes in which they came."""
+        if len(tensors) != self.count:
+            return False
+        kinds = ((tensors[i], part) for part in self.parts for i in part.index)
+        return all(p.shape == part.shape and p.dtype == part.out for p, part in kinds)
+
+    def states(self, frames: Sequence[Frame], age: int) -> list[dict[str, Any]]:
+        """What the state of each weight keeps of the frames."""
+        out: list[dict[str, Any]] = [{} for _ in range(self.count)]
+        for part, frame in zip(self.parts, frames, strict=True):
+            for i, own in zip(part.index, part.states(frame, age), strict=True):
+                out[i] = own
         return out
 
     def weights(self, points: Sequence[Tensor]) -> list[Tensor]:
@@ -242,3 +284,8 @@ def _place(space: Space, like: Tensor) -> int:
     """Where a part lies: complex numbers first, so at even places, and all that turns together."""
     turns = space.geometry.positions(space.layout.points(like)) is None
     return {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}[like.is_complex(), turns]
+
+
+def _each(X: Tensor, count: int) -> list[Tensor]:
+    """The entries of each of so many weights; those of a single point without its dimension."""
+    return [x.squeeze(0) for x in rows(X, count)]

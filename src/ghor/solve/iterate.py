@@ -85,16 +85,19 @@ def renewed(space: Coordinates, it: Iterate) -> tuple[Iterate, Turn | None]:
     if not any(news):
         return it, None
     frames = tuple(new or old for new, old in zip(news, it.frames, strict=True))
-    turn = turning(space, it.frames, frames)
+    turn = turning((space, it.frames), (space, frames))
     return replace(it, frames=frames, gradient=turn(it.gradient)), turn
 
 
-def turning(space: Coordinates, old: Sequence[Frame], new: Sequence[Frame]) -> Turn:
-    """How flat vectors turn from frames to others above the same points."""
+Place = tuple[Coordinates, Sequence[Frame]]
+
+
+def turning(old: Place, new: Place) -> Turn:
+    """How flat vectors turn to other frames above the same points."""
 
     def turn(u: Tensor) -> Tensor:
-        w = space.elements(u)
-        out = [x if a is b else b.translated(x, a) for x, a, b in zip(w, old, new, strict=True)]
-        return space.flat(lambda k, part: part.copy_(out[k]))
+        rows = zip(old[0].elements(u), old[1], new[1], strict=True)
+        w = [x if a is b else b.translated(x, a) for x, a, b in rows]
+        return new[0].flat(lambda k, part: part.copy_(w[k]))
 
     return turn
