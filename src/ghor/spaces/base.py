@@ -102,6 +102,8 @@ def on_points(kinds: str) -> Callable[[F], F]:
             if "eps" in parameters:
                 options.setdefault("eps", torch.finfo(tensors[0].dtype).eps)
             there = _Points(self, takes, tensors)
+            if takes == "pp":
+                self.check_points(formula.__name__, there.points, torch.finfo(tensors[0].dtype).eps)
             return there.back(formula(self.geometry, *there.points, *args[len(takes) :], **options), gives)
 
         method.kinds = kinds  # type: ignore[attr-defined]
@@ -353,6 +355,9 @@ class Space:
     def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
         """Raise ValueError unless finite x determine the points y = nearest(x); weights have this shape."""
 
+    def check_points(self, what: str, points: Sequence[Tensor], eps: float) -> None:
+        """Raise ValueError where tensors, rounded to eps, are no points of which `what` could be computed."""
+
     def slack(self, y: Tensor, eps: float) -> float | Tensor:
         """The part of a vector at y, rounded to eps, that need not be tangent: a number or (M)."""
         return 100 * eps
@@ -535,17 +540,21 @@ def unit_of(V: Tensor) -> Tensor:
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
 
 
-def warn_of_digits(space: Space, held: Tensor, where: str, eps: float) -> None:
+def warn_of_digits(space: GroupSpace, held: Tensor, eps: float) -> None:
     """Warn that points are held where the digits of their dtype end, if values may be read for nothing."""
     free = held.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(held)
     if free and bool(held.any()):
-        dtype = next(t for t in (torch.float64, *COMPUTE_DTYPE, torch.float32) if torch.finfo(t).eps == eps)
-        way_out = "lower the learning rate" if dtype == torch.float64 else "use float64"
-        warnings.warn(
-            f"a weight on {space} has come {where}, where {dtype} has no digits left, and is held there; "
-            f"{way_out}, or keep it nearer to E by weight decay or a penalty",
-            stacklevel=2,
-        )
+        warnings.warn(no_digits(space, eps), stacklevel=2)
+
+
+def no_digits(space: GroupSpace, eps: float) -> str:
+    """The message for weights that are held where the digits of their dtype end."""
+    dtype = next(t for t in (torch.float64, *COMPUTE_DTYPE, torch.float32) if torch.finfo(t).eps == eps)
+    way_out = "lower the learning rate" if dtype == torch.float64 else "use float64"
+    return (
+        f"a weight on {space} has come {space.where_digits_end(eps)}, where {dtype} has no digits left, and is held "
+        f"there; {way_out}, or keep it nearer to E by weight decay or a penalty"
+    )
 
 
 def nowhere(space: Space, shape: Sequence[int]) -> str:
@@ -587,6 +596,7 @@ class GroupSpace(Space):
     """
 
     exact: ClassVar[bool] = True  # whether L is the point
+    ends: ClassVar[bool] = False  # whether steps may lead to where the digits of a dtype end
     flat: ClassVar[bool] = False  # whether the group is that of translations
     unit: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
 
@@ -619,6 +629,10 @@ class GroupSpace(Space):
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         """L R(w), or as much of it as points rounded to eps can hold; L to the bit where w is 0."""
+        raise NotImplementedError
+
+    def where_digits_end(self, eps: float) -> str:
+        """How far points have come where they are held, for a warning."""
         raise NotImplementedError
 
     def polish_(self, L: Tensor, moved: Tensor) -> None:

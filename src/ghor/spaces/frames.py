@@ -39,6 +39,7 @@ class Frame:
     exact: ClassVar[bool] = True  # `point` is kept: a weight of radius 1 is the point, to the bit
     steady: ClassVar[bool] = False  # `point` is a view of memory that stays
     reads: ClassVar[bool] = False  # from such a weight the point is also read, in every step, by `take`
+    held: Tensor | None = None  # which points (M) were held where their digits end, since a look, if any can be
     multiple: Tensor | float | None = None  # the numbers a in w = a m, if a rule with the one moment m is so simple
 
     def __init__(self, geometry: Space, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
@@ -171,6 +172,7 @@ class Group(Frame):
         super().__init__(geometry, y, held, eps)
         self.L = (held["section"] if held else geometry.section(y)).clone()
         self.exact = geometry.exact
+        self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool) if geometry.ends else None
 
     def tensors(self) -> dict[str, Tensor]:
         return {"section": self.L}
@@ -188,7 +190,10 @@ class Group(Frame):
         out.copy_(self.geometry.coordinates(self.L, g))
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
-        self.L.copy_(self.geometry.moved(self.L, w, R, self.longest, self.eps))
+        new = self.geometry.moved(self.L, w, R, self.longest, self.eps)
+        if self.held is not None:
+            self.held.logical_or_((new == self.L).all(-1).all(-1) & (length[:, 0, 0] > self.eps**0.5))
+        self.L.copy_(new)
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.geometry.polish_(self.L, moved)

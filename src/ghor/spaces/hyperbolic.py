@@ -49,6 +49,7 @@ class Hyperbolic(GroupSpace):
     """
 
     compact: ClassVar[bool] = False
+    ends: ClassVar[bool] = True
     curvature: ClassVar[float] = -1.0
     k: ClassVar[int] = -1
 
@@ -166,8 +167,11 @@ class Hyperbolic(GroupSpace):
         """`shortening`, with a warning; a constant for autograd."""
         with torch.no_grad():
             share = self.shortening(x0, dot(xs, b), size(b), eps, 1 if R is geodesic else 4 / 3)
-        warn_of_digits(self, share < 1, f"to distance {math.log(0.5 / eps):.1f} from the origin", eps)
+        warn_of_digits(self, share < 1, eps)
         return share
+
+    def where_digits_end(self, eps: float) -> str:
+        return f"to distance {math.log(0.5 / eps):.1f} from the origin"
 
     def shortening(self, x0: Tensor, xb: Tensor, length: Tensor, eps: float, speed: float = 4 / 3) -> Tensor:
         """The part of a step b that keeps x_0 <= far = 1/(4 eps), where the digits end.
@@ -196,9 +200,9 @@ class Hyperbolic(GroupSpace):
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor, *, eps: float | None = None) -> Tensor:
         """Transport V along the geodesic of Delta: lengths and angles stay, to rounding.
 
-        In the boost frames it is the rotation I + 2 (gamma S + S^2)/(gamma^2 + |S|^2) in the plane of x_s and b,
-        with the bivector S = s (b x_s^T - x_s b^T), gamma = -(1 + x_0) c - s x_s.b and c, s the half angle of
-        b: a rotation however gamma rounds.
+        In the boost frames it is the rotation I + 2 (gamma S + S^2)/(gamma^2 + |S|^2) in the plane of x_s and
+        b, with the bivector S = s (b x_s^T - x_s b^T), gamma = -(1 + x_0) c - s x_s.b and c, s the half angle
+        of b: a rotation however gamma rounds.
         """
         eps = eps or torch.finfo(Y.dtype).eps
         x0, xs = Y[..., :1, :], Y[..., 1:, :]
@@ -300,7 +304,7 @@ def towards(y: Tensor, z: Tensor, q: Tensor, rise: Tensor) -> Tensor:
 
 
 def slopes(y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivatives of d(y, z) by the spatial parts, as (0, g): away from the other point; 0 where y = z."""
+    """The derivatives of d(y, z) by the spatial parts, as (0, g): away from the other; 0 where y = z."""
     q, rise = gap(y, z)
     zero = q == 0
     factor = torch.where(zero, 0, -1 / sinh_of(torch.where(zero, 1, q)))

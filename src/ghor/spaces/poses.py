@@ -299,7 +299,7 @@ class PositionsOrientations(SpecialEuclidean):
 
 
 def any_length(v: Tensor) -> Tensor:
-    """0 where v = 0, NaN where it is not finite, and else the smallest positive number, (M, d, 1) -> (M, 1, 1).
+    """0 where v = 0, NaN where it is not finite, else the smallest positive number, (M, d, 1) -> (M, 1, 1).
 
     Added to the length of a turn, it makes a pure translation count as a step, whatever the unit.
     """

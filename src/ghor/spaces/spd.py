@@ -41,6 +41,7 @@ class SPD(GroupSpace):
     compact: ClassVar[bool] = False
     exact: ClassVar[bool] = False
     unit: ClassVar[float] = 4.0
+    ends: ClassVar[bool] = True
     curvature: ClassVar[float] = -0.5
 
     @cached_property
@@ -120,6 +121,9 @@ class SPD(GroupSpace):
             return L @ exp_symmetric(w) if R is geodesic else by_cayley_and_on(L, w, R, super().longest(w))
         new = L + L @ (w @ R.ratio(w, longest))
         return torch.where(lost(self.point(new.detach()), eps)[..., None, None], L, new)
+
+    def where_digits_end(self, eps: float) -> str:
+        return "to condition 1/(n eps)"
 
     def away(self, frame: Frame, y0: Tensor, out: Tensor) -> None:
         """-log(Y, Y0) in g^hor, so that the rate of decay does not depend on the size of Y."""

@@ -160,8 +160,8 @@ class Sphere(Stiefel):
         """theta/sin(theta) (Z - cos(theta) Y), with theta from both its sine and its cosine.
 
         So it is accurate to rounding, relatively for near points, too, and for points that are nearly
-        antipodal; to an antipodal point it is one of the shortest ways. Geodesics of complex vectors are not circles:
-        there it is that of one-column matrices.
+        antipodal; to an antipodal point it is one of the shortest ways. Geodesics of complex vectors are not
+        circles: there it is that of one-column matrices.
         """
         if Y.is_complex():
             return cast(Tensor, super().log(Y, Z))

@@ -1,4 +1,4 @@
-"""The closed form for n = 1 and real numbers, of spheres (k = 1) and hyperbolic space (k = -1): one set of lines.
+"""The closed form for n = 1 and real numbers: spheres, k = 1, and hyperbolic space, k = -1, in one set of lines.
 
 Turn      a step from y: the new point and the rotation of the frame, a few numbers a point
 Vectors   Lambda as a function of y and a sign r: what is odd in the gradient turns with it
@@ -8,26 +8,24 @@ Carried   Lambda(y) diag(1, O) with a rotation O that turns the other way: coord
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from ghor.linalg import eye, perhaps
 from ghor.spaces.frames import Frame, Framed, Tensors, rows
 from ghor.spaces.lines import Line, Moved
-from ghor.linalg import eye, perhaps
 from ghor.spaces.retraction import Retraction
 
-if TYPE_CHECKING:
-    from ghor.spaces.sphere import Sphere
-
-TURN, SINGULAR = (0.25, 0.1)  # 1 + r y_1 at which r turns in a step, and below it one for points that others wrote
-SHORT, MANY, CACHED = (16, 1000, 1 << 17)  # many short vectors are kept coordinate by coordinate; numbers in a piece
-SLOW, LONG = (0.05, 0.5)  # lengths of steps from which on squares are kept large beside momentum, and made equal
+TURN, SINGULAR = 0.25, 0.1  # 1 + r y_1 where the sign r changes in a step, and for points that others wrote
+SHORT, MANY = 16, 1000  # vectors so short, and more of them, are kept coordinate by coordinate
+CACHED = 1 << 17  # numbers of a piece that stays in the cache
+SLOW, LONG = 0.05, 0.5  # steps so long keep squares large beside momentum, and make them equal
 
 
 def dot(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
-    """Sums of products along coordinates, which stay as a dimension of length one; of two or three as long loops."""
+    """Sums of products along coordinates, kept as a dimension of one; of two or three in long loops."""
     if dim == -1 or len(a) > 3 or torch.compiler.is_compiling():
         return (a * b).sum(dim, keepdim=True)
     (x, y), *rest = zip(a.split(1), b.split(1), strict=True)
@@ -38,7 +36,7 @@ def dot(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
 
 
 def copy_(X: Tensor, Y: Tensor) -> Tensor:
-    """X <- Y, both (M, N) or (N, M); of short vectors coordinate by coordinate if only one of them is stored so."""
+    """X <- Y, both (M, N) or (N, M); of short vectors coordinate by coordinate where one lies so."""
     dim = -2 if X.shape[0] < X.shape[1] else -1
     if X.stride(dim) != Y.stride(dim) and X.shape[dim] <= SHORT and not torch.compiler.is_compiling():
         torch._foreach_copy_(X.unbind(dim), Y.unbind(dim))
@@ -47,28 +45,34 @@ def copy_(X: Tensor, Y: Tensor) -> Tensor:
 
 
 def kept(*numbers: Tensor) -> tuple[Tensor, ...]:
-    """Numbers of points, computed once: a compiler would repeat them for every coordinate, but not what it has to stack."""
+    """Numbers of points, computed once: a compiler would repeat them for each coordinate, but not a stack."""
     return torch.stack(numbers).unbind() if torch.compiler.is_compiling() else numbers
 
 
-def in_plane(gamma: Tensor, s: Tensor, yb: Tensor, bb: Tensor, yy: Tensor, square: Tensor) -> tuple[Tensor, ...]:
+def in_plane(
+    gamma: Tensor, s: Tensor, yb: Tensor, bb: Tensor, yy: Tensor, square: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """t of T = I + y (t_0 y + t_1 b)^T + b (t_2 y + t_3 b)^T, see `Turn`; `square` is gamma^2 + |S|^2."""
     f = 2 * s / square
     return -f * s * bb, f * (s * yb - gamma), f * (s * yb + gamma), -f * s * yy
 
 
 class Turn:
-    """A step b from y in the closed form for n = 1, k = 1 (spheres) or -1 (hyperbolic space); one number a point each.
+    """A step b from y in the closed form for n = 1: k = 1 for spheres, -1 for hyperbolic space.
 
-    The frame at y+ is the transported one up to the rotation T in the plane of y_2 and b: with c and s the half angle
-    of the step, gamma = k rho c - s y_2.b and the bivector S = s (b y_2^T - y_2 b^T),
+    Takes r y_1, y_2.b and b.b, one number a point. The frame at y+ is the transported one up to the rotation T
+    in the plane of y_2 and b: with c and s the half angle of the step, gamma = k rho c - s y_2.b and the
+    bivector S = s (b y_2^T - y_2 b^T),
 
         T = I + 2 (gamma S + S^2)/(gamma^2 + |S|^2),      gamma^2 + |S|^2 = rho rho+,      rho = 1 + r y_1
 
-    Multiplied out, with f = 2 c s and h = 2 s^2 (R.arc), every number is a quotient in which nothing cancels far out:
+    Multiplied out, with f = 2 c s and h = 2 s^2 (R.arc), every number is a quotient in which nothing cancels:
 
-        y_2+ = y_2 (1 - k g) + f b,                   g = h b.b + f y.b/rho,    rho+ = rho - k d,    d = rho g - h b.b
-        T m  = m + k b (p y.m + q (rho - 2) b.m) - k y_2 ((p - 2 k q y.b/rho) b.m + k q b.b y.m/rho),  (p, q) = (f, h)/rho+
+        y_2+ = y_2 (1 - k g) + f b,    g = h b.b + f y_2.b/rho
+        rho+ = rho - k d,              d = rho g - h b.b
+        T m  = m + k b (p y_2.m + q (rho - 2) b.m) - k y_2 ((p - 2 k q y_2.b/rho) b.m + k q b.b y_2.m/rho)
+
+    with (p, q) = (f, h)/rho+.
     """
 
     def __init__(self, k: int, ry: Tensor, yb: Tensor, bb: Tensor, R: Retraction) -> None:
@@ -81,7 +85,7 @@ class Turn:
         T = q * bb / rho, torch.addcdiv(p, q * yb, rho, value=-2 * k), p, torch.addcmul(q * -2, q, rho)
         self.d, self.g, self.f, *self.T = kept(d, g, self.f, *T)
         self.flip: Tensor | None = None  # where the sign r changes
-        if k == 1 and perhaps(self.new.amin() < TURN):
+        if k == 1 and bb.numel() and perhaps(self.new.amin() < TURN):
             self.flip = (self.new < TURN) & (bb > 0)
 
     def along(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,14 +104,15 @@ class Turn:
         return torch.addcmul(-k * t[1] * bm, t[0], ym, value=-1), k * torch.addcmul(t[2] * ym, t[3], bm)
 
     def spread_(self, squares: Tensors, y: Tensor, b: Tensor, dim: int) -> None:
-        """v_i <- sum_j T_ij^2 v_j, the mean squares of coordinates that are uncorrelated; T = I + y p^T + b q^T."""
+        """v_i <- sum_j T_ij^2 v_j, mean squares of coordinates that are uncorrelated; T = I + y p^T + b q^T."""
         products, k = (y * y, y * b, b * b), self.k
         t = -self.T[0], -k * self.T[1], k * self.T[2], k * self.T[3]
         double = kept(2 * t[0], 2 * (t[1] + t[2]), 2 * t[3])
         for v in squares:
             parts = [v * X for X in products]
             yy, yb, bb = (X.sum(dim, keepdim=True) for X in parts)
-            py, pb, qy, qb = t[0] * yy + t[1] * yb, t[0] * yb + t[1] * bb, t[2] * yy + t[3] * yb, t[2] * yb + t[3] * bb
+            py, pb = t[0] * yy + t[1] * yb, t[0] * yb + t[1] * bb  # sums of v_i p_i y_i, ...
+            qy, qb = t[2] * yy + t[3] * yb, t[2] * yb + t[3] * bb
             sums = kept(t[0] * py + t[1] * pb, 2 * (t[2] * py + t[3] * pb), t[2] * qy + t[3] * qb)
             for X, part, s, d in zip(products, parts, sums, double, strict=True):
                 v.addcmul_(X, s).addcmul_(part, d)
@@ -117,17 +122,20 @@ class Turn:
 class Vectors(Framed):
     """The closed form for n = 1 and real numbers: y_2, and y_1 and r = +-1 beside it, one a point.
 
-    Operations run in long loops. Along rows (M, N), `dim` = -1, nothing looks at coordinates: y_2, elements (0, b) of
-    g^hor and moments have a first one of 0. Many short vectors lie coordinate by coordinate, (N, M), `dim` = -2, and
-    are (N - 1, M) without the first.
+    Operations run in long loops. Along rows (M, N), `dim` = -1, nothing looks at coordinates: y_2, elements
+    (0, b) of g^hor and moments have a first one of 0. Many short vectors lie coordinate by coordinate, (N, M),
+    `dim` = -2, and are (N - 1, M) without the first.
     """
 
-    geometry: Sphere
+    geometry: Any  # a sphere or hyperbolic space, in whose formulas k is the only difference
     reads: ClassVar[bool] = True
 
-    def __init__(self, geometry: Sphere, y: Tensor, held: dict[str, Tensor], eps: float, short: int = SHORT) -> None:
+    def __init__(
+        self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float, short: int = SHORT
+    ) -> None:
         super().__init__(geometry, y, held, eps)
         self.k, self.dim = geometry.k, -2 if y.shape[-2] <= short and len(y) > MANY else -1
+        self.held = None if self.k == 1 else torch.zeros_like(y[:, 0, 0], dtype=torch.bool)
         self.whole = self.plain(y).clone(memory_format=torch.contiguous_format)
         self.first = self.whole.narrow(self.dim, 0, 1)
         self.y, self.y1 = self.lower(self.points(self.whole)), self.first
@@ -166,7 +174,9 @@ class Vectors(Framed):
 
     def length(self, w: Tensor) -> Tensor:
         w = self.lower(w)
-        return self.points(dot(w, w, -2).sqrt() if self.dim == -2 else torch.linalg.vector_norm(w, dim=-1, keepdim=True))
+        if self.dim == -2:
+            return self.points(dot(w, w, -2).sqrt())
+        return self.points(torch.linalg.vector_norm(w, dim=-1, keepdim=True))
 
     def take(self, y: Tensor) -> None:
         self._read(y)
@@ -182,7 +192,7 @@ class Vectors(Framed):
     def _turn_singular_(self) -> None:
         """A sign r stays while r + y_1 is not singular, as it is where a step has ended."""
         ry = self.r * self.y1
-        if perhaps(ry.amin() < SINGULAR - 1):
+        if ry.numel() and perhaps(ry.amin() < SINGULAR - 1):
             self.r.copy_(torch.where(ry < SINGULAR - 1, -self.r, self.r))
 
     def write(self, targets: list[Tensor]) -> None:
@@ -196,9 +206,12 @@ class Vectors(Framed):
         torch._foreach_copy_(self.targets, self.sources)
 
     def pieces(self) -> list[tuple[slice, ...]]:
-        """Points so few that operation after operation finds them in the cache; compiled, loops are one anyway."""
+        """Points so few that operation after operation finds them in the cache; compiled code has one loop.
+
+        None at all of no points, as in an empty shard.
+        """
         M, whole = self.y.shape[-3 - self.dim], self.y.numel() < 8 * CACHED or torch.compiler.is_compiling()
-        size = M if whole else CACHED * M // self.y.numel() + 1
+        size = max(M, 1) if whole else CACHED * M // self.y.numel() + 1
         return [(slice(None),) * (-1 - self.dim) + (slice(i, i + size),) for i in range(0, M, size)]
 
     def pull(self, g: Tensor, out: Tensor) -> None:
@@ -216,7 +229,7 @@ class Vectors(Framed):
         state = [self.y, self.y1, self.r, self.plain(length), *(self.lower(x) for x in (w, *odd, *even))]
         for i in self.pieces():
             y, y1, r, l, W, *rest = (x[i] for x in state)
-            T, ms, vs = self.turn(y, y1, r, W, l, R), rest[: len(odd)], rest[len(odd) :]
+            T, ms, vs = self.turn(y, y1, r, W, l, R, i), rest[: len(odd)], rest[len(odd) :]
             pairs = [(m, v) for m in ms for v in vs] if vs and perhaps(l.amax() > SLOW) else []
             most = [ratio(m, v).amax(dim, keepdim=True) for m, v in pairs]
             for m in ms:
@@ -235,20 +248,24 @@ class Vectors(Framed):
                 new = (1 + dot(y, y, dim)).sqrt_()
                 y1.copy_(torch.where(l > 0, new, y1) if perhaps(l.amin() == 0) else new)
 
-    def turn(self, y: Tensor, y1: Tensor, r: Tensor, W: Tensor, length: Tensor, R: Retraction) -> Turn:
-        """The step W, which is shortened where its point would lose all digits."""
+    def turn(
+        self, y: Tensor, y1: Tensor, r: Tensor, W: Tensor, length: Tensor, R: Retraction, i: tuple[slice, ...]
+    ) -> Turn:
+        """The step W of the points i, which is shortened where its point would lose all digits."""
         yb = dot(y, W, self.dim)
-        if self.k == -1 and perhaps(self.eps * y1.amax() * (4 / 3 * length.amax()).exp() > 0.25):
-            room = self.geometry.shortening(y1, yb, length, self.eps)
-            W.mul_(room)
-            yb, length = yb * room, length * room
+        if self.held is not None and perhaps(self.eps * y1.amax() * (4 / 3 * length.amax()).exp() > 0.25):
+            share = self.geometry.shortening(y1, yb, length, self.eps)
+            self.held[i[-1 if self.dim == -2 else 0]].logical_or_(share.squeeze(self.dim) < 1)
+            W.mul_(share)
+            yb, length = yb * share, length * share
         return Turn(self.k, r * y1, yb, length * length, R)
 
     def push(self, w: Tensor) -> Tensor:
         """(-k r y_2.b, b - k y_2 (y_2.b)/rho)."""
         b = self.lower(w)
         along = dot(self.y, b, self.dim)
-        lower, first = torch.addcmul(b, self.y, along / (1 + self.r * self.y1), value=-self.k), -self.k * self.r * along
+        lower = torch.addcmul(b, self.y, along / (1 + self.r * self.y1), value=-self.k)
+        first = -self.k * self.r * along
         if self.dim == -2:
             return self.points(torch.cat([first, lower], -2))
         lower[..., :1] = first
@@ -299,9 +316,11 @@ def ratio(m: Tensor, v: Tensor) -> Tensor:
 
 
 def keep_large_(v: Tensor, m: Tensor, most: Tensor, length: Tensor, dim: int) -> None:
-    """Squares v so large beside the turned m that no m^2/v exceeds the largest one before a step; in long steps all alike.
+    """Make squares v so large beside the turned m that no m^2/v exceeds the largest one before the step.
 
-    Spreading is right on average, but momentum is a single vector: across the frame it would meet squares from nearer in.
+    In long steps all become the largest. Spreading is right on average, but momentum is a single vector: far
+    out gradients grow with the point, and momentum that turned across them would be divided by squares from
+    nearer in.
     """
     large = torch.maximum(v, ratio(m, most))
     large = torch.where(length > LONG, large.amax(dim, keepdim=True), large)
@@ -309,15 +328,17 @@ def keep_large_(v: Tensor, m: Tensor, most: Tensor, length: Tensor, dim: int) ->
 
 
 class Carried(Frame):
-    """A stored frame above a closed form: Lambda(y) diag(1, O). O turns, as moments would, and coordinates do not."""
+    """A stored frame, Lambda(y) diag(1, O) above a closed form: O turns, as moments would, not coordinates."""
 
-    geometry: Sphere
+    geometry: Any
 
-    def __init__(self, geometry: Sphere, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
+    def __init__(self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
         super().__init__(geometry, y, held, eps)
-        S = held["section"] if held else torch.eye(y.shape[-2], dtype=y.dtype, device=y.device).repeat(len(y), 1, 1)
-        self.S = S.clone()  # by rows: the point, and o_j as (0, o_j)
-        self.O, self.form = (self.S[..., 1:, :], Vectors(geometry, self.S[..., :1, :].mT if held else y, {}, eps, short=0))
+        S = held["section"] if held else eye(y.mT).expand(len(y), -1, -1)
+        self.S = S.clone(memory_format=torch.contiguous_format)  # by rows: the point, and o_j as (0, o_j)
+        self.O = self.S[..., 1:, :]
+        self.form = Vectors(geometry, self.S[..., :1, :].mT if held else y, {}, eps, short=0)
+        self.held = self.form.held
         self._show()
 
     def _show(self) -> None:
@@ -344,12 +365,13 @@ class Carried(Frame):
         return self.O.mT @ w[..., 1:, :]
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
-        y, O, b = self.form.y.unsqueeze(-2), self.O, self.boost(w)
-        W = b.mT
-        f = self.form
-        x, z = f.turn(f.y, f.y1, f.r, W[..., 0, :], length[..., 0], R).each(dot(y, O), dot(W, O))
-        O.addcmul_(y, x).addcmul_(W, z)
-        self.form.step(b, length, R, (), ())
+        f, O, b = self.form, self.O, self.boost(w)
+        y, W, every = f.y.unsqueeze(-2), b.mT, (slice(None), slice(None))
+        if len(y):
+            T = f.turn(f.y, f.y1, f.r, W[..., 0, :], length[..., 0], R, every)
+            x, z = T.each(dot(y, O), dot(W, O))
+            O.addcmul_(y, x).addcmul_(W, z)
+        f.step(b, length, R, (), ())
         self._show()
 
     def push(self, w: Tensor) -> Tensor:
