@@ -35,7 +35,9 @@ __all__ = {names}
 def stub() -> str:
     """The text of the file, for the torch that is installed."""
     source = ast.parse(STUB.with_suffix(".py").read_text())
-    names = [node.name for node in source.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    names = [
+        node.name for node in source.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
     listed = "[\n" + "".join(f'    "{name}",\n' for name in ghor.optim.__all__) + "]"
     return HEAD.format(names=listed) + "".join(f"\n{of(getattr(ghor.optim, name))}" for name in names)
 

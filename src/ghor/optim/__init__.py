@@ -176,7 +176,9 @@ NAMED.update({Muon.Base: Muon, torch.optim.Muon: Muon, torch.optim.LBFGS: LBFGS}
 
 def __getattr__(name: str) -> Any:
     near = difflib.get_close_matches(name, __all__, 1)
-    hint = f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
+    hint = (
+        f"; did you mean {near[0]}?" if near else "; ghor.lift(Optimizer) takes optimizers of other libraries"
+    )
     if isinstance(getattr(torch.optim, name, None), type):
         hint = f"; ghor.lift(torch.optim.{name}) takes it"
     raise AttributeError(f"ghor.optim has no {name}{'' if name.startswith('_') else hint}")

@@ -66,9 +66,7 @@ NOISE = 0.5  # the rounding of X^H X up to which it is iterated instead of compu
 # -- msign: by right factors, so what is tangent stays so ----------------------------------------------------
 
 
-def right_factors(
-    blocks: Sequence[Tensor], G: Tensor, squares: Tensor, triples: Sequence[Triple]
-) -> Tensor:
+def right_factors(blocks: Sequence[Tensor], G: Tensor, squares: Tensor, triples: Sequence[Triple]) -> Tensor:
     """P (K, n, n) with X P = msign X for all matrices X of `blocks`, each (M, a, n), from G = X^H X in one batch.
 
     X <- X S, S = a I + b X^H X + c (X^H X)^2, from X/||X||_F; but T = X^H X alone is iterated, T <- S T S, and P
@@ -110,7 +108,11 @@ def gram_of(blocks: Sequence[Tensor]) -> Tensor:
 
 
 def orthogonalise_(
-    blocks: Sequence[Tensor], triples: Sequence[Triple], floor: float, rate: Any, low: torch.dtype | None = None
+    blocks: Sequence[Tensor],
+    triples: Sequence[Triple],
+    floor: float,
+    rate: Any,
+    low: torch.dtype | None = None,
 ) -> None:
     """X <- rate msign(X) for the blocks X (M, a, n) of elements V of g^hor; 0 where ||X||_F <= floor ||V||_F.
 
@@ -235,7 +237,10 @@ class _Muon(Optimizer):
             for g in theirs
             if is_triple(g["ns_coefficients"])
         ]
-        for inner, groups in ((self._muon, plain), (self._adamw, [g for g in self.param_groups if g["adamw"]])):
+        for inner, groups in (
+            (self._muon, plain),
+            (self._adamw, [g for g in self.param_groups if g["adamw"]]),
+        ):
             try:
                 inner.param_groups, inner.state = groups, self.state
                 bare_step(type(inner), differentiable=False)(inner)
@@ -263,7 +268,9 @@ class _Muon(Optimizer):
 
 
 def _check_triples(given: Any, steps: int) -> None:
-    if not (is_triple(given) or (len(given) and all(isinstance(t, Sequence) and is_triple(t) for t in given))):
+    if not (
+        is_triple(given) or (len(given) and all(isinstance(t, Sequence) and is_triple(t) for t in given))
+    ):
         raise ValueError(f"ns_coefficients are 3 numbers, or 3 for each step, got {given}")
     if not 0 <= steps < 100:
         raise ValueError(f"ns_steps is less than 100, got {steps}")

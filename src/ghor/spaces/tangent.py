@@ -31,7 +31,9 @@ from ghor.spaces.retraction import Retraction
 if TYPE_CHECKING:
     from ghor.spaces.stiefel import Orthogonal
 
-NARROW = 32  # matrices of fewer columns are kept by columns: BLAS takes a third to a fifth of the time for 49 x 7
+NARROW = (
+    32  # matrices of fewer columns are kept by columns: BLAS takes a third to a fifth of the time for 49 x 7
+)
 
 
 class Tangent(Frame):
@@ -51,7 +53,9 @@ class Tangent(Frame):
         super().__init__(geometry, y, held, eps)
         M, N, n = y.shape
         self.turned = n < NARROW and not by_rows
-        self.y = y.mT.clone(memory_format=torch.contiguous_format).mT if self.turned else y.contiguous().clone()
+        self.y = (
+            y.mT.clone(memory_format=torch.contiguous_format).mT if self.turned else y.contiguous().clone()
+        )
         has_A = len(geometry.hor_blocks(y)) > 1
         self.shapes = [(M, n, N) if self.turned else (M, N, n), *[(M, n, n)] * has_A]
         self.sizes = list(map(math.prod, self.shapes))
@@ -126,4 +130,3 @@ class Tangent(Frame):
         """Rounding of the point; what momenta have left of y is taken out of every velocity, by E."""
         X = gram(self.y, self.y)
         add_(self.y, self.y, (eye(X) - X) * (moved / 2))
-
