@@ -63,7 +63,8 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(T: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
-        return V @ (f(t)[0].unsqueeze(-1) * V.mH)
+        ft: Tensor = f(t)[0]
+        return V @ (ft.unsqueeze(-1) * V.mH)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -161,7 +162,8 @@ def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
 
     At a distance h its error is eps/h, and that of Simpson's rule in `_first` is h^4.
     """
-    return (b - a).abs() <= torch.finfo(a.dtype).eps ** 0.25 * (zero + a.abs())
+    part: float = torch.finfo(a.dtype).eps ** 0.25
+    return (b - a).abs() <= part * (zero + a.abs())
 
 
 def _first(t: Tensor, f: Any, zero: float) -> Tensor:
@@ -176,7 +178,8 @@ def _first(t: Tensor, f: Any, zero: float) -> Tensor:
 def _slope(f: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """f'(t), entry by entry. (torch.func.grad refuses to work below hooks of saved tensors.)"""
     if within_a_transform():
-        return torch.func.grad(lambda t: f(t).sum())(t)
+        slope: Tensor = torch.func.grad(lambda t: f(t).sum())(t)
+        return slope
     with torch.enable_grad():
         t = t.detach().requires_grad_()
         return torch.autograd.grad(f(t).sum(), t)[0]

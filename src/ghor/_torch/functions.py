@@ -16,10 +16,11 @@ def compilable(rule: Any) -> Any:
     return rule, type(rule)(rule.__name__, (torch.autograd.Function,), own)
 
 
-def apply(rules: Any, *args: Any) -> Any:
+def apply(rules: Any, *args: Any) -> Tensor:
     """Apply a `compilable` Function: the twin in compiled code."""
     eager, compiled = rules
-    return (compiled if torch.compiler.is_compiling() else eager).apply(*args)
+    out: Tensor = (compiled if torch.compiler.is_compiling() else eager).apply(*args)
+    return out
 
 
 def frozen(X: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ class Euclidean(GroupSpace):
     def nearest(self, x: Tensor) -> Tensor:
         return x.clone()
 
-    draw = nearest
+    def draw(self, normal: Tensor) -> Tensor:
+        return normal.clone()
 
     def longest(self, y: Tensor) -> float:
         return math.inf
@@ -63,7 +64,11 @@ class Euclidean(GroupSpace):
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         return g
 
-    global_rep = velocity = coordinates
+    def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
+        return v
+
+    def velocity(self, L: Tensor, w: Tensor) -> Tensor:
+        return w
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         return L + w

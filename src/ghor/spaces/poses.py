@@ -5,6 +5,7 @@ Lengths have no natural scale, so no result depends on the unit of length: only 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,7 +95,7 @@ class SpecialEuclidean(GroupSpace):
         return P[..., :-1].sum((-2, -1)) / 2 + P[..., -1].sum(-1)
 
     def longest(self, y: Tensor) -> float:
-        return 4 * y.shape[-2] ** 0.5
+        return 4 * math.sqrt(y.shape[-2])
 
     def length(self, w: Tensor) -> Tensor:
         """||omega||_F: a limit of translations would depend on the unit."""
@@ -333,4 +334,5 @@ def newton(H: Tensor, G: Tensor) -> Tensor:
     d = torch.where(d > 0, d, 1).rsqrt()
     e, V = torch.linalg.eigh(d[..., :, None] * (H + H.mT) / 2 * d[..., None, :])
     e = torch.where(e.abs() > 1e-8, e.abs(), torch.inf)
-    return -d * (V @ ((V.mT @ (d * G)[..., None]) / e[..., None]))[..., 0]
+    W: Tensor = V @ ((V.mT @ (d * G)[..., None]) / e[..., None])
+    return -d * W[..., 0]

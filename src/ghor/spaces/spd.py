@@ -171,7 +171,9 @@ def indefinite(P: Tensor) -> Tensor:
     subtracted, P has one only if it is definite, whatever the scale of its rows.
     """
     part = P.shape[-1] * torch.finfo(P.dtype).eps
-    return torch.linalg.cholesky_ex(P - torch.diag_embed(P.diagonal(dim1=-2, dim2=-1) * part))[1] > 0
+    shifted = P - torch.diag_embed(P.diagonal(dim1=-2, dim2=-1) * part)
+    info: Tensor = torch.linalg.cholesky_ex(shifted)[1]
+    return info > 0
 
 
 def lost(P: Tensor, eps: float) -> Tensor:

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ghor.layout import Layout
 from ghor.linalg import everywhere, size
-from ghor.spaces.base import on_points, unit_of
+from ghor.spaces.base import Space, on_points, unit_of
 from ghor.spaces.frames import Frame, Stored
 from ghor.spaces.stiefel import Stiefel
 from ghor.spaces.vectors import Vectors
@@ -42,15 +42,15 @@ class Sphere(Stiefel):
     The section of real vectors is a function of Y and a sign, so the implicit section is the default.
     """
 
-    radius: float | str = field(default=1.0, kw_only=True)  # type: ignore[misc]
+    radius: float | str = field(default=1.0, kw_only=True)
     padding_idx: int | None = field(default=None, kw_only=True)
 
     # -- options ---------------------------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        r = self.radius
-        if r != "start" and not (isinstance(r, Real) and not isinstance(r, bool) and 0 < r < math.inf):
+        r: Any = self.radius
+        if r != "start" and (not isinstance(r, Real) or r is True or not 0 < float(r) < math.inf):
             raise ValueError(f"radius is a positive number or 'start', got {r!r}")
         if type(r) not in (int, float, str):  # of NumPy
             object.__setattr__(self, "radius", float(r))
@@ -164,7 +164,7 @@ class Sphere(Stiefel):
         circles: there it is that of one-column matrices.
         """
         if Y.is_complex():
-            return cast(Tensor, super().log(Y, Z))
+            return super().log(Y, Z)
         Z = self._same_length(Z, eps)
         c = (Y * Z).sum(-2, keepdim=True)
         D = torch.where(c < 0, Z + Y, Z - Y)
@@ -228,9 +228,9 @@ def across(y: Tensor) -> Tensor:
     return v / length_of(v)
 
 
-def check_padding(space: Sphere, shape: Sequence[int]) -> None:
+def check_padding(space: Space, shape: Sequence[int]) -> None:
     """Raise ValueError unless the padding row exists."""
-    row, dims = space.padding_idx, space.dims
+    row, dims = space.layout.padding, space.dims
     rows = shape[-dims - 1] if len(shape) > dims else 0
     if row is not None and not -rows <= row < rows:
         raise ValueError(f"{space} has no row {row} in a tensor of shape {tuple(shape)}")

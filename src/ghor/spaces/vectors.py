@@ -1,4 +1,4 @@
-"""The closed form for n = 1 and real numbers: spheres, k = 1, and hyperbolic space, k = -1, in one set of lines.
+"""The closed form for n = 1 and real numbers: spheres (k = 1) and hyperbolic space (k = -1), as one.
 
 Turn      a step from y: the new point and the rotation of the frame, a few numbers a point
 Vectors   Lambda as a function of y and a sign r: what is odd in the gradient turns with it
@@ -7,13 +7,14 @@ Carried   Lambda(y) diag(1, O) with a rotation O that turns the other way: coord
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from ghor.linalg import eye, perhaps
+from ghor.linalg import eye, perhaps, size
 from ghor.spaces.frames import Frame, Framed, Tensors, rows
 from ghor.spaces.lines import Line, Moved
 from ghor.spaces.retraction import Retraction
@@ -29,7 +30,7 @@ def dot(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
     if dim == -1 or len(a) > 3 or torch.compiler.is_compiling():
         return (a * b).sum(dim, keepdim=True)
     (x, y), *rest = zip(a.split(1), b.split(1), strict=True)
-    sums = x * y
+    sums: Tensor = x * y
     for x, y in rest:
         sums.addcmul_(x, y)
     return sums
@@ -60,8 +61,8 @@ def in_plane(
 class Turn:
     """A step b from y in the closed form for n = 1: k = 1 for spheres, -1 for hyperbolic space.
 
-    Takes r y_1, y_2.b and b.b, one number a point. The frame at y+ is the transported one up to the rotation T
-    in the plane of y_2 and b: with c and s the half angle of the step, gamma = k rho c - s y_2.b and the
+    Takes r y_1, y_2.b and b.b, one number a point. The frame at y+ is the transported one up to the rotation
+    T in the plane of y_2 and b: with c and s the half angle of the step, gamma = k rho c - s y_2.b and the
     bivector S = s (b y_2^T - y_2 b^T),
 
         T = I + 2 (gamma S + S^2)/(gamma^2 + |S|^2),      gamma^2 + |S|^2 = rho rho+,      rho = 1 + r y_1
@@ -96,7 +97,8 @@ class Turn:
             h = torch.addcmul(ym, self.f * self.ry - self.h * self.yb, bm)
             h = torch.where(self.flip, 2 * h / (self.new * (2 - self.new)), 0)
             x, z = torch.addcmul(x, h, 1 - self.g), torch.addcmul(z, h, self.f, value=-1)
-        return kept(x, z)
+        x, z = kept(x, z)
+        return x, z
 
     def each(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
         """-k x and k z for several vectors a point, (M, K, 1)."""
@@ -104,7 +106,7 @@ class Turn:
         return torch.addcmul(-k * t[1] * bm, t[0], ym, value=-1), k * torch.addcmul(t[2] * ym, t[3], bm)
 
     def spread_(self, squares: Tensors, y: Tensor, b: Tensor, dim: int) -> None:
-        """v_i <- sum_j T_ij^2 v_j, mean squares of coordinates that are uncorrelated; T = I + y p^T + b q^T."""
+        """v_i <- sum_j T_ij^2 v_j, the mean squares of uncorrelated coordinates; T = I + y p^T + b q^T."""
         products, k = (y * y, y * b, b * b), self.k
         t = -self.T[0], -k * self.T[1], k * self.T[2], k * self.T[3]
         double = kept(2 * t[0], 2 * (t[1] + t[2]), 2 * t[3])
@@ -123,8 +125,8 @@ class Vectors(Framed):
     """The closed form for n = 1 and real numbers: y_2, and y_1 and r = +-1 beside it, one a point.
 
     Operations run in long loops. Along rows (M, N), `dim` = -1, nothing looks at coordinates: y_2, elements
-    (0, b) of g^hor and moments have a first one of 0. Many short vectors lie coordinate by coordinate, (N, M),
-    `dim` = -2, and are (N - 1, M) without the first.
+    (0, b) of g^hor and moments have a first one of 0. Many short vectors lie coordinate by coordinate,
+    (N, M), `dim` = -2, and are (N - 1, M) without the first.
     """
 
     geometry: Any  # a sphere or hyperbolic space, in whose formulas k is the only difference
@@ -198,10 +200,13 @@ class Vectors(Framed):
     def write(self, targets: list[Tensor]) -> None:
         """One call, so that an interrupt leaves weights whole; of parts that do not overlap, in any order."""
         if self.sources is None:
-            size = self.whole.shape[self.dim] - 1 if self.dim == -1 else 1
-            cut = lambda X, first: (first, *X[..., 1:, :].split(size, -2))  # noqa: E731
-            parts = (rows(self.points(x), len(targets)) for x in (self.whole, self.y1))
-            self.sources = [part for Y, y1 in zip(*parts, strict=True) for part in cut(Y, y1)]
+            count, rest = len(targets), self.whole.shape[self.dim] - 1 if self.dim == -1 else 1
+
+            def cut(X: Tensor, first: Tensor) -> list[Tensor]:
+                return [first, *torch.split(X[..., 1:, :], rest, -2)]
+
+            parts = zip(*(rows(self.points(x), count) for x in (self.whole, self.y1)), strict=True)
+            self.sources = [part for Y, y1 in parts for part in cut(Y, y1)]
             self.targets = [part for X in targets for part in cut(X, X[..., :1, :])]
         torch._foreach_copy_(self.targets, self.sources)
 
@@ -328,7 +333,7 @@ def keep_large_(v: Tensor, m: Tensor, most: Tensor, length: Tensor, dim: int) ->
 
 
 class Carried(Frame):
-    """A stored frame, Lambda(y) diag(1, O) above a closed form: O turns, as moments would, not coordinates."""
+    """A stored frame, Lambda(y) diag(1, O) over a closed form: O turns as moments would; coordinates stay."""
 
     geometry: Any
 
@@ -382,7 +387,7 @@ class Carried(Frame):
 
     def off(self) -> Tensor:
         X = self.O[..., 1:]
-        return torch.linalg.matrix_norm(X.mT @ X - eye(X)) / X.shape[-1] ** 0.5
+        return size(X.mT @ X - eye(X))[..., 0, 0] / math.sqrt(X.shape[-1])
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.form.repair(whole, moved)
