@@ -2,8 +2,8 @@
 
     python docs/build/signatures.py
 
-A class of ghor.optim takes what torch's class takes, and the options that are ours. tests/test_typing.py fails
-if the file is not what this writes.
+A class of ghor.optim takes what torch's class takes, and the options that are ours. tests/test_typing.py
+fails if the file is not what this writes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def of(cls: type[Lifted]) -> str:
 
 def type_of(p: inspect.Parameter) -> str:
     """Its annotation, as one would write it."""
-    return re.sub(r"\b(torch|typing|collections\.abc)\.", "", inspect.formatannotation(p.annotation))
+    return re.sub(r"\b(torch|typing|collections\.abc)\.", "", inspect.formatannotation(p.annotation)).strip(
+        "'"
+    )
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ __all__ = [
 class SGD(Lifted):
     """Gradient descent in g^hor, with torch's momentum, dampening and Nesterov's form: W = -lr B_cache.
 
-    It does not depend on the frame: on Stiefel, Grassmann and flags it has none, and the state is the momentum.
+    It does not depend on the frame: on Stiefel, Grassmann and flags it has none, and the state is the
+    momentum.
     """
 
     Base = torch.optim.SGD

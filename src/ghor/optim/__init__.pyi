@@ -198,8 +198,8 @@ class PaperAdam(Lifted):
     def __init__(
         self,
         params: Params,
-        lr: "float" = 0.001,
-        betas: "tuple[float, float]" = (0.9, 0.99),
-        delta: "float" = 1e-08,
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        delta: float = 1e-08,
         **ours: Unpack[Options],
     ) -> None: ...

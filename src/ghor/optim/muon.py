@@ -5,12 +5,13 @@
     W <- -lr [msign(V_A); msign(V_B)]              msign X = X (X^H X)^(-1/2), by Newton-Schulz
 
 msign is computed by an odd polynomial, which takes skew blocks to skew blocks, so W stays in g^hor. And
-msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step, unlike Adam's,
-does not depend on the frame: on Stiefel, Grassmann and flags it has none (`ghor.spaces.tangent`), and K = Q B
-takes the place of B. On the symplectic spaces frames differ by symplectic matrices, which are not rotations;
-there the step does depend on the frame, as that of SGD does.
+msign(O X P) = O msign(X) P for rotations O and P, so where frames differ by rotations the step, unlike
+Adam's, does not depend on the frame: on Stiefel, Grassmann and flags it has none (`ghor.spaces.tangent`), and
+K = Q B takes the place of B. On the symplectic spaces frames differ by symplectic matrices, which are not
+rotations; there the step does depend on the frame, as that of SGD does.
 
-The polynomial is computed as a right factor P, n x n, msign X = X P: what is tangent stays so in any precision.
+The polynomial is computed as a right factor P, n x n, msign X = X P: what is tangent stays so in any
+precision.
 
 From top to bottom: msign, the rule of a batch, the classes.
 """
@@ -43,8 +44,9 @@ Triple = tuple[float, float, float]
 ADJUSTMENTS = (None, "original", "match_rms_adamw")
 PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry for each parameter
 
-# The first five steps of Polar Express (Amsel, Persson, Musco, Gower 2025, arXiv:2505.16932, Algorithm 1), for singular
-# values above 1e-3 ||X||_F; divided by their safety factor, so that rounding cannot leave the interval.
+# The first five steps of Polar Express (Amsel, Persson, Musco, Gower 2025, arXiv:2505.16932, Algorithm 1),
+# for singular values above 1e-3 ||X||_F; divided by their safety factor, so that rounding cannot leave the
+# interval.
 POLAR_EXPRESS: tuple[Triple, ...] = tuple(
     (a / 1.01, b / 1.01**3, c / 1.01**5)
     for a, b, c in (
@@ -67,12 +69,13 @@ NOISE = 0.5  # the rounding of X^H X up to which it is iterated instead of compu
 
 
 def right_factors(blocks: Sequence[Tensor], G: Tensor, squares: Tensor, triples: Sequence[Triple]) -> Tensor:
-    """P (K, n, n) with X P = msign X for all matrices X of `blocks`, each (M, a, n), from G = X^H X in one batch.
+    """P (K, n, n) with X P = msign X for the matrices X of `blocks`, each (M, a, n), from G = X^H X of all.
 
-    X <- X S, S = a I + b X^H X + c (X^H X)^2, from X/||X||_F; but T = X^H X alone is iterated, T <- S T S, and P
-    collects the S. `squares` are ||X||_F^2, infinite for blocks that count as 0. It runs in the dtype of G; P is
-    collected in that of `squares`, because it holds gains from 1 to 485. Rounding of T grows by a^2 in each step,
-    so before it matters T is computed anew: in bfloat16 every second step, in float32 every seventh.
+    X <- X S, S = a I + b X^H X + c (X^H X)^2, from X/||X||_F; but T = X^H X alone is iterated, T <- S T S,
+    and P collects the S. `squares` are ||X||_F^2, infinite for blocks that count as 0. It runs in the dtype
+    of G; P is collected in that of `squares`, because it holds gains from 1 to 485. Rounding of T grows by
+    a^2 in each step, so before it matters T is computed anew: in bfloat16 every second step, in float32 every
+    seventh.
     """
     count, eps = list(map(len, blocks)), torch.finfo(G.dtype).eps
     full = torch.promote_types(G.dtype, squares.dtype)
@@ -206,7 +209,7 @@ def sides(b: Batch) -> tuple[int, int]:
 
 
 class _Muon(Optimizer):
-    """torch.optim.Muon and torch.optim.AdamW, each an optimizer of its own that is lent its groups for a step."""
+    """torch.optim.Muon and torch.optim.AdamW, each an optimizer that is lent its groups for a step."""
 
     def __init__(
         self,
@@ -230,7 +233,7 @@ class _Muon(Optimizer):
         super().__init__(params, {**self._muon.defaults, **given})
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """torch's two steps, each on its own groups, and ours for matrices that torch's Muon does not take."""
+        """torch's two steps, each on its own groups, and ours for matrices that torch's does not take."""
         theirs = [g for g in self.param_groups if not g["adamw"]]
         plain = [
             {**g, "params": [p for p in g["params"] if not is_sharded(p)]}
@@ -286,14 +289,14 @@ class Muon(Lifted):
     `adjust_lr_fn` asks for one of torch's scalings by name, and `eps` is relative: a block of V smaller than
     eps ||V||, or than 1000 units of rounding of ||V||, counts as 0, so the step does not depend on the scale
     of the loss. `ns_coefficients` may be a list of triples, one for each step, such as `POLAR_EXPRESS`; with
-    ns_dtype=torch.bfloat16 the polynomial is computed in that, as torch's own is: W stays exactly tangent, and
-    its singular values are right to two digits.
+    ns_dtype=torch.bfloat16 the polynomial is computed in that, as torch's own is: W stays exactly tangent,
+    and its singular values are right to two digits.
 
-    Euclidean matrices are torch.optim.Muon's, bit for bit. All other Euclidean weights are torch.optim.AdamW's,
-    in a group of their own with the options `adamw`. So are, if a model is given, as `params` or as `module`,
-    embeddings, weights that are tied to them, and linear layers with as many outputs as there are words; and
-    weights whose name matches one of `adamw_names` ("head", "*.gate"). A group can say which it is:
-    {"params": [...], "adamw": True, "lr": 3e-4}.
+    Euclidean matrices are torch.optim.Muon's, bit for bit. All other Euclidean weights are
+    torch.optim.AdamW's, in a group of their own with the options `adamw`. So are, if a model is given, as
+    `params` or as `module`, embeddings, weights that are tied to them, and linear layers with as many outputs
+    as there are words; and weights whose name matches one of `adamw_names` ("head", "*.gate"). A group can
+    say which it is: {"params": [...], "adamw": True, "lr": 3e-4}.
 
     >>> opt = Muon(model, lr=0.02, adamw={"lr": 3e-4, "weight_decay": 0.01})
     """
@@ -356,7 +359,7 @@ class Muon(Lifted):
     # -- which weights are whose
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch. With `adamw` True or False the whole group is AdamW's or Muon's, else it is split in two,
+        """As in torch; with `adamw` True or False the whole group is AdamW's or Muon's, else it is split,
         so that a scheduler finds the rate of each; a dict has options of AdamW's part.
         """
         count = len(self.param_groups)
@@ -412,8 +415,8 @@ class Muon(Lifted):
     def _warn_of_unsorted(self, groups: list[Any]) -> None:
         """Bare tensors do not say which of them are embeddings and heads.
 
-        torch.optim.Muon takes matrices alone, so who gives it weights has sorted them; who gives us vectors as
-        well, without names or a module, has not.
+        torch.optim.Muon takes matrices alone, so who gives it weights has sorted them; who gives us vectors
+        as well, without names or a module, has not.
         """
         bare: list[Tensor] = []
         for group in groups:
@@ -426,9 +429,9 @@ class Muon(Lifted):
         if matrices and len(matrices) < len(bare):
             largest = max(matrices, key=Tensor.numel)
             warnings.warn(
-                f"Muon was given bare tensors of all kinds, and orthogonalises all {len(matrices)} matrices among "
-                f"them, the largest of shape {tuple(largest.shape)}. If one is an embedding or a head, give the "
-                "model: Muon(model), or module=model",
+                f"Muon was given bare tensors of all kinds, and orthogonalises all {len(matrices)} matrices "
+                f"among them, the largest of shape {tuple(largest.shape)}. If one is an embedding or a head, "
+                "give the model: Muon(model), or module=model",
                 stacklevel=5,
             )
 
@@ -466,8 +469,8 @@ class _Sorting:
 def tables(model: nn.Module) -> list[Tensor]:
     """The weights of a model that are lists of rows, one a word, which nobody should orthogonalise.
 
-    Those of embeddings, tied ones too, and of linear layers that answer with a number for each word: those with
-    as many outputs as there are words.
+    Those of embeddings, tied ones too, and of linear layers that answer with a number for each word: those
+    with as many outputs as there are words.
     """
     embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
     words = {m.num_embeddings for m in embeddings}

@@ -1,16 +1,18 @@
 """The frame of rules that need none: Stiefel, Grassmann and flag manifolds, real and complex.
 
-An element of g^hor is kept as (K, A): A is skew, n x n, and K = Q B is N x n with y^H K = 0. That is an isometric
-picture of [A; B] in which no Q occurs: nothing is kept beside the point, and of a momentum only K turns.
+An element of g^hor is kept as (K, A): A is skew, n x n, and K = Q B is N x n with y^H K = 0. That is an
+isometric picture of [A; B] in which no Q occurs: nothing is kept beside the point, and of a momentum only K
+turns.
 
     pull   S = y^H G,  A = S - S^H,  K = G - y S                                      2 products of N n^2
     step   E = y^H K,  C = K^H K - E^H E,  M = A - C/2                                2
            D = (K + y (M - E)) (I - M/2)^-1          (or another retraction)          2
-           k <- k - (y + D/2) (K^H k)  for every momentum k,  y <- y + D              2, or 1: see `Frame.multiple`
+           k <- k - (y + D/2) (K^H k)  for every momentum k,  y <- y + D              2, or 1: see
+           `Frame.multiple`
 
-E is 0 but for rounding, and must be there. Where y is off its space by d, K = G - y S has the part -d S along y,
-which moves y off by more: without E errors grow by |S|, or by what Muon's polynomial multiplies small directions
-with, in every step. With E what y is off stays what rounding made it.
+E is 0 but for rounding, and must be there. Where y is off its space by d, K = G - y S has the part -d S along
+y, which moves y off by more: without E errors grow by |S|, or by what Muon's polynomial multiplies small
+directions with, in every step. With E what y is off stays what rounding made it.
 
 A rule may live here if it is linear in its gradients (SGD), by numbers a point (ScalarMomentAdam) or by right
 factors (Muon: K P): these do not depend on the frame. What divides coordinate by coordinate needs one.
@@ -39,8 +41,8 @@ NARROW = (
 class Tangent(Frame):
     """No frame at all: the point y, and tangent vectors at it.
 
-    K and A lie one behind the other in a flat tensor: a momentum is one tensor to a rule, and K is whole, so that
-    state[p] can show it in the weight's shape. Where A = 0 (Grassmann) an element is K alone.
+    K and A lie one behind the other in a flat tensor: a momentum is one tensor to a rule, and K is whole, so
+    that state[p] can show it in the weight's shape. Where A = 0 (Grassmann) an element is K alone.
     """
 
     steady: ClassVar[bool] = True
