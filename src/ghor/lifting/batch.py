@@ -21,6 +21,7 @@ from ghor.constraints.validation import Warn, batch_dims, check_on_space
 from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
 from ghor.linalg import perhaps, size
+from ghor.spaces.base import no_digits
 from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import RETRACTIONS
 
@@ -197,7 +198,7 @@ class Batch:
         if self.space.radius != "start":
             return None if self.space.radius == 1 else float(self.space.radius)
         weights = weights.to(self.dtype)
-        own = size(weights)
+        own = self.space.scale(weights)
         known = held.get("radius")
         if known is None:
             declared = list(map(declared_radii, self.params))
@@ -222,10 +223,8 @@ class Batch:
 
     def _divide_(self, W: Tensor) -> None:
         """The inverse of `_in_units`, for elements of g^hor, in place."""
-        if torch.is_tensor(self.scale) and W.dim() == 1:
+        if self.scale is not None:
             self.frame.scale_(W, 1 / self.scale)
-        elif self.scale is not None:
-            W.div_(self.scale)
 
     def _checked(self, y: Tensor, held: dict[str, Tensor]) -> Tensor:
         """The points of the weights, which are on their space; nothing was moved if one is not.
@@ -336,7 +335,7 @@ class Batch:
         away = self._seen_as_points(self.H)
         self.space.geometry.away(self.frame, self.anchor, away)
         if self.scale is not None:
-            away.mul_(self.scale)
+            self.frame.scale_(away, self.scale)
         return self.H.clone()
 
     def unroll(self) -> None:
@@ -562,8 +561,9 @@ class Batch:
         reads = self.frame.reads and self.exact
         y = self.frame.point() if reads else None
         off = self.lost if y is None else self._off(y)
-        seen = [x.to(self.peak) for x in (self.peak.amax(), self.lost, off.any())]
-        peak, lost, any_off = torch.stack(seen).tolist()
+        held = self.lost if self.frame.held is None else self.frame.held
+        seen = [x.to(self.peak) for x in (self.peak.amax(), self.lost, off.any(), held.any())]
+        peak, lost, any_off, any_held = torch.stack(seen).tolist()
         longest = self.frame.longest
         if not peak <= longest:
             self._say_long(peak)
@@ -573,6 +573,9 @@ class Batch:
                 f"{self.names[0]} or one of its kind was written through .data, which is not counted on this device: "
                 "the write was lost; write under torch.no_grad() instead",
             )
+        if self.frame.held is not None and any_held:
+            self.warn("digits", no_digits(self.space, self.eps))
+            self.frame.held.zero_()
         if y is not None and any_off:
             name = self._name_of(off)
             self.warn("off", f"{name} is not on {self.space}, as after a write through .data: it was projected")

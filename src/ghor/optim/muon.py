@@ -174,8 +174,8 @@ def velocity(b: Batch) -> None:
     low = None if W.is_complex() else group["ns_dtype"]
     b.frame.hor_(W)  # of what is no part of g^hor, rounding or a user's, the polynomial would make as much
     orthogonalise_(b.frame.blocks(W), triples(group), floor, rate, low)
-    if b.space.radius != 1:  # W is a length there, and lr stays an angle
-        W.mul_(b.space.radius)
+    if b.scale is not None:  # W is a length there, and lr stays an angle
+        b.frame.scale_(W, b.scale)
 
 
 def triples(group: dict[str, Any]) -> list[Triple]:
@@ -340,7 +340,7 @@ class Muon(Lifted):
             groups = [{"params": groups}]
         if self._sorting.model is None:
             self._warn_of_unsorted(groups)
-        parts = [part for group in groups for part in self._parts(group)]
+        parts = [part for group in groups for part in self._split(group)]
         self._sorting.check()
         return parts
 
@@ -364,16 +364,16 @@ class Muon(Lifted):
         """
         count = len(self.param_groups)
         try:
-            for part in self._parts(param_group):
+            for part in self._split(param_group):
                 super().add_param_group(part)
         except BaseException:
             del self.param_groups[count:]
             raise
 
-    def _parts(self, group: Any) -> Iterator[Any]:
+    def _split(self, group: Any) -> Iterator[Any]:
         given = group.get("params") if isinstance(group, dict) else None
         entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
-        tensors = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
+        tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
         if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
             yield group  # torch raises, and says what is wrong
             return

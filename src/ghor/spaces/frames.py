@@ -74,9 +74,11 @@ class Frame:
         """<w, v> in g^hor, (M)."""
         return self.geometry.hor_inner(w, v)
 
-    def scale_(self, w: Tensor, factor: Tensor) -> None:
-        """w <- factor w, (M, 1, 1); 0 where the factor is, whatever w is there."""
-        w.masked_fill_(factor == 0, 0).mul_(factor)
+    def scale_(self, w: Tensor, factor: Tensor | float) -> None:
+        """w <- factor w, one number or (M, 1, 1); 0 where such a factor is, whatever w is there."""
+        if torch.is_tensor(factor):
+            w.masked_fill_(factor == 0, 0)
+        w.mul_(factor)
 
     def straighten_(self, y: Tensor, odd: Tensors) -> None:
         """Make moments at hand elements of g^hor above y, after an interrupt that may have left them half turned."""

@@ -85,7 +85,7 @@ class Tangent(Frame):
         for K in (self.blocks(m)[0] for m in odd):
             add_(K, y, gram(y, K), -1)
 
-    def scale_(self, w: Tensor, factor: Tensor) -> None:
+    def scale_(self, w: Tensor, factor: Tensor | float) -> None:
         for X in self.blocks(w):
             super().scale_(X, factor)
 
