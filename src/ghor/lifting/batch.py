@@ -20,7 +20,7 @@ from ghor.constraints.registry import declared_radii, keep_radii
 from ghor.constraints.validation import Warn, batch_dims, check_on_space
 from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
-from ghor.linalg import perhaps, size
+from ghor.linalg import perhaps
 from ghor.spaces.base import no_digits
 from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import RETRACTIONS
@@ -198,7 +198,7 @@ class Batch:
         if self.space.radius != "start":
             return None if self.space.radius == 1 else float(self.space.radius)
         weights = weights.to(self.dtype)
-        own = self.space.scale(weights)
+        own = torch.as_tensor(self.space.scale(weights))
         known = held.get("radius")
         if known is None:
             declared = list(map(declared_radii, self.params))
