@@ -1,7 +1,7 @@
-"""Every function of points that a space has, with arguments for it: methods marked by `on_points` say what they take.
+"""Every function of points that a space has, with arguments for it: `on_points` says what they take.
 
-The laws of NaN, threads, layout, scale and half precision walk this table: a function that a space adds runs through
-them by itself.
+The laws of NaN, threads, layout, scale and half precision walk this table: a function that a space adds runs
+through them by itself.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """The law table: every space of the package with shapes to try it on, found by walking `ghor.spaces`.
 
 Tests ask the functions below what a space can do (`has`, `is_flat`, `is_compact`, ...) and never compare its
-name: a new space then runs through every law that it has the geometry for. Laws are tried on covering cases: every
-shape and every option of a law meets every space, but not every shape every option.
+name: a new space then runs through every law that it has the geometry for. Laws are tried on covering cases:
+every shape and every option of a law meets every space, but not every shape every option.
 """
 
 import importlib
@@ -125,7 +125,7 @@ def has_distances(space: Space) -> bool:
 
 
 def has_canonical_metric(space: Space) -> bool:
-    """Whether the metric is the inner product of g^hor: transport is an isometry, and `pull` represents rgrad."""
+    """Whether the metric is the inner product of g^hor, so that `pull` represents rgrad."""
     return isinstance(space, Orthogonal) or (isinstance(space, GroupSpace) and space.unit == 1)
 
 

@@ -29,7 +29,6 @@ class OrthogonalGroup(Orthogonal):
 
         NaN for points of different components. Y^H Z = I + Y^H (Z - Y) is I where Z = Y.
         """
-        self.check_points("log", Y, Z)
         R = eye(Y) + Y.mH @ (Z - Y)
         if not R.is_complex():
             R = torch.where((det(frozen(R)) < 0)[..., None, None], torch.nan, R)

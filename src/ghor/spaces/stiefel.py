@@ -110,10 +110,11 @@ class Orthogonal(Matrices):
         YG = Y.mH @ G
         return G + Y @ (self.skew(YG) - YG)
 
-    def check_points(self, what: str, *points: Tensor) -> None:
-        """Raise ValueError where matrices are no points, of which a logarithm would be some number."""
-        off = max((largest(self.residual(frozen(y))) for y in points), default=0.0)
-        if off > torch.finfo(points[0].dtype).eps ** 0.5 * points[0].shape[-1]:
+    def check_points(self, what: str, points: Sequence[Tensor], eps: float) -> None:
+        if self.layout.dims < 2:  # vectors of any length have a direction
+            return
+        off = max(largest(self.geometry.residual(frozen(y)).nan_to_num(0)) for y in points)
+        if off > eps**0.5 * points[0].shape[-1]:
             raise ValueError(f"{self}.{what}: a matrix is {off:.1e} off the space; project it first")
 
 
@@ -134,7 +135,6 @@ class Stiefel(Orthogonal):
 
         NaN where it finds none: for points at or near the cut locus, or in different components.
         """
-        self.check_points("log", Y, Z)
         Lambda = self.section(Y)
         V = self.section(eye_of(Y) + Lambda.mH @ (Z - Y))  # E itself where Z = Y
         return Lambda @ canonical_log(V, Y.shape[-1])
@@ -159,7 +159,6 @@ class Grassmann(Subspaces, Orthogonal):
 
         t are the principal angles. At pi/2 the shortest geodesic is not unique, and one of them is taken.
         """
-        self.check_points("log", Y, Z)
         D, YZ = Z - Y, Y.mH @ Z
         K = D - Y @ (Y.mH @ D)  # small where Z is near Y
         good = finite(YZ)

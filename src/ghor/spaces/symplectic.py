@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ghor.linalg import everywhere, eye, inner, inverse, largest, polar, size, solve
+from ghor.linalg import everywhere, eye, finite, inner, inverse, largest, polar, size, solve
 from ghor.spaces.base import on_points, room_of
 from ghor.spaces.frames import Frame
 from ghor.spaces.matrix import Matrices, Subspaces
@@ -65,6 +65,8 @@ class Symplectic(Matrices):
         N, n = y.shape[-2:]
         if N == n:
             return y[..., :0]
+        good = finite(y)  # eigh would raise
+        y = torch.where(good, y, self.distinct(y))
         m, Z = (N - n) // 2, torch.linalg.qr(times_J(y), mode="complete")[0][..., n:]  # the kernel of U+
         K = Z.mT @ times_J(Z)
         w, V = torch.linalg.eigh(1j * (K - K.mT) / 2)  # ascending pairs -w, w: the last m are positive
@@ -75,7 +77,7 @@ class Symplectic(Matrices):
         V = (V * (2 / w[..., m:]).sqrt().unsqueeze(-2)) @ polar(V.mH @ C.to(V))
         Q = torch.cat([V.imag, V.real], -1)
         Q = Q - y @ (self.star(y) @ Q)
-        return Q @ (3 * eye(Q) - self.star(Q) @ Q) / 2
+        return torch.where(good, Q @ (3 * eye(Q) - self.star(Q) @ Q) / 2, torch.nan)
 
     def away(self, frame: Frame, y0: Tensor, out: Tensor) -> None:
         """The difference y - y0 in g^hor, shortened to at most one radian.
