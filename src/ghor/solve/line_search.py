@@ -97,8 +97,8 @@ def strong_wolfe(
             bracket[high] = bracket[low]
         bracket[low] = now
     best = bracket[low]
-    # Uphill within the slack, and hardly less steep: not progress, and it would go on for ever.
-    creeps = slack > 0 and best.f > start.f and abs(best.slope) > -0.9 * start.slope
+    # Not downhill, within the slack, and hardly less steep: not progress, and it would go on for ever.
+    creeps = slack > 0 and best.f >= start.f and abs(best.slope) > -0.9 * start.slope
     return start if creeps else best
 
 

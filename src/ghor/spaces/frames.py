@@ -242,8 +242,11 @@ class Framed(Frame):
     def along(self, w: Tensor, R: Retraction) -> Line:
         return Thin(self, w, R)
 
-    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
-        """The frame above y, at the end of the step w, which may be overwritten; D and J as `Retraction.act` has them."""
+    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+        """The frame above y, at the end of the step t w; D and J as `Retraction.act` has them.
+
+        low is [0; B] of w, and may be overwritten.
+        """
         raise NotImplementedError
 
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
@@ -311,29 +314,31 @@ class Stored(Framed):
             top.zero_() if M is None else top.copy_(M)
             return self.push(w)
 
-        self._turn_(w, *R.act(y, V, top.clone(), star(B) @ B, self.longest))
-
-    def _turn_(self, w: Tensor, D: Tensor, J: Tensor | None) -> None:
-        """y <- y + D, Q <- Q - (y + J) B*; w is overwritten."""
-        n, y = self.n, self.L[..., : self.n, :].mT
-        T = torch.add(y, D, alpha=0.5) if J is None else y + J
-        w[..., :n, :].zero_()
-        if w.is_complex() or not self.geometry.compact:
-            w[..., n:, :] = self.geometry.star(w[..., n:, :]).mT
-        self.L.baddbmm_(w, T.mT, alpha=-1)
+        D, J = R.act(y, V, top.clone(), star(B) @ B, self.longest)
+        top.zero_()
+        self.L.baddbmm_(*self._sides(w, D, J), alpha=-1)
         self.L[..., :n, :].add_(D.mT)
+
+    def _sides(self, low: Tensor, D: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
+        """[0; B*^T] and (y + J)^T, so that Q <- Q - (y + J) B* is one product; low is [0; B], and overwritten."""
+        n, y = self.n, self.L[..., : self.n, :].mT
+        if low.is_complex() or not self.geometry.compact:
+            low[..., n:, :] = self.geometry.star(low[..., n:, :]).mT
+        return low, (torch.add(y, D, alpha=0.5) if J is None else y + J).mT
 
     def push(self, w: Tensor) -> Tensor:
         return (w.mT @ self.L).mT
 
-    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
         new = copy.copy(self)
-        new.L = self.L.clone()
-        if self.L.shape[-1] > self.n:
-            new._turn_(w, D, J)
-        if whole:
-            new.repair(True, w.real.new_ones(()))
+        if self.L.shape[-1] == self.n:
+            new.L = y.mT.contiguous()
+            return new
+        new.L = torch.baddbmm(self.L, *self._sides(low, D, J), alpha=-t)
         new.L[..., : self.n, :] = y.mT
+        if whole:
+            new.repair(True, low.real.new_ones(()))
+            new.L[..., : self.n, :] = y.mT
         return new
 
     def off(self) -> Tensor:
@@ -436,7 +441,7 @@ class ClosedForm(Framed):
         U = -times(self.P.mH, gram(y[..., n:, :], w[..., n:, :]))
         return plus(torch.cat([U, w[..., n:, :]], -2), y, w[..., :n, :] + times(self.R.mH, U))
 
-    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
         """The reference is kept: its frames are a smooth field, in which coordinates stay; see `renewed`."""
         new = copy.copy(self)
         new.y, new.P = y, inverse(self.R + y[..., : self.n, :])

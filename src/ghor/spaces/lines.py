@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from ghor.linalg import defect, times
+from ghor.linalg import by_columns, defect, times
 from ghor.spaces.retraction import Retraction, geodesic
 
 if TYPE_CHECKING:
@@ -48,16 +48,20 @@ class Thin:
 
     def __init__(self, frame: Framed, w: Tensor, R: Retraction) -> None:
         n, star = frame.n, frame.geometry.star
-        self.start, self.y, self.w, self.R, self.longest = frame, frame.point(), w, R, frame.longest
-        self.A, B, low = w[..., :n, :], w[..., n:, :], w.clone()
-        low[..., :n, :] = 0
-        self.QB, self.C = frame.push(low), star(B) @ B
+        self.start, self.y, self.R, self.longest, self.low = frame, frame.point(), R, frame.longest, w.clone()
+        self.A, B = w[..., :n, :], w[..., n:, :]
+        self.low[..., :n, :] = 0
+        self.QB, self.C = frame.push(self.low), star(B) @ B
 
     def at(self, t: float, repair: bool = False) -> Trial:
         """A trial costs two products N n^2."""
 
         def V(M: Tensor | None) -> Tensor:
-            return self.QB * t if M is None else self.QB * t + times(self.y, M)
+            if M is None or self.y.shape[-1] == 1:
+                return self.QB * t if M is None else torch.addcmul(self.QB * t, self.y, M)
+            if by_columns(self.QB):
+                return torch.baddbmm(self.QB.mT, M.mT, self.y.mT, beta=t).mT
+            return torch.baddbmm(self.QB, self.y, M, beta=t)
 
         D, J = self.R.act(self.y, V, self.A * t, self.C * (t * t), self.longest)
         y = self.y + D
@@ -73,7 +77,7 @@ class Thin:
 
     def frame(self, trial: Trial, whole: bool = False) -> Frame:
         """The one time that a frame moves."""
-        return self.start.reached(trial.y, self.w * trial.t, cast(Tensor, trial.D), trial.J, whole)
+        return self.start.reached(trial.y, self.low, trial.t, cast(Tensor, trial.D), trial.J, whole)
 
 
 class Straight:

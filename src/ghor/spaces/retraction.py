@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ghor._torch.transforms import transformed
-from ghor.linalg import eye, inverse, size, times
+from ghor.linalg import eye, inverse, plus, size, times
 
 Product = Callable[[Tensor | None], Tensor]
 
@@ -42,8 +42,8 @@ class Cayley:
         self, y: Tensor, QB: Tensor, A: Tensor, C: Tensor, t: float, D: Tensor, J: Tensor | None
     ) -> Tensor:
         """y_t' = (D/t - t (y + D/2) C/2) F2."""
-        F2 = inverse(eye(A) - A * (t / 2) + C * (t * t / 4))
-        return times(D / t - times(y + D / 2, C * (t / 2)), F2)
+        F2 = inverse(torch.add(torch.sub(eye(A), A, alpha=t / 2), C, alpha=t * t / 4))
+        return times(plus(D / t, torch.add(y, D, alpha=0.5), C, -t / 2), F2)
 
     def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
         f = torch.reciprocal(1 + bb * (k / 4))

@@ -8,6 +8,7 @@ Carried   Lambda(y) diag(1, O) with a rotation O that turns the other way: coord
 from __future__ import annotations
 
 import math
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -138,16 +139,20 @@ class Vectors(Framed):
         super().__init__(geometry, y, held, eps)
         self.k, self.dim = geometry.k, -2 if y.shape[-2] <= short and len(y) > MANY else -1
         self.held = None if self.k == 1 else torch.zeros_like(y[:, 0, 0], dtype=torch.bool)
+        self._stand(y)
+        self.r = torch.where(self.y1 < 0, -1.0, 1.0).to(y) if self.k == 1 else torch.ones_like(self.y1)
+        if "frame_anchor" in held:
+            self.r.copy_(self.plain(held["frame_anchor"]))
+            self._turn_singular_()
+
+    def _stand(self, y: Tensor) -> None:
+        """Above y, in memory of its own."""
         self.whole = self.plain(y).clone(memory_format=torch.contiguous_format)
         self.first = self.whole.narrow(self.dim, 0, 1)
         self.y, self.y1 = self.lower(self.points(self.whole)), self.first
         if self.dim == -1:
             self.y1 = self.first.clone()
             self.first.zero_()
-        self.r = torch.where(self.y1 < 0, -1.0, 1.0).to(y) if self.k == 1 else torch.ones_like(self.y1)
-        if "frame_anchor" in held:
-            self.r.copy_(self.plain(held["frame_anchor"]))
-            self._turn_singular_()
 
     def plain(self, x: Tensor) -> Tensor:
         """(M, N, 1) as (M, N) or (N, M), a view; and back by `points`."""
@@ -181,15 +186,12 @@ class Vectors(Framed):
         return self.points(torch.linalg.vector_norm(w, dim=-1, keepdim=True))
 
     def take(self, y: Tensor) -> None:
-        self._read(y)
-        if self.k == 1:
-            self._turn_singular_()
-
-    def _read(self, y: Tensor) -> None:
         copy_(self.points(self.whole)[..., 0], y[..., 0])
         if self.dim == -1:
             self.y1.copy_(self.first)
             self.first.zero_()
+        if self.k == 1:
+            self._turn_singular_()
 
     def _turn_singular_(self) -> None:
         """A sign r stays while r + y_1 is not singular, as it is where a step has ended."""
@@ -283,16 +285,16 @@ class Vectors(Framed):
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
         return bend(self.k, self.point(), g)
 
-    def reached(self, y: Tensor, w: Tensor, D: Tensor, J: Tensor | None, whole: bool) -> Self:
-        new = self.copy()
-        new._read(y)
+    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+        new = copy.copy(self)
+        new._stand(y)
         return new
 
     def renewed(self) -> Self | None:
         worn = self.r * self.y1 < TURN - 1
         if self.k == -1 or not bool(worn.any()):
             return None
-        new = self.copy()
+        new = copy.copy(self)
         new.r = torch.where(worn, -self.r, self.r)
         return new
 
