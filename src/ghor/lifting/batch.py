@@ -270,7 +270,8 @@ class Batch:
         if self.H.grad is not self.G:  # a rule may have let go of it
             self.H.grad = self.G
         grads = [g.to_dense() if g.is_sparse else g for g in map(_grad, self.params)]
-        return self._points(self._local(grads)).to(self.dtype)
+        G = self._points(self._local(grads)).to(self.dtype)
+        return self.layout.padded(G, self.shape, 0.0)
 
     def follow(self) -> None:
         """Go on from points that were written through .data: read where that is cheap, else compared.
@@ -548,8 +549,8 @@ class Batch:
     def dissolve(self, state: Any) -> None:
         """Leave the weights to other batches. Those that others have written, be it with their own values, get moments
         of zero where these are not finite."""
-        touched = [a != b for a, b in zip(map(_version, self.params), self.versions, strict=True)]
-        for p, written in zip(self.params, touched, strict=True):
+        touched = [a != b for a, b in zip(map(_version, self.params), self.versions, strict=False)]
+        for p, written in zip(self.params, touched, strict=False):
             for value in state.get(p, {}).values() if written else ():
                 if torch.is_tensor(value) and value.dim() > 0 and not bool(torch.isfinite(value).all()):
                     value.zero_()
