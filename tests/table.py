@@ -273,7 +273,8 @@ def points(space: Space, X: torch.Tensor) -> torch.Tensor:
 
 def inner(space: Space, Y: torch.Tensor, U: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
     """Re <U, V> of each member of a batch."""
-    return (U.conj() * V).real.sum(one(space, Y))
+    product = (U.conj() * V).real
+    return product.sum(one(space, Y)) if space.dims else product
 
 
 def sized(space: Space, Y: torch.Tensor, V: torch.Tensor, size: float) -> torch.Tensor:

@@ -29,8 +29,6 @@ def frozen(X: Tensor) -> Tensor:
 
 
 class _Frozen(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(X: Tensor) -> Tensor:
         return X.clone()
@@ -38,6 +36,10 @@ class _Frozen(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, X: Tensor) -> tuple[Tensor, Any]:
+        return frozen(X), in_dims[0]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:

@@ -165,7 +165,7 @@ class Sphere(Stiefel):
         """
         if Y.is_complex():
             return super().log(Y, Z)
-        Z = self._same_length(Z, eps)
+        Y, Z = self._same_length(Y, Z, eps)
         c = (Y * Z).sum(-2, keepdim=True)
         D = torch.where(c < 0, Z + Y, Z - Y)
         K = D - Y * (Y * D).sum(-2, keepdim=True)  # Z - c Y, but not a difference of large numbers
@@ -185,19 +185,19 @@ class Sphere(Stiefel):
         """
         if Y.is_complex():
             return self.norm(Y, self.log(Y, Z))
-        Z = self._same_length(Z, eps)
+        Y, Z = self._same_length(Y, Z, eps)
         near, far = (root(squared(V)) for V in (Z - Y, Z + Y))
         return 2 * torch.atan2(near, far)[..., 0, 0]
 
-    def _same_length(self, z: Tensor, eps: float) -> Tensor:
-        """z in the radius of y, which is 1 here; ValueError for points that no one sphere holds."""
+    def _same_length(self, y: Tensor, z: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Both of length 1, where z is in the unit of y; ValueError for points that no one sphere holds."""
         if self.radius != "start":
-            return z
+            return y, z
         length = length_of(z)
         off = (length.detach() - 1).abs() > max(1e-3, eps)
         if not torch.compiler.is_compiling() and not everywhere(~off):
             raise ValueError(f"points of different lengths are on different spheres of {self}")
-        return z / length
+        return y / length_of(y), z / length
 
 
 def squared(y: Tensor) -> Tensor:
