@@ -1,41 +1,29 @@
-"""Rules as users write them, and a loss to try them on."""
+"""Rules as users write them, rules of other libraries, and a loss to try them on."""
 
 import torch
 from steps import STIEFEL
 from torch import nn
 from torch.optim import Optimizer
 
-import ghor
 
-DEPENDS = "depends on the value of the weight, or keeps a copy of it"
-NOT_ELEMENTWISE = "not odd and elementwise"
+class Rule(Optimizer):
+    """The smallest optimizer a user may write; subclasses give the velocity, or the whole move."""
 
-
-class Plain(Optimizer):
-    """The smallest optimizer a user may write; subclasses give the velocity."""
-
-    def __init__(self, params, lr=0.1):
-        super().__init__(params, {"lr": lr})
+    def __init__(self, params, lr=0.1, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    p.add_(self.velocity(p, p.grad), alpha=-group["lr"])
+                    self.move(group, p, p.grad)
+
+    def move(self, group, p, g):
+        p.mul_(1 - group["lr"] * group["weight_decay"]).add_(self.velocity(p, g), alpha=-group["lr"])
 
     def velocity(self, p, g):
         return g
-
-
-def lifted_or_refused(Base):
-    """lift(Base), or None where it is refused as such; any other error is an error."""
-    try:
-        return ghor.lift(Base)
-    except ValueError as error:
-        if f"{Base.__name__} cannot be lifted to manifolds: " in str(error):
-            return None
-        raise
 
 
 def loss_to(target):
