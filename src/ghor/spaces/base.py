@@ -670,6 +670,11 @@ class GroupSpace(Space):
             return Z
         return torch.where((W != 0).any(-1, True).any(-2, True), Z, Y)
 
+    @on_points("pv>p")
+    def exp(self, Y: Tensor, Delta: Tensor, *, eps: float | None = None) -> Tensor:
+        """gamma(1) on the geodesic gamma from Y with velocity Delta."""
+        return self.retract(Y, Delta, geodesic, eps=eps)
+
     @on_points("pvv>v")
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor, *, eps: float | None = None) -> Tensor:
         """Transport V along the geodesic of Delta: its coordinates in the moving frame stay the same."""

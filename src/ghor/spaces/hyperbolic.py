@@ -49,6 +49,7 @@ class Hyperbolic(GroupSpace):
     """
 
     compact: ClassVar[bool] = False
+    implicit: ClassVar[bool] = True
     ends: ClassVar[bool] = True
     curvature: ClassVar[float] = -1.0
     k: ClassVar[int] = -1
