@@ -137,8 +137,8 @@ def test_distances_and_logarithms(dtype):
 
 @each_dtype
 def test_transport(dtype, gen):
-    """In every direction, up to 10 from the origin in float32 and 20 in float64: the vector to 16 eps times its
-    condition, and its length to the rounding of the entries alone, which is eps e^r."""
+    """In every direction, up to 10 from the origin in float32 and 20 in float64: the vector to 16 eps times
+    its condition, and its length to the rounding of the entries alone, which is eps e^r."""
     for r, part, angle in itertools.product(RADII[dtype], (1e-6, 0.1, 1.0, 5.0, None, 0), ANGLES):
         t = {None: r, 0: 2 * r}.get(part, part)
         if math.cosh(r) * math.cosh(t) + math.sinh(r) * math.sinh(t) * math.cos(angle) > 0.1 / EPS[dtype]:
@@ -247,8 +247,8 @@ def test_it_warns_of_digits_where_they_end_alone():
 
 
 def test_a_way_inwards_is_free():
-    """From beyond the limit, too: the hold is no trap. Straight inwards x_0 + o is 1/(2 x_0), which rounding may
-    make negative."""
+    """From beyond the limit, too: the hold is no trap. Straight inwards x_0 + o is 1/(2 x_0), which rounding
+    may make negative."""
     Y = at(35.5, 0.3)
     back = H.exp(Y, H.log(Y, at(34.0, 0.3)))
     assert abs(radius(back) - 34.0) < 0.5  # what eps x_0 = 1/4 allows
@@ -299,8 +299,8 @@ def worst_loss(section, seed, count, flat, steps, lr=1.0):
 
 @far
 def test_adam_with_long_steps_does_not_run_away():
-    """At lr = 1 every step is as long as may be, and this frame turns as far as the point goes. The loss of the
-    worst point stays within the reach of the transported section's, where nothing turns."""
+    """At lr = 1 every step is as long as may be, and this frame turns as far as the point goes. The loss of
+    the worst point stays within the reach of the transported section's, where nothing turns."""
     ends = {s: worst_loss(s, 5, 20, False, 600)[1] for s in ("implicit", "transported")}
     assert ends["implicit"] <= 100 * ends["transported"]
 
@@ -308,7 +308,8 @@ def test_adam_with_long_steps_does_not_run_away():
 @far
 def test_adam_with_long_steps_comes_back_from_far_out():
     """Points and targets near a plane of the coordinates, where the gradient is along one and momentum turns
-    into the other: with squares of their own, 160 of 1000 went out for ever, at the same angle in each step."""
+    into the other: with squares of their own, 160 of 1000 went out for ever, at the same angle in each
+    step."""
     start, end = worst_loss("implicit", 3, 100, True, 200)
     assert end < start
 
