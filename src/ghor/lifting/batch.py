@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain, starmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ ROWS, ROOM = 64, 1 << 22  # of a stored frame that is made without being asked f
 
 FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
 POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; the anchor of decay
-# The radii of spheres of any radius; the weight that the rule reads; and how many steps the weight has taken.
+# The radii of spheres of any radius; the weight that the rule reads; and how often the weight has moved.
 OUR_KEYS = (*FRAME_KEYS, *POINT_KEYS, "radius", "developed", "moves")
 
 BESIDE = ".A"  # state[p]["momentum_buffer"] has K in the weight's shape, state[p]["momentum_buffer.A"] the A beside it
@@ -198,19 +198,19 @@ class Batch:
         if self.space.radius != "start":
             return None if self.space.radius == 1 else float(self.space.radius)
         weights = weights.to(self.dtype)
-        own = torch.as_tensor(self.space.scale(weights))
+        radii = cast(Tensor, self.space.scale(weights))
         known = held.get("radius")
         if known is None:
-            declared = list(map(declared_radii, self.params))
-            if any(r is None for r in declared):
-                return own
-            known = torch.cat([r for r in declared if r is not None]).to(own)
-        known = known.reshape(own.shape)
-        geometry = self.space.geometry
-        near = geometry.residual(weights / known) <= geometry.allowed(weights / known, self.eps)
-        radii = torch.where(near.reshape(own.shape), known, own)
-        for p, r in zip(self.params, rows(radii, len(self.params)), strict=True):
-            keep_radii(p, r)
+            declared = [r for r in map(declared_radii, self.params) if r is not None]
+            known = torch.cat(declared) if len(declared) == len(self.params) else None
+        if known is not None:
+            known = known.to(radii).reshape(radii.shape)
+            y, geometry = weights / known, self.space.geometry
+            near = geometry.residual(y) <= geometry.allowed(y, self.eps)
+            radii = torch.where(near.reshape(radii.shape), known, radii)
+        if self.shards is None:
+            for p, r in zip(self.params, rows(radii, len(self.params)), strict=True):
+                keep_radii(p, r)
         return radii
 
     def _unit(self, X: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ class Batch:
             self.frame.write(self.targets)
         else:
             new = self.frame.point() if self.master is None else self.master
-            if self.master is not None:
+            if self.master is not None and not self.frame.steady:  # else it is the frame's own memory
                 self.frame.write([new])
             if self.written is not None:
                 new = self._in_units(new).to(self.written.dtype)
@@ -382,7 +382,20 @@ class Batch:
         angle = self.frame.angle(W)
         self.frame.scale_(W, torch.where(angle < torch.inf, (max_angle / angle).clamp_max_(1), 1))
 
-    def repair(self) -> None:
+    # -- the end of a step
+
+    def end(self) -> None:
+        """Count the step, if it has moved anything, and do what is due every so often."""
+        if self.shards is None and not perhaps(self.length.amax() > 0):
+            return
+        self.moves.add_(1)
+        self.age += 1
+        if self.age % REPAIR_EVERY == 0:
+            self._repair()
+        if self.age % LOOK_EVERY.get(self.G.device.type, 100) == 0:
+            self.look()
+
+    def _repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
         N, n = self.layout.size(self.shape)
         whole = self.age % (REPAIR_EVERY * max(WHOLE_EVERY // REPAIR_EVERY, -(-A_SIDE * N // (n * REPAIR_EVERY)))) == 0
@@ -606,11 +619,6 @@ class Batch:
     def _name_of(self, mask: Tensor) -> str:
         """The name of the first weight with a point that is marked."""
         return self.names[int(mask.flatten().nonzero()[0]) * len(self.names) // mask.numel()]
-
-    @property
-    def look_every(self) -> int:
-        """Steps between two looks: on a CPU a value is read for nothing."""
-        return LOOK_EVERY.get(self.G.device.type, 100)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -232,6 +232,15 @@ class _Muon(Optimizer):
         given = {"ns_coefficients": ns_coefficients, "ns_dtype": ns_dtype, "adamw": False}
         super().__init__(params, {**self._muon.defaults, **given})
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A state dict of torch.optim.Muon does not say which groups are AdamW's: they stay what they are."""
+        before = self.__dict__.get("param_groups", [])
+        super().__setstate__(state)
+        for group, known in zip(self.param_groups, before, strict=False):
+            for key in self._adamw.defaults.keys() | self.defaults.keys():
+                if key in known:
+                    group.setdefault(key, known[key])
+
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """torch's two steps, each on its own groups, and ours for matrices that torch's does not take."""
         theirs = [g for g in self.param_groups if not g["adamw"]]
@@ -418,20 +427,21 @@ class Muon(Lifted):
         torch.optim.Muon takes matrices alone, so who gives it weights has sorted them; who gives us vectors
         as well, without names or a module, has not.
         """
-        bare: list[Tensor] = []
+        matrices: list[Tensor] = []
         for group in groups:
             given = group.get("params", ()) if isinstance(group, dict) and "adamw" not in group else ()
             params = [given] if isinstance(given, Tensor) else list(given)
-            if all(isinstance(p, Tensor) for p in params):
-                spaces = self._spaces(group, params) if params else []
-                bare += [p for p, space in zip(params, spaces, strict=True) if space is None]
-        matrices = [p for p in bare if p.dim() == 2 and not p.is_complex()]
-        if matrices and len(matrices) < len(bare):
+            if params and all(isinstance(p, Tensor) for p in params):
+                spaces = self._spaces(group, params)
+                flat = [p for p, space in zip(params, spaces, strict=True) if space is None]
+                found = [p for p in flat if p.dim() == 2 and not p.is_complex()]
+                matrices += found if len(found) < len(flat) else []
+        if matrices:
             largest = max(matrices, key=Tensor.numel)
             warnings.warn(
-                f"Muon was given bare tensors of all kinds, and orthogonalises all {len(matrices)} matrices "
-                f"among them, the largest of shape {tuple(largest.shape)}. If one is an embedding or a head, "
-                "give the model: Muon(model), or module=model",
+                "Muon was given bare tensors of all kinds in one group, and orthogonalises all "
+                f"{len(matrices)} matrices there, the largest of shape {tuple(largest.shape)}. If one is an "
+                "embedding or a head, give the model: Muon(model), or module=model",
                 stacklevel=5,
             )
 
