@@ -6,7 +6,9 @@ import torch
 from ghor.solve.rules import Conjugate, Dense, Limited
 
 
-@pytest.mark.parametrize("rule", [Limited(5, [3]), Limited(5, [2, 1]), Dense()], ids=["lbfgs", "factors", "bfgs"])
+@pytest.mark.parametrize(
+    "rule", [Limited(5, [3]), Limited(5, [2, 1]), Dense()], ids=["lbfgs", "factors", "bfgs"]
+)
 @pytest.mark.parametrize("along", [0.0, -1.0, 1e-16])
 def test_a_pair_without_curvature_is_left_out(rule, along):
     """y^T s that is 0, negative or rounding: a pair with it would make H indefinite, or huge."""
@@ -30,7 +32,7 @@ def pairs(count, size, gen):
 @pytest.mark.parametrize("sizes", [[12], [7, 5]], ids=str)
 @pytest.mark.parametrize("memory", [3, 40])
 def test_it_is_the_dense_inverse_hessian(memory, sizes, gen):
-    """H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T over the last pairs, from y^T s/y^T y of each factor."""
+    """H <- (I - ro s y^T) H (I - ro y s^T) + ro s s^T by the last pairs, from y^T s/y^T y of each factor."""
     S, Y = pairs(30, 12, gen)
     rule = Limited(memory, sizes)
     for s, y in zip(S, Y, strict=True):

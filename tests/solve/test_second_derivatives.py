@@ -84,7 +84,7 @@ def test_every_frame_sees_the_same_eigenvalues(space, shape, make):
 
 @pytest.mark.parametrize("section", ["auto", "transported", "implicit"])
 def test_the_trust_region_needs_no_more_products_above_closed_forms(section):
-    """On unit spheres: second derivatives that are not symmetric cost it eight times as many (2117 for 269)."""
+    """On unit spheres: with second derivatives that are not symmetric it takes eight times as many."""
     C = torch.randn(100, 40, generator=gen(7), dtype=torch.float64)
     x = ghor.Sphere().random(40, generator=gen(7), dtype=torch.float64)
     found = ghor.minimize(lambda y: (C @ y).pow(4).sum(), x, ghor.Sphere(), "trust-region", section=section)
@@ -94,7 +94,7 @@ def test_the_trust_region_needs_no_more_products_above_closed_forms(section):
 
 def test_second_derivatives_that_are_not_symmetric_are_found():
     class Skewed(torch.autograd.Function):
-        """x^T x/2, whose second derivatives are [[1, 1], [-1, 1]] by blocks: those of steps along W are right."""
+        """x^T x/2, whose second derivatives are [[1, 1], [-1, 1]] by blocks: <v, H v> is right."""
 
         @staticmethod
         def forward(ctx, x):

@@ -29,7 +29,7 @@ OF_WEIGHTS = (*FRAME_KEYS, "master", "radius", "moves")
 
 
 class Memory(NamedTuple):
-    """All that LBFGS keeps from step to step. One assignment replaces it, so an interrupt leaves the old or the new."""
+    """All that LBFGS keeps from step to step; one assignment replaces it, whatever an interrupt leaves."""
 
     space: Coordinates
     frames: tuple[Frame, ...]
@@ -48,7 +48,9 @@ class Memory(NamedTuple):
         """The same in other frames above the same points."""
         turn = turning((self.space, self.frames), (space, space.frames))
         d, before = (None if u is None else turn(u) for u in (self.d, self.before))
-        return self._replace(space=space, frames=space.frames, rule=self.rule.turned(turn), d=d, before=before)
+        return self._replace(
+            space=space, frames=space.frames, rule=self.rule.turned(turn), d=d, before=before
+        )
 
 
 class LBFGS(Lifted):
@@ -136,8 +138,12 @@ class LBFGS(Lifted):
         group = self.param_groups[0]
         for p, key in zip(group["params"], seen[-1]["param_groups"][0]["params"], strict=True):
             values, own = seen[-1]["state"].get(key, {}), self.state.get(p, {})
-            own |= {k: _there(values[k], p.device) for k in (*OF_RULE, *OF_WEIGHTS) if k in values and k in own}
-        curved = [p for p, s in zip(group["params"], self._spaces(), strict=True) if not isinstance(s, Euclidean)]
+            own |= {
+                k: _there(values[k], p.device) for k in (*OF_RULE, *OF_WEIGHTS) if k in values and k in own
+            }
+        curved = [
+            p for p, s in zip(group["params"], self._spaces(), strict=True) if not isinstance(s, Euclidean)
+        ]
         if any("moves" not in self.state.get(p, {}) for p in curved):
             self._forget()  # saved by torch's own LBFGS, whose vectors are not in g^hor
 
@@ -148,10 +154,12 @@ class LBFGS(Lifted):
 
     def _coordinates(self, states: Sequence[dict[str, Any]] | None = None) -> Coordinates:
         group = self.param_groups[0]
-        return Coordinates(group["params"], self._spaces(), by_name(group["retraction"]), group["section"], states)
+        return Coordinates(
+            group["params"], self._spaces(), by_name(group["retraction"]), group["section"], states
+        )
 
-    def _rule(self, space: Coordinates) -> Limited:
-        """Without pairs: on Euclidean weights alone as torch has it, elsewhere with a scale for each factor."""
+    def _no_pairs(self, space: Coordinates) -> Limited:
+        """Without pairs: on Euclidean weights alone as in torch, elsewhere with a scale for each factor."""
         flat = all(isinstance(part.space, Euclidean) for part in space.parts)
         size = self.param_groups[0]["history_size"]
         return Limited(size, [space.size], ABSOLUTE) if flat else Limited(size, space.sizes)
@@ -162,7 +170,9 @@ class LBFGS(Lifted):
         params = group["params"]
         if now is None or not (self._is_shown() and now.space.fits(params)):
             before, now = now, self._from_state()
-            if before is not None and [p.index for p in before.space.parts] != [p.index for p in now.space.parts]:
+            if before is not None and [p.index for p in before.space.parts] != [
+                p.index for p in now.space.parts
+            ]:
                 self._warn("dtypes", "some weights of one shape have got another dtype: the memory is empty")
                 now = self._afresh()
         if now.rule.size != group["history_size"]:
@@ -174,14 +184,16 @@ class LBFGS(Lifted):
 
     def _is_shown(self) -> bool:
         """Whether the state still shows the memory; not so if others have written there."""
-        return self._shown is None or all(self.state.get(p, {}).get(key) is value for p, key, value in self._shown)
+        return self._shown is None or all(
+            self.state.get(p, {}).get(key) is value for p, key, value in self._shown
+        )
 
     def _from_state(self) -> Memory:
         """The memory that the state has."""
         params = self.param_groups[0]["params"]
         states = [{"radius": declared_radii(p), **self.state.get(p, {})} for p in params]
         space, state = self._coordinates(states), states[0]
-        rule, like = self._rule(space), space.like
+        rule, like = self._no_pairs(space), space.like
         pairs = list(zip(state.get("old_stps") or (), state.get("old_dirs") or (), strict=True))
         for s, y in pairs[-rule.size :]:
             rule = rule.with_pair(s.to(like), y.to(like))
@@ -190,7 +202,9 @@ class LBFGS(Lifted):
             if R is not None and len(R) == len(pairs):
                 rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
             scale = tuple(map(float, scale if isinstance(scale, list) else [scale]))
-            rule = changed(rule, scale=scale if len(scale) == len(rule.sizes) else scale[:1] * len(rule.sizes))
+            rule = changed(
+                rule, scale=scale if len(scale) == len(rule.sizes) else scale[:1] * len(rule.sizes)
+            )
         d, before = (None if (u := state.get(key)) is None else u.to(like) for key in ("d", "prev_flat_grad"))
         age = max(int(own.get("moves", 0)) for own in states)
         now = Memory(space, space.frames, rule, d, float(state.get("t") or 0.0), before, age)
@@ -200,23 +214,26 @@ class LBFGS(Lifted):
         """The memory above frames of the kind that is asked for."""
         params = self.param_groups[0]["params"]
         states = [
-            {k: v for k, v in own.items() if k not in FRAME_KEYS} for own in now.space.states(now.frames, now.age)
+            {k: v for k, v in own.items() if k not in FRAME_KEYS}
+            for own in now.space.states(now.frames, now.age)
         ]
         asked = self._coordinates(states)
         if asked.section == "auto" or [*map(type, asked.frames)] == [*map(type, now.frames)]:
             now.space.section = asked.section
             return now
-        assert all(part.unchanged(frame, params) for part, frame in zip(asked.parts, asked.frames, strict=True))
+        assert all(
+            part.unchanged(frame, params) for part, frame in zip(asked.parts, asked.frames, strict=True)
+        )
         return now.in_frames_of(asked)
 
     def _afresh(self) -> Memory:
         """Nothing but where the weights are."""
         self._forget()
         space = self._coordinates()
-        return Memory(space, space.frames, self._rule(space))
+        return Memory(space, space.frames, self._no_pairs(space))
 
     def _followed(self, now: Memory) -> Memory:
-        """The memory if weights are where it left them, or only Euclidean ones have moved; otherwise a new one."""
+        """The memory if weights are where it left them, or Euclidean ones alone have moved; or a new one."""
         group, space = self.param_groups[0], now.space
         params, names, frames = group["params"], names_of(group, 0), list(now.frames)
         moved = list[int]()
@@ -230,7 +247,9 @@ class LBFGS(Lifted):
         if not moved:
             return now._replace(frames=tuple(frames))
         name = names[min(moved)]
-        self._warn("changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty")
+        self._warn(
+            "changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty"
+        )
         return self._afresh()
 
     def _forget(self) -> None:
@@ -262,7 +281,9 @@ class LBFGS(Lifted):
             for key in OF_WEIGHTS:
                 state.pop(key, None)
             state.update(new)
-        self._shown = [(p, key, value) for p, new in zip(params, own, strict=True) for key, value in new.items()]
+        self._shown = [
+            (p, key, value) for p, new in zip(params, own, strict=True) for key, value in new.items()
+        ]
 
     # -- the step
 
@@ -290,7 +311,9 @@ class LBFGS(Lifted):
                 torch._foreach_copy_([p.detach() for p in params], now.space.weights(points))
             losses.append(closure())
             state["func_evals"] += 1
-            self._sampled[:] = [Sample(points, float(losses[-1]), now.space.gradients([p.grad for p in params]))]
+            self._sampled[:] = [
+                Sample(points, float(losses[-1]), now.space.gradients([p.grad for p in params]))
+            ]
             return self._sampled[0]
 
         first = sample([frame.point() for frame in now.frames])
@@ -306,7 +329,11 @@ class LBFGS(Lifted):
                 if found is None:
                     break
                 then, (self._now, it) = it.value, found
-                if len(losses) >= group["max_eval"] or self._done(it) or self._creeps(self._now, it.value - then):
+                if (
+                    len(losses) >= group["max_eval"]
+                    or self._done(it)
+                    or self._creeps(self._now, it.value - then)
+                ):
                     break
         finally:  # also of an interrupt
             torch._foreach_copy_([p.detach() for p in params], self._now.weights)
@@ -321,7 +348,7 @@ class LBFGS(Lifted):
         torchs = rule.least is not None
         # Also after a first step that was not taken, t = 0.
         fresh = now.d is None or now.before is None or not (torchs or now.t or rule.informed)
-        if not fresh:
+        if now.d is not None and now.before is not None and not fresh:
             rule = rule.learned(now.d * now.t, g - now.before)
         d = g.neg() if fresh else rule.direction(g)
         slope = float(g.dot(d))
@@ -329,9 +356,16 @@ class LBFGS(Lifted):
             rule, d, slope, fresh = rule.empty(), g.neg(), -float(g.dot(g)), True
         if slope > -group["tolerance_change"]:
             return None
-        t, ray = float(group["lr"]) * (min(1.0, 1.0 / float(g.abs().sum())) if fresh else 1.0), Ray(space, it, d)
+        t, ray = (
+            float(group["lr"]) * (min(1.0, 1.0 / float(g.abs().sum())) if fresh else 1.0),
+            Ray(space, it, d),
+        )
         if group["line_search_fn"] is not None:
-            bounds = {"size": float(d.abs().max()), "tolerance": group["tolerance_change"], "iterations": left}
+            bounds = {
+                "size": float(d.abs().max()),
+                "tolerance": group["tolerance_change"],
+                "iterations": left,
+            }
             slack = 0.0 if torchs else 10 * space.eps * abs(it.value)
             t, new = search(sample, ray, slope, t, **bounds, slack=slack)
             if t == 0 and self._stays(self._sampled[0]):
@@ -369,10 +403,12 @@ class LBFGS(Lifted):
         group = self.param_groups[0]
         if group["error_if_nonfinite"]:
             grads = zip(group["params"], names_of(group, 0), strict=True)
-            bad = next(name for p, name in grads if p.grad is not None and not bool(torch.isfinite(p.grad).all()))
+            bad = next(
+                name for p, name in grads if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+            )
             raise RuntimeError(
-                f"the gradient of {bad} is not finite after a step; the weights stay where they were before it "
-                "(error_if_nonfinite=True)"
+                f"the gradient of {bad} is not finite after a step; the weights stay where they were before "
+                "it (error_if_nonfinite=True)"
             )
         if all(isinstance(space, Euclidean) for space in self._spaces()):
             return False
@@ -382,8 +418,8 @@ class LBFGS(Lifted):
 
 def _one_group() -> ValueError:
     return ValueError(
-        "LBFGS has one memory for all parameters and takes one group, got a second; pass the model itself, or one "
-        "group whose 'space' is a list with one for each parameter"
+        "LBFGS has one memory for all parameters and takes one group, got a second; pass the model itself, "
+        "or one group whose 'space' is a list with one for each parameter"
     )
 
 

@@ -1,9 +1,10 @@
 """g^hor of several weights as one space of flat vectors, whose dot product is its inner product.
 
-Vectors at different points belong to one space, so they can be compared and added: coordinates in stored frames stay
-along a step, and so they do in closed forms while a reference is kept. Turns are measured in radians, and the turn of a
-step is limited. A radius is a scale of points and gradients, so a run is that on the unit sphere. Positions and Euclidean
-entries come in a unit of the user's choice, so no constant here may stand for a length of theirs.
+Vectors at different points belong to one space, so they can be compared and added: coordinates in stored
+frames stay along a step, and so they do in closed forms while a reference is kept. Turns are measured in
+radians, and the turn of a step is limited. A radius is a scale of points and gradients, so a run is that on
+the unit sphere. Positions and Euclidean entries come in a unit of the user's choice, so no constant here may
+stand for a length of theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
 
 
 class Part:
-    """Weights of one space, shape and dtype: their way into points (M, N, n) and back, and their part of flat vectors."""
+    """Weights of one space, shape and dtype as points (M, N, n), and their part of flat vectors."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Part:
         self.plain, self.root = self._metric(room)
 
     def _metric(self, room: Tensor) -> tuple[bool, Tensor | None]:
-        """Whether all coordinates are free or 0, and square roots of their weights in the inner product, if not 1."""
+        """Whether coordinates are free or 0, and roots of their weights in the inner product if not 1."""
         w = torch.linspace(
             1, 2, math.prod(self.dims[1:]), dtype=self.dtype.to_real(), device=room.device
         ).view(1, *self.dims[1:])
@@ -75,8 +76,8 @@ class Part:
 
     def _scale(self, tensors: Sequence[Tensor], states: Sequence[Mapping[str, Any]] | None) -> float | Tensor:
         """The radius: one number, or that of each point, (M, 1, 1), which a state may know."""
-        known = [] if states is None else [states[i].get("radius") for i in self.index]
-        if self.space.radius == "start" and known and all(r is not None for r in known):
+        known = [r for i in self.index if states is not None and (r := states[i].get("radius")) is not None]
+        if self.space.radius == "start" and len(known) == len(self.index):
             return torch.cat([r.reshape(-1, 1, 1) for r in known]).to(self.dtype)
         return self.space.scale(self.points([tensors[i].detach() for i in self.index]))
 
@@ -95,7 +96,7 @@ class Part:
         return self.layout.weight(y, (len(self.index), *self.shape)).unbind(0)
 
     def gradient(self, grads: Sequence[Tensor | None]) -> Tensor:
-        """Euclidean gradients at all weights as one at these points: by radians on spheres of every radius."""
+        """Euclidean gradients at the weights as one at the points: by radians on spheres of every radius."""
         own = [self._dense(grads[i]) for i in self.index]
         G = self.layout.points(own[0] if len(own) == 1 else torch.stack(own))
         return G if self.space.radius == 1 else G * self.scale
@@ -124,7 +125,9 @@ class Part:
     def states(self, frame: Frame, age: int) -> list[dict[str, Tensor]]:
         """What the states of these weights keep of a frame, from which `frame` makes it again, to the bit."""
         count, flat = len(self.index), getattr(self.geometry, "flat", False)
-        columns = {} if flat else {key: _each(X, count) for key, X in frame.tensors().items()}
+        columns = dict[str, Sequence[Tensor]]()
+        if not flat:
+            columns |= {key: _each(X, count) for key, X in frame.tensors().items()}
         exact = self.out == self.dtype and self.space.radius == 1
         if "section" not in columns and not exact:  # the weights hold the point only rounded
             columns["master"] = self.layout.weight(frame.point(), (count, *self.shape)).unbind(0)
@@ -132,7 +135,8 @@ class Part:
             columns["radius"] = self.scale.reshape(count, *self.layout.batch(self.shape)).unbind(0)
         if columns or not flat:
             columns["moves"] = [torch.tensor(age, device="cpu")] * count
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}] * count
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows] or [{}] * count
 
     def unchanged(self, frame: Frame, tensors: Sequence[Tensor]) -> list[bool]:
         """Which of these weights are still the points of a frame, rounded to their dtype.
@@ -167,8 +171,8 @@ class Part:
 class Coordinates:
     """Flat vectors of g^hor at several weights.
 
-    However many weights there are, a product of vectors is one kernel, and a memory of 30 pairs is two matrices.
-    Frames read and write views of flat vectors; parts are copied only where dtypes differ.
+    However many weights there are, a product of vectors is one kernel, and a memory of 30 pairs is two
+    matrices. Frames read and write views of flat vectors; parts are copied only where dtypes differ.
     """
 
     def __init__(
@@ -206,7 +210,8 @@ class Coordinates:
     @property
     def units(self) -> list[int]:
         """How many coordinates, one after the other, have one unit: all turns have."""
-        kinds = [(part.positions(part.start.point()) is None or k, part.size) for k, part in enumerate(self.parts)]
+        turns = (part.positions(part.start.point()) is None for part in self.parts)
+        kinds = [(turn or k, size) for k, (turn, size) in enumerate(zip(turns, self.sizes, strict=True))]
         return [sum(size for _, size in same) for _, same in groupby(kinds, key=itemgetter(0))]
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:

@@ -91,7 +91,10 @@ def check_hessian(
     generator: Generator | None = None,
     draw: bool = False,
 ) -> Slope:
-    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| must fall like t^3, and Hess be symmetric."""
+    """Test second derivatives: |f(x_t) - f(x) - t <B, W> - t^2/2 <W, Hess W>| must fall like t^3.
+
+    And Hess must be symmetric, above the frames that solvers use: those of `section`.
+    """
     return _check(f, x, space, 3, section, generator, draw)
 
 

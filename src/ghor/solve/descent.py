@@ -20,7 +20,7 @@ from ghor.solve.rules import Rule
 def search(
     sample: Callable[[Sequence[Tensor]], Sample], ray: Ray, slope: float, t: float, **options: Any
 ) -> tuple[float, Iterate]:
-    """The step along a ray that `strong_wolfe` finds, starting with t, and the iterate there; t = 0 if none is better."""
+    """The step that `strong_wolfe` finds along a ray, starting with t, and the iterate there; or t = 0."""
 
     def phi(t: float) -> Trial:
         trials = ray.at(t)

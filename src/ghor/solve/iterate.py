@@ -19,7 +19,7 @@ WHOLE_EVERY = 100  # and of whole frames
 
 
 class Sample(NamedTuple):
-    """The value of a loss at points, and its Euclidean gradients there; `graph` is x and its gradients, for Hessians."""
+    """The value of a loss at points, and its Euclidean gradients; `graph` is x and these, for Hessians."""
 
     points: Sequence[Tensor]
     value: float
@@ -29,9 +29,9 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Iterate:
-    """Frames, and the value and gradient of the loss below them. A solver goes on by putting a new one in its place.
+    """Frames, and the value and gradient of the loss below them.
 
-    An interrupt therefore leaves the old one or the new one, both whole.
+    A solver goes on by putting a new one in its place. An interrupt leaves the old one or the new one.
     """
 
     frames: tuple[Frame, ...]
@@ -51,7 +51,7 @@ class Iterate:
 
 
 class Ray:
-    """The lines of all parts from an iterate along a flat vector d: t -> points, the slope there, and the iterate there."""
+    """The lines of all parts from an iterate along a flat vector d: t -> points, slope, the iterate there."""
 
     def __init__(self, space: Coordinates, it: Iterate, d: Tensor) -> None:
         self.space, self.it, w = space, it, space.elements(d)
@@ -69,7 +69,7 @@ class Ray:
         return float(slopes[0] if len(slopes) == 1 else sum(slopes))
 
     def arrive(self, trials: Sequence[Trial], sample: Sample) -> Iterate:
-        """The iterate at a trial: the one time that frames move. They are values, so the old ones stay what they are."""
+        """The iterate at a trial: the one time that frames move. The old ones stay what they are."""
         age = self.it.age + 1
         whole = age % WHOLE_EVERY == 0
         frames = tuple(line.frame(trial, whole) for line, trial in zip(self.lines, trials, strict=True))
@@ -80,7 +80,7 @@ Turn = Callable[[Tensor], Tensor]
 
 
 def renewed(space: Coordinates, it: Iterate) -> tuple[Iterate, Turn | None]:
-    """The iterate above frames with new references where the old ones are worn, and how vectors turn to these."""
+    """The iterate above frames with new references where these are worn, and how vectors turn to them."""
     news = [frame.renewed() for frame in it.frames]
     if not any(news):
         return it, None

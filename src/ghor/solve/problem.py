@@ -1,4 +1,4 @@
-"""A loss on points of several spaces: its value, gradient and Hessian in g^hor, and the scales of its steps."""
+"""A loss on points of several spaces: its value, gradient and Hessian in g^hor, and scales of its steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ghor.solve.iterate import Iterate, Sample
 from ghor.spaces import Euclidean, Space
 from ghor.spaces.retraction import Retraction, geodesic
 
-FIRST = 0.1  # the length of a step when no curvature is known, as a part of a radian or of the size of the positions
+# The length of a step when no curvature is known, as a part of a radian or of the size of the positions.
+FIRST = 0.1
 VISIBLE = 1000  # a change of f by this many eps |f| can be told from rounding
 
 Loss = Callable[[Any], Tensor]
@@ -76,8 +77,8 @@ class Problem:
     def start(self, twice: bool = False) -> Iterate:
         """The first iterate.
 
-        If its gradient is so large or small that squares leave the range of its dtype, f is divided by a power of two,
-        which changes no bit of a run.
+        If its gradient is so large or small that squares leave the range of its dtype, f is divided by a
+        power of two, which changes no bit of a run.
         """
         frames = self.space.frames
         sample = self.sample([frame.point() for frame in frames], twice)
@@ -131,10 +132,10 @@ class Problem:
     def first_step(self, it: Iterate) -> float:
         """t for a step -t g where no curvature is known: `FIRST` of the extent of every part, or less.
 
-        Positions have no natural length. Theirs is taken from their own entries, unless these are so close to 0 that f
-        could not show the change, with t at most |f|/|g|^2, at which the value would fall to zero along the tangent
-        (Hager and Zhang, 2006). So -t g depends neither on the scale of f nor on the unit of length, unless both x and f
-        are zero.
+        Positions have no natural length. Theirs is taken from their own entries, unless these are so close to
+        0 that f could not show the change, with t at most |f|/|g|^2, at which the value would fall to zero
+        along the tangent (Hager and Zhang, 2006). So -t g depends neither on the scale of f nor on the unit
+        of length, unless both x and f are zero.
         """
         space, steps = self.space, list[tuple[float, float]]()
         for part, frame, y in zip(space.parts, it.frames, it.sample.points, strict=True):

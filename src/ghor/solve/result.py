@@ -54,9 +54,9 @@ class Result(Generic[X]):
 class Log:
     """The records of a run, and the decision when it ends.
 
-    If the user gives no tolerance, the gradient norm must fall to eps^(2/3) of the first one, or to its own rounding,
-    eps |f|/extent, which depends neither on the scale of f nor on a unit of length. A run that ends because rounding
-    allows no progress is then a success as well.
+    If the user gives no tolerance, the gradient norm must fall to eps^(2/3) of the first one, or to its own
+    rounding, eps |f|/extent, which depends neither on the scale of f nor on a unit of length. A run that ends
+    because rounding allows no progress is then a success as well.
     """
 
     problem: Problem
@@ -161,8 +161,8 @@ class Log:
     def _blame_rounding(self, it: Iterate, newton: float = math.inf) -> None:
         """With the default tolerance, count a run that rounding has ended as a success.
 
-        Rounding is the reason if Newton's step is below the rounding of x, or if values could not show a decrease,
-        |g| extent <= sqrt(eps) |f|. A wrong gradient of f is far above both.
+        Rounding is the reason if Newton's step is below the rounding of x, or if values could not show a
+        decrease, |g| extent <= sqrt(eps) |f|. A wrong gradient of f is far above both.
         """
         eps, extent = self.problem.space.eps, self.problem.extent(it)
         unseen = 0 < it.norm * extent <= math.sqrt(eps) * max(abs(it.value), abs(self.first[0]))
@@ -179,8 +179,8 @@ class Log:
     def _tells(self, it: Iterate) -> bool:
         """Whether the extent of the points is a length over which f varies.
 
-        Positions alone may be small only because the run started near 0, as most do. Theirs counts once the gradient has
-        fallen, or if f rises both ways along it, by steps whose predicted change can be seen.
+        Positions alone may be small only because the run started near 0, as most do. Theirs counts once the
+        gradient has fallen, or if f rises both ways along it, by steps whose predicted change can be seen.
         """
         space = self.problem.space
         if space.radian > 0 or it.norm <= 0.1 * self.first[1]:

@@ -1,7 +1,7 @@
 """What a descent has learned of the curvature, as values: a new one takes the place of the old.
 
-Vectors are flat, in the frames of one iterate. Factors may be in other units, and no one number suits an angle and a
-length of 1000, so the inverse Hessian has a scale for each factor where no pair tells.
+Vectors are flat, in the frames of one iterate. Factors may be in other units, and no one number suits an
+angle and a length of 1000, so the inverse Hessian has a scale for each factor where no pair tells.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def curvature(s: Tensor, y: Tensor, least: float | None = None) -> tuple[float, 
 def scales(sizes: Sequence[int], s: Tensor, y: Tensor, all: tuple[float, float], before: Scales) -> Scales:
     """y^T s/y^T y of each factor, which stands for the inverse Hessian where no pair tells.
 
-    A factor whose own curvature is not clearly positive keeps what it had, or at first takes the number of all.
+    A factor whose own curvature is not clearly positive keeps what it had, or at first takes the number of
+    all.
     """
     one = all[0] / all[1]
     if len(sizes) == 1:
@@ -85,13 +86,14 @@ NOTHING = torch.empty(0, 0, device="cpu")
 class Limited:
     """L-BFGS: -H g, H the inverse Hessian from a `scale` for each factor and the last `size` pairs s, y.
 
-    With the pairs as rows of S and Y, R the upper triangle of S Y^T, and D the scales, the two-loop recursion solves
+    With the pairs as rows of S and Y, R the upper triangle of S Y^T, and D the scales, the two-loop recursion
+    solves
 
         R a = S g,   q = D (g - Y^T a),   R^T c = diag(R) a - Y q,   H g = q + S^T c
 
-    by back substitution, so it is done here with four products and two small solves, whatever the number of pairs (Byrd,
-    Nocedal and Schnabel, 1994). The pairs are the rows [first, last) of larger buffers. A new pair is written behind them,
-    where nobody looks, so an interrupt while learning leaves the old rule whole.
+    by back substitution, so it is done here with four products and two small solves, whatever the number of
+    pairs (Byrd, Nocedal and Schnabel, 1994). The pairs are the rows [first, last) of larger buffers. A new
+    pair is written behind them, where nobody looks, so an interrupt while learning leaves the old rule whole.
     """
 
     size: int
@@ -213,12 +215,13 @@ class Dense:
 
 @dataclass(frozen=True)
 class Conjugate:
-    """Conjugate gradients in Shanno's form: memoryless BFGS, -H g with H from the scales D and the last pair s, y alone.
+    """Conjugate gradients in Shanno's form: memoryless BFGS, H from the scales D and the last pair alone.
 
         a = <s, g>/<s, y>,   q = D (g - a y),   H g = q + (a - <y, q>/<s, y>) s
 
-    With D = <s, y>/<y, y> and after an exact line search, <s, g> = 0, this is D times Hestenes and Stiefel's direction,
-    which is also Polak and Ribiere's. After an inexact one it still descends. Without positive curvature it is -D g.
+    With D = <s, y>/<y, y> and after an exact line search, <s, g> = 0, this is D times Hestenes and Stiefel's
+    direction, which is also Polak and Ribiere's. After an inexact one it still descends. Without positive
+    curvature it is -D g.
     """
 
     sizes: Sequence[int]

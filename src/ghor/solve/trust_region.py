@@ -48,8 +48,8 @@ class TrustRegion:
         slope, length = float(g.dot(u)), t * float(u.norm())
         decrease = -t * slope - t * t / 2 * float(u.dot(Hu))
         ratio = (it.value - new.value) / decrease if decrease > 0 else 0.0
-        # Within rounding of the values their difference says nothing. The slopes at both ends still do: by the
-        # trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
+        # Within rounding of the values their difference says nothing. The slopes at both ends still do: by
+        # the trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
         noise = 10 * eps * max(abs(it.value), abs(log.first[0]))
         if max(decrease, abs(it.value - new.value)) <= noise and new.norm < it.norm:
             ratio = -t / 2 * (slope + ray.slope(trials, seen.G)) / decrease

@@ -1,14 +1,15 @@
 """Frames: Lambda above a point, and the one formula of a step for each way to keep it.
 
     Group       Lambda in a small group; four formulas a space     SPD, poses, positions and orientations, R^d
-    Stored      Lambda = [y, Q], thin; any adjoint X*              Stiefel, Grassmann, flags, SO, U, symplectic, spheres
+    Stored      Lambda = [y, Q], thin; any adjoint X*              Stiefel, flags, SO, U, symplectic, spheres
     ClosedForm  a function of y and a unitary R, n >= 1            the orthogonal and unitary ones
     Vectors     the same for n = 1 and real numbers, k = +-1       spheres and hyperbolic space   (vectors.py)
-    Carried     Vectors with a stored rotation O                   a stored frame of hyperbolic space   (vectors.py)
+    Carried     Vectors with a stored rotation O                   stored, of hyperbolic space    (vectors.py)
 
-All that a frame knows is made, to the bit, from the point and `tensors()`, which are what state[p] keeps: so a
-batch may be dropped and derived again at any time. A step runs `pull` and `step`, every tenth one `repair`. For solvers, who try many steps from one frame, it is a value:
-`push` is the inverse of `pull`, `along` a line of steps (lines.py), `bend` has second derivatives, `renewed` a new reference.
+All that a frame knows is made, to the bit, from the point and `tensors()`, which are what state[p] keeps: so
+a batch may be dropped and derived again at any time. A step runs `pull` and `step`, every tenth one `repair`.
+For solvers, who try many steps from one frame, it is a value: `push` is the inverse of `pull`, `along` a line
+of steps (lines.py), `bend` has second derivatives, `renewed` a new reference.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
 
 Tensors = Sequence[Tensor]
 SINGULAR = 100.0  # ||(R + y_1)^-1|| of points that others wrote; steps keep it below 30
-WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which a closed form reflects its reference; in so many directions
+WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which R is reflected; in so many directions
 
 
 class Frame:
     """Lambda above the points y (M, N, n); nothing of it is read but by those who `put` points."""
 
-    exact: ClassVar[bool] = True  # `point` is kept: a weight of radius 1 is the point, to the bit
+    exact: bool = True  # `point` is kept: a weight of radius 1 is the point, to the bit
     steady: ClassVar[bool] = False  # `point` is a view of memory that stays
     reads: ClassVar[bool] = False  # from such a weight the point is also read, in every step, by `take`
-    held: Tensor | None = None  # which points (M) were held where their digits end, since a look, if any can be
-    multiple: Tensor | float | None = None  # the numbers a in w = a m, if a rule with the one moment m is so simple
+    held: Tensor | None = None  # which points (M) were held where their digits end, since a look
+    multiple: Tensor | float | None = None  # the numbers a in w = a m, if a rule with one moment is so simple
 
     def __init__(self, geometry: Space, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
         """Above y, from what a state has `held` of `tensors()`; eps is that of the weights' dtype."""
@@ -81,7 +82,7 @@ class Frame:
         w.mul_(factor)
 
     def straighten_(self, y: Tensor, odd: Tensors) -> None:
-        """Make moments at hand elements of g^hor above y, after an interrupt that may have left them half turned."""
+        """Make moments elements of g^hor above y, after an interrupt that may have left them half turned."""
 
     def length(self, w: Tensor) -> Tensor:
         """What `longest` limits, (M, 1, 1); 0 only for w = 0, not finite where w is not."""
@@ -96,14 +97,14 @@ class Frame:
         raise NotImplementedError
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
-        """Lambda <- Lambda R(w), state into the coordinates of the new frame; w is finite and may be overwritten.
+        """Lambda <- Lambda R(w), state into coordinates of the new frame; w is finite and overwritten.
 
         `length` (M, 1, 1) is that of w. No bit changes where w is 0.
         """
         raise NotImplementedError
 
     def repair(self, whole: bool, moved: Tensor) -> None:
-        """Rounding, of Lambda or of its point alone; no bit changes where a point has not `moved` (M, 1, 1)."""
+        """Rounding, of Lambda or of its point; no bit changes where a point has not moved, (M, 1, 1)."""
 
     # -- for solvers, who leave the frame alone
 
@@ -116,9 +117,9 @@ class Frame:
         return Moved(self, w)
 
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
-        """v -> the gradient in g^hor of <g, Y''(0)[v, .]> for Y(u) = Lambda R(u) E; B is that of <g, Y'(0)[.]>.
+        """v -> the gradient in g^hor of <g, Y''(0)[v, .]> for Y(u) = Lambda R(u) E, the same for every R.
 
-        All retractions agree in it.
+        B is that of <g, Y'(0)[.]>.
         """
         raise NotImplementedError
 
@@ -127,7 +128,7 @@ class Frame:
         return None
 
     def translated(self, w: Tensor, old: Frame) -> Tensor:
-        """The tangent vector that has the coordinates w in another frame above the same point, in coordinates of this one."""
+        """The coordinates here of the vector that has coordinates w in another frame above the same point."""
         out = self.zeros()
         self.pull(old.push(w), out)
         out[..., : self.n, :] = w[..., : self.n, :]  # A is the same in both
@@ -140,11 +141,11 @@ class Frame:
     # -- what others write
 
     def off(self) -> Tensor:
-        """How far a frame from a file is off its group, relative to its size, (M); a few `repair`s mend 0.005."""
+        """How far a frame from a file is off its group, relative to its size, (M); `repair`s mend 0.005."""
         return torch.zeros(len(self.point()), device=self.point().device)
 
     def put(self, mask: Tensor, y: Tensor) -> None:
-        """Make the frames at these points (M) anew, above y; references stay, unless they are singular there."""
+        """Make the frames at these points (M) anew, above y; references stay where they are not singular."""
         held = {k: v[mask] for k, v in self.tensors().items() if k == "frame_anchor"}
         new = type(self)(self.geometry, y, held, self.eps)
         for mine, part in zip(self.parts(), new.parts(), strict=True):
@@ -166,7 +167,7 @@ def rows(X: Tensor, count: int) -> list[Tensor]:
 
 
 class Group(Frame):
-    """Lambda as an element of a small group: SPD, poses, R^d. The four lines of Algorithm 3 are the geometry's."""
+    """Lambda in a small group: SPD, poses, R^d. The four lines of Algorithm 3 are the geometry's."""
 
     geometry: GroupSpace
 
@@ -269,7 +270,7 @@ class Framed(Frame):
 
 
 class Stored(Framed):
-    """Lambda = [y, Q] by columns, L = Lambda^T; coordinates never turn. For spaces of matrices with an adjoint X*."""
+    """Lambda = [y, Q] by columns, L = Lambda^T, for matrices with an adjoint X*; coordinates never turn."""
 
     steady: ClassVar[bool] = True
     geometry: Matrices
@@ -292,7 +293,7 @@ class Stored(Framed):
         return torch.zeros_like(self.L[..., : self.n, :]).mT
 
     def pull(self, g: Tensor, out: Tensor) -> None:
-        """[skew(y^H g); Q^H g]: the derivative along W, a descent direction for every rule that keeps signs."""
+        """[skew(y^H g); Q^H g]: the derivative along W, downhill for every rule that keeps signs."""
         if torch.compiler.is_compiling() or not out.mT.is_contiguous():
             out.copy_(self.L.conj() @ g)
         else:
@@ -304,13 +305,15 @@ class Stored(Framed):
         n, star = self.n, self.geometry.star
         if not self.geometry.compact:
             w.mul_(self.geometry.shortening(self.L, w))
-        if (w.shape[-2] < 2 * n and w.shape[-2] <= R.dense_up_to) or w.shape[-2] == n:  # the thin form would be no smaller
+        N = w.shape[-2]
+        if (N < 2 * n and N <= R.dense_up_to) or N == n:  # the thin form would be no smaller
             W = self.geometry.algebra(w)
             self.L.add_((W @ R.ratio(W, 2 * self.longest)).mT @ self.L)
             return
         top, B, y = w[..., :n, :], w[..., n:, :], self.L[..., :n, :].mT
 
-        def V(M: Tensor | None) -> Tensor:  # all of Lambda times [M; B]: of slices, torch takes the matrices one by one
+        def V(M: Tensor | None) -> Tensor:
+            # All of Lambda times [M; B]: of slices, torch takes the matrices one by one.
             top.zero_() if M is None else top.copy_(M)
             return self.push(w)
 
@@ -320,7 +323,7 @@ class Stored(Framed):
         self.L[..., :n, :].add_(D.mT)
 
     def _sides(self, low: Tensor, D: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
-        """[0; B*^T] and (y + J)^T, so that Q <- Q - (y + J) B* is one product; low is [0; B], and overwritten."""
+        """[0; B*^T] and (y + J)^T: Q <- Q - (y + J) B* is one product. low is [0; B], and overwritten."""
         n, y = self.n, self.L[..., : self.n, :].mT
         if low.is_complex() or not self.geometry.compact:
             low[..., n:, :] = self.geometry.star(low[..., n:, :]).mT
@@ -359,8 +362,9 @@ class ClosedForm(Framed):
 
         Q x = [0; x] - (y R^H + E) P^H y_2^H x
 
-    First moments turn with the frame, by terms as small as the step. Where ||P|| > WORN, R is reflected in the
-    direction in which R + y_1 is nearly singular: one product with a vector, under a mask, so that nothing is read.
+    First moments turn with the frame, by terms as small as the step. Where ||P|| > WORN, R is reflected in
+    the direction in which R + y_1 is nearly singular: one product with a vector, under a mask, so nothing is
+    read.
     """
 
     steady: ClassVar[bool] = True
@@ -394,7 +398,7 @@ class ClosedForm(Framed):
         self.geometry.hor_(out, 1)
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
-        """V = Q B = [U; B] + y R^H U; y+ = y + D. A moment m becomes Q m - (y + J) B* m, in coordinates of the new frame."""
+        """V = Q B = [U; B] + y R^H U; y+ = y + D. A moment m becomes Q m - (y + J) B* m, in the new frame."""
         n, y, P, Ref = self.n, self.y, self.P, self.R
         A, B, y2 = w[..., :n, :].clone(), w[..., n:, :], y[..., n:, :]
         lower = [m[..., n:, :] for m in odd]
@@ -417,8 +421,8 @@ class ClosedForm(Framed):
     def _reference(self, R: Tensor, y1: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
         """R and P at a new y_1. R + y_1 is singular where y_1 v = -R v, and R (1 - 2 v v^H) + y_1 is not.
 
-        Directions v come from P by inverse iteration; all with ||P v|| > 1 go together, once one has WORN. If most
-        of them have, R -> -R.
+        Directions v come from P by inverse iteration; all with ||P v|| > 1 go together, once one has WORN. If
+        most of them have, R -> -R.
         """
         R = torch.where(((R.conj() * y1).sum((-2, -1), True).real < -0.75 * self.n) & moved, -R, R)
         P, worn = inverse(R + y1), None

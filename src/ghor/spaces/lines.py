@@ -1,6 +1,6 @@
-"""Lines t -> the point of Lambda R(t W), on which solvers try steps, and the frame there once a step is taken.
+"""Lines t -> the point of Lambda R(t W), on which solvers try steps, and the frame where a step is taken.
 
-Thin       matrices and vectors with an adjoint X*: y_t and y_t' from (y, Q B, A, B* B) alone, N x n, whatever the frame
+Thin       matrices and vectors with an adjoint X*: y_t and y_t' from (y, Q B, A, B* B) alone, N x n
 Straight   y + t w of Euclidean points
 Moved      any frame: a copy takes the step t w along a geodesic, whose velocity has the coordinates w
 """
@@ -44,7 +44,7 @@ class Line(Protocol):
 
 
 class Thin:
-    """y_t = y + D, Q_t = Q - (y + J) (t B)*, where R.act(y, M -> t Q B + y M, t A, t^2 C) = D, J and C = B* B."""
+    """y_t = y + D, Q_t = Q - (y + J) (t B)* with D, J = R.act(y, M -> t Q B + y M, t A, t^2 C), C = B* B."""
 
     def __init__(self, frame: Framed, w: Tensor, R: Retraction) -> None:
         n, star = frame.n, frame.geometry.star
