@@ -123,7 +123,7 @@ def pairs(dtype):
 
 @each_dtype
 def test_distances_and_logarithms(dtype):
-    """Of the same rounded points, errors of at most 16 eps times the condition, and distances in both orders."""
+    """Of the same rounded points: errors of at most 16 eps times the condition; distances both ways."""
     for y, z in pairs(dtype):
         u = [*exact(y[1:]), *exact(z[1:])]
         d, Y, V = dist(u)[0], lifted(u[:2]), exact(H.log(y, z))

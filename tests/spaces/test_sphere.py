@@ -1,96 +1,23 @@
-"""The sphere: its section in closed form beside that of matrices, steps of any length, the angle."""
+"""Spheres: the angle and the logarithm at any distance, spheres of other radii, options."""
 
 import copy
 import math
-import pickle
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from table import close, randn
 
 import ghor
-from ghor.retraction import RETRACTIONS
-from ghor.spaces.orthogonal import Orthogonal
+from ghor.spaces.retraction import RETRACTIONS
 
 S = ghor.Sphere()
 F64 = torch.float64
-retractions = pytest.mark.parametrize("retraction", list(RETRACTIONS.values()), ids=str)
+RADII = [2.5, "start"]
 
 
-@retractions
-@pytest.mark.parametrize(("space", "shape"), [(S, (6,)), (ghor.Sphere(flatten=2), (3, 4))], ids=str)
-@pytest.mark.parametrize("short", [False, True])
-def test_the_closed_form_is_the_section_of_matrices(space, shape, retraction, short, gen):
-    """Gradients, 60 steps of 50 points and the vectors that turn with them, through changes of the sign.
-
-    Where all steps are said to be short, other formulas are used; those of Cayley hold for long ones, too.
-    """
-    Y = space.random(50, *shape, generator=gen, dtype=F64)
-    R = space.implicit_start(Y)
-    m = randn((50, *shape), gen)
-    space.matrix(m)[..., 0, :] = 0
-    other, sign, n = Y.clone(), R.clone(), m.clone()
-    P, Q = space.implicit_inverse(Y, R), Orthogonal.implicit_inverse(space, other, sign)
-    moved = torch.ones(50, dtype=torch.bool)
-    changes = 0
-    for _ in range(60):
-        G = randn((50, *shape), gen)
-        W = space.implicit_grad(Y, R, P, G, torch.empty_like(G))
-        close(W, Orthogonal.implicit_grad(space, other, sign, Q, G, torch.empty_like(G)), 1e-12)
-        W, before = W / 2, R.clone()
-        length = space.step_length(W)
-        span = (0.0, 0.2) if short else None
-        P = space.implicit_update(Y, R, P, W, retraction, [m], length, (), span)
-        Q = Orthogonal.implicit_update(space, other, sign, Q, W, retraction, [n], moved)
-        changes += int((R != before).sum())
-        for a, b in ((Y, other), (m, n), (R, sign), (1 / (R * P), Q)):
-            close(a, b, 1e-12)
-    assert changes > 3
-
-
-def test_a_point_that_does_not_move_keeps_every_bit(gen):
-    Y, start = (torch.nn.Parameter(S.random(8, 5, generator=gen)) for _ in range(2))
-    start = Y.detach().clone()
-    opt = ghor.optim.SGD([Y], space=S, lr=0.3, momentum=0.9)
-    for _ in range(25):
-        Y.grad = randn((8, 5), gen, torch.float32)
-        Y.grad[::2] = 0
-        opt.step()
-    assert torch.equal(Y[::2], start[::2])
-    assert not opt.state[Y]["momentum_buffer"][::2].any()
-
-
-def test_squares_spread_in_long_steps_point_by_point(gen):
-    """Short steps leave second moments alone, long ones spread them, whatever other points do."""
-    start, G = S.random(6, 5, generator=gen, dtype=F64), randn((6, 5), gen)
-    G[3:] *= 1e-9  # Adam's eps makes these steps short
-    states = {}
-    for rows in (slice(0, 6), slice(0, 3), slice(3, 6)):
-        Y = torch.nn.Parameter(start[rows].clone())
-        opt = ghor.optim.Adam([Y], space=S, lr=0.5)
-        Y.grad = G[rows].clone()
-        opt.step()
-        states[rows.start, rows.stop] = opt.state[Y]["exp_avg_sq"]
-    assert torch.equal(states[0, 6], torch.cat([states[0, 3], states[3, 6]]))
-    R = S.implicit_start(start)
-    B = S.implicit_grad(start, R, S.implicit_inverse(start, R), G, torch.empty_like(G))
-    squares = 0.001 * B.square()
-    torch.testing.assert_close(states[0, 6][3:], squares[3:], rtol=1e-9, atol=0)
-    assert float((states[0, 6][:3] / squares[:3] - 1)[:, 1:].abs().max()) > 0.1
-    torch.testing.assert_close(states[0, 6].sum(-1), squares.sum(-1), rtol=1e-9, atol=0)
-
-
-def test_spheres_carry_no_matrices(gen):
-    """Adam's two moments and a sign; complex spheres keep the section of matrices."""
-    Y = torch.nn.Parameter(S.random(100, 11, generator=gen))
-    opt = ghor.optim.Adam([Y], space=S)
-    Y.grad = randn((100, 11), gen, torch.float32)
-    opt.step()
-    assert opt.state[Y]["frame_anchor"].numel() == 100
-    assert sum(v.numel() for v in opt.state[Y].values()) <= 2 * Y.numel() + 102
-    assert S.section_kind("auto", (100, 11), torch.complex64) == "transported"
-    assert S.section_kind("transported", (100, 11), torch.float32) == "transported"
+# -- angles and logarithms -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("angle", [0.0, 1e-8, 1e-3, 1.0, math.pi / 2, 3.1, math.pi - 1e-7, math.pi])
@@ -121,26 +48,63 @@ def exact_log(y, z):
 @pytest.mark.parametrize("short_of", [1e-1, 1e-3, 1e-5, 1e-8, 1e-12])
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 def test_logarithms_of_nearly_antipodal_points(dtype, short_of, gen):
-    """Down to 16 eps short of pi, closer than which points count as antipodal: in float32 2e-6."""
+    """The direction is that of the rounded points, as far as their lengths say: to eps/(pi - angle)."""
     y = S.random(5, generator=gen, dtype=F64)
     v = S.tangent(y, randn((5,), gen))
     z = S.exp(y, v * ((math.pi - short_of) / v.norm())).to(dtype)
     y, eps = y.to(dtype), torch.finfo(dtype).eps
-    if short_of < 8 * eps:
-        with pytest.raises(ValueError, match="antipodal"):
-            S.log(y, z)
-        return
-    close(S.log(y, z), exact_log(y, z), 8 * eps)
-    close(torch.linalg.vector_norm(S.log(y, z)), S.dist(y, z), 8 * eps)
+    log = S.log(y, z)
+    close(log, exact_log(y, z), 8 * eps * (1 + 0.2 * eps / short_of) if short_of > 8 * eps else 8)
+    close(torch.linalg.vector_norm(log), S.dist(y, z), 8 * eps)
+    close(S.exp(y, log), z, 8 * eps)
     t = randn((2, 3), gen, dtype)  # an orientation is a point of the sphere
     P, Y, Z = ghor.PositionsOrientations(), torch.stack([t[0], y[:3]]), torch.stack([t[1], -y[:3]])
     Y, Z = P.project(Y), P.project(Z + short_of * randn((2, 3), gen, dtype))
     assert (P.exp(Y, P.log(Y, Z)) - Z).abs().max() <= 100 * eps
 
 
-# -- radius --------------------------------------------------------------------------------------------------
+def test_an_antipodal_point_is_reached_by_one_of_the_ways(gen):
+    """And takes nothing from the others in its batch."""
+    Y = S.random(6, 5, generator=gen, dtype=F64)
+    Z = S.random(6, 5, generator=gen, dtype=F64)
+    expected = S.log(Y, Z)
+    Z[2] = -Y[2]
+    log = S.log(Y, Z)
+    close(torch.linalg.vector_norm(log[2]), torch.tensor(math.pi, dtype=F64), 1e-15)
+    assert S.is_tangent(Y, log)
+    close(S.exp(Y, log), Z, 1e-15)
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(log[others], expected[others])
 
-RADII = [2.5, "start"]
+
+def test_a_point_that_does_not_move_keeps_every_bit(gen):
+    Y = torch.nn.Parameter(S.random(8, 5, generator=gen))
+    start = Y.detach().clone()
+    opt = ghor.optim.SGD([Y], space=S, lr=0.3, momentum=0.9)
+    for _ in range(25):
+        Y.grad = randn((8, 5), gen, torch.float32)
+        Y.grad[::2] = 0
+        opt.step()
+    assert torch.equal(Y[::2], start[::2])
+    assert not opt.state[Y]["momentum_buffer"][::2].any()
+
+
+def test_spheres_carry_no_matrices(gen):
+    """Adam's two moments and a sign; complex spheres keep the section of matrices."""
+    Y = torch.nn.Parameter(S.random(100, 11, generator=gen))
+    opt = ghor.optim.Adam([Y], space=S)
+    Y.grad = randn((100, 11), gen, torch.float32)
+    opt.step()
+    assert opt.state[Y]["frame_anchor"].numel() == 100
+    assert sum(v.numel() for v in opt.state[Y].values()) <= 2 * Y.numel() + 102
+    Z = torch.nn.Parameter(S.random(3, 4, generator=gen, dtype=torch.complex64))
+    opt = ghor.optim.Adam([Z], space=S)
+    Z.grad = torch.ones_like(Z)
+    opt.step()
+    assert opt.state[Z]["section"].shape == (3, 4, 4)
+
+
+# -- radius --------------------------------------------------------------------------------------------------
 
 
 def quadratic(shape, gen, dtype=F64):
@@ -198,21 +162,18 @@ def test_the_radius_of_the_start_does_not_drift(section, flatten, gen):
         opt.step()
         worst = max(worst, float((space.lengths(Y.detach().double()) / length - 1).abs().max()))
     assert worst <= 1e-6
-    close(
-        space.radius_of(opt.state[Y]["section" if section == "transported" else "frame_anchor"]), length, 1e-3
-    )
+    close(opt.state[Y]["radius"].double() / length, torch.ones_like(length), 1e-6)
     assert float((Y.detach() - start).norm()) > 0.1
 
 
 @pytest.mark.parametrize("section", ["transported", "implicit"])
 @pytest.mark.parametrize("radius", RADII)
-def test_a_radius_survives_saving_copying_and_pickling(section, radius, gen, tmp_path):
-    """A run goes on to the bit, also where the weight is a bit off its sphere, as between two polishings."""
-    space = ghor.Sphere(radius=radius)
+def test_a_radius_survives_saving_and_copying(section, radius, gen, tmp_path):
+    """A run goes on to the bit, also where the weight is a bit off its sphere, as between two repairs."""
     start = 2.5 * S.random(5, 6, generator=gen)
     grads = [randn((5, 6), gen, torch.float32) for _ in range(25)]
     Y = torch.nn.Parameter(start)
-    opt = ghor.optim.Adam([Y], space=space, lr=0.1, section=section)
+    opt = ghor.optim.Adam([Y], space=ghor.Sphere(radius=radius), lr=0.1, section=section)
 
     def on(weight, optimizer, some):
         for G in some:
@@ -221,24 +182,15 @@ def test_a_radius_survives_saving_copying_and_pickling(section, radius, gen, tmp
 
     on(Y, opt, grads[:7])
     torch.save({"Y": Y.detach(), "opt": opt.state_dict()}, tmp_path / "run.pt")
-    (Z, other), (X, third) = copy.deepcopy((Y, opt)), pickle.loads(pickle.dumps((Y, opt)))
+    Z, other = copy.deepcopy((Y, opt))
     saved = torch.load(tmp_path / "run.pt", weights_only=True)
     V = torch.nn.Parameter(saved["Y"])
-    resumed = ghor.optim.Adam([V], space=space, lr=0.3, section=section)
+    resumed = ghor.optim.Adam([V], space=ghor.Sphere(radius=radius), lr=0.3, section=section)
     resumed.load_state_dict(saved["opt"])
-    for weight, optimizer in ((Y, opt), (Z, other), (X, third), (V, resumed)):
+    for weight, optimizer in ((Y, opt), (Z, other), (V, resumed)):
         on(weight, optimizer, grads[7:])
         assert torch.equal(weight, Y)
     close(S.residual(Y.detach().double() / 2.5), torch.zeros(5), 2e-6)
-    with pytest.raises(ValueError, match=r"is on Sphere\(\), the loaded state has it on Sphere\(radius="):
-        ghor.optim.Adam([torch.nn.Parameter(S.random(5, 6))], space=S).load_state_dict(saved["opt"])
-    key = "section" if section == "transported" else "frame_anchor"
-    for bad in (0.0, -math.inf) if radius == "start" else (0.0, -math.inf, 2.4):
-        broken = copy.deepcopy(saved["opt"])
-        value = broken["state"][0][key]
-        value[..., :1, -1:] = bad
-        with pytest.raises(ValueError, match=f"has radius .* delete the key '{key}'"):
-            resumed.load_state_dict(broken)
 
 
 @pytest.mark.parametrize("radius", RADII)
@@ -250,93 +202,29 @@ def test_max_angle_is_an_angle_on_any_radius(radius, gen):
     close(S.dist(start, Y / 2.5), torch.full((5,), 0.2, dtype=F64), 1e-12)
 
 
-def test_a_weight_that_is_written_to_keeps_its_new_length(gen):
-    space = ghor.Sphere(radius="start")
-    Y, opt = run(space, randn((4, 5), gen), lambda Y: torch.ones_like(Y), 3, lr=0.1)
-    (Y,) = opt.param_groups[0]["params"]
-    with torch.no_grad():
-        Y.mul_(3.0)
-    length = space.lengths(Y.detach())
-    with pytest.warns(UserWarning, match="changed outside the optimizer"):
-        opt.step()
-    close(space.lengths(Y.detach()), length, 1e-14)
-
-
-def test_lengths_of_half_precision_weights_stay(gen):
-    """The length is that of the weight at the start; its copy in float32 does not drift from there."""
-    space = ghor.Sphere(radius="start")
-    start = 3 * randn((4, 50), gen, torch.bfloat16)
-    Y, opt = run(space, start, lambda Y: randn((4, 50), gen, torch.bfloat16), 200, lr=1e-2)
-    (state,) = opt.state.values()
-    close(space.lengths(state["master"].double()) / space.lengths(start.double()), torch.ones(4), 1e-6)
-    close(space.lengths(Y.double()) / space.lengths(start.double()), torch.ones(4), 4e-3)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_long_vectors_of_half_precision(dtype, gen):
-    """Whose squares float16 does not hold, as it holds nothing above 65504."""
+def test_vectors_of_half_precision(dtype, gen):
+    """Whose squares float16 does not hold, as it holds nothing above 65504; their length stays that of the start."""
     space = ghor.Sphere(radius="start")
     y = torch.full((4,), 150.0, dtype=dtype)
     z = y * torch.tensor([1, -1, 1, 1], dtype=dtype)
-    assert space.residual(y) == 0 == space.residual(400 * y)  # 400 y has length 120000
-    assert space.residual(y * math.inf) == space.residual(0 * y) == math.inf
-    assert space.lengths(y).dtype == space.residual(y).dtype == dtype
     eps = torch.finfo(dtype).eps
+    for x in (y, 400 * y):  # of length 120000
+        assert space.residual(x) <= space.tolerance(x)
+    for x in (y * math.inf, 0 * y):
+        assert not space.residual(x) <= space.tolerance(x)
+    assert space.lengths(y).dtype == space.residual(y).dtype == dtype
     torch.testing.assert_close(space.lengths(y).double(), torch.tensor(300.0, dtype=F64), rtol=eps, atol=0)
     angle = 300 * math.acos(0.5)
     torch.testing.assert_close(space.dist(y, z).double().item(), angle, rtol=4 * eps, atol=0)
     torch.testing.assert_close(space.log(y, z).double().norm().item(), angle, rtol=4 * eps, atol=0)
     rounded = (space.random(9, 40, generator=gen) * 200).to(dtype)
     assert torch.isfinite(space.dist(rounded, rounded.roll(1, -1))).all()  # of one length up to rounding
-
-
-def test_an_empty_shape_is_named():
-    for shape, where in (((0, 5), 0), ((4, 0, 5), 1), ((4, 0), 1)):
-        with pytest.raises(ValueError, match=rf"dimension {where} of shape .* is empty"):
-            S.check_shape(shape)
-
-
-def test_constrain_project_and_check_know_the_radius(gen, capsys):
-    layer = torch.nn.Linear(6, 4)
-    weight = layer.weight.detach().clone()
-    moved = ghor.constrain(layer, ["weight"], ghor.Sphere(radius="start"))
-    assert moved == {"weight": 0.0}
-    assert torch.equal(layer.weight, weight)
-    ghor.constrain(layer, "weight", ghor.Sphere(radius=3))
-    close(torch.linalg.vector_norm(layer.weight.detach(), dim=-1), torch.full((4,), 3.0), 1e-6)
-    with torch.no_grad():
-        layer.weight.mul_(2)
-    assert "off" in ghor.check(layer)
-    assert ghor.project(layer)["weight"] == pytest.approx(3, rel=1e-5)
-    assert "off" not in ghor.check(layer)
-    with torch.no_grad():
-        layer.weight[1] = 0
-    for space in (ghor.Sphere(radius="start"), ghor.Sphere(radius=3)):
-        with pytest.raises(ValueError, match=r"vector of length 0 .*\.random\(4, 6\)"):
-            ghor.constrain(layer, "weight", space)
-        with pytest.raises(ValueError, match="off Sphere"):
-            ghor.optim.Adam([torch.nn.Parameter(layer.weight.detach().clone())], space=space)
-
-
-def test_what_is_no_radius_is_refused(gen):
-    for bad in (0, -1.0, math.inf, math.nan, "begin", True, None):
-        with pytest.raises(ValueError, match="radius is a positive number or 'start'"):
-            ghor.Sphere(radius=bad)
-    with pytest.raises(TypeError, match="real floating point"):
-        ghor.Sphere(radius=2).random(3, dtype=torch.complex64)
-    for radius, dtype in ((1e40, torch.float32), (1e-40, torch.float32), (1e5, torch.float16)):
-        space, X = ghor.Sphere(radius=radius), torch.ones(2, 3, dtype=dtype)
-        for f in (space.project, lambda X: space.random(*X.shape, dtype=X.dtype)):  # noqa: B023
-            with pytest.raises(TypeError, match=r"holds no vectors of length 1e.*use another radius"):
-                f(X)
-        space.check((2, 3), torch.float64)
-    a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
-    for f in (ghor.Sphere(radius="start").dist, ghor.Sphere(radius="start").log):
-        with pytest.raises(ValueError, match="different spheres"):
-            f(a, b)
-    assert float(ghor.Sphere(radius="start").dist(a, 0.75 * b)) == pytest.approx(1.5 * math.pi)
-    assert ghor.Sphere(radius=1) == S
-    assert repr(ghor.Sphere(radius=2)) == "Sphere(radius=2)"
+    start = 3 * randn((4, 50), gen, dtype)
+    Y, opt = run(space, start, lambda Y: randn((4, 50), gen, dtype), 200, lr=1e-2)
+    (state,) = opt.state.values()
+    close(state["radius"].double() / space.lengths(start.double()), torch.ones(4), 1e-6)
+    close(space.lengths(Y.double()) / space.lengths(start.double()), torch.ones(4), eps)
 
 
 @pytest.mark.parametrize("radius", [1.0, 3.0, "start"], ids=str)
@@ -359,31 +247,70 @@ def test_lengths_whose_squares_are_out_of_range(size):
     """Every vector but 0 is a point with radius="start", and angles do not depend on its length."""
     space = ghor.Sphere(radius="start")
     Y, Z = (torch.tensor(v) * size for v in ([3.0, 4.0], [4.0, 3.0]))
-    assert float(space.residual(Y)) == 0
+    assert float(space.residual(Y)) <= 1e-6
     assert abs(float(space.dist(Y, Z)) / size - 5 * math.acos(0.96)) <= 1e-5
+    assert torch.equal(space.project(Y), Y)
 
 
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 @pytest.mark.parametrize("section", ["transported", "implicit"])
-@pytest.mark.parametrize("retraction", list(RETRACTIONS))
-def test_runs_on_a_radius_whose_square_is_out_of_range(retraction, section, size, gen):
-    """As on the unit sphere, with short steps, limited ones, and long ones, which are taken in float64."""
+def test_runs_on_a_radius_whose_square_is_out_of_range(section, size, gen):
+    """As on the unit sphere, with short steps and with limited ones."""
     y, exact = S.random(4, 5, generator=gen), quadratic((4, 5), gen)
-    options = {"section": section, "retraction": retraction}
 
     def grad(Y):
         return exact(Y.double()).float()
 
-    for lr, more in (
-        (0.02, {"weight_decay": 0.1, "anchor": "start"}),
-        (2.0, {"max_angle": 0.05}),
-        (100.0, {"max_angle": None}),
-    ):
-        decay, steps = more.pop("weight_decay", 0.0), 2 if lr == 100 else 12
-        z, _ = run(S, y, grad, steps, ghor.optim.AdamW, lr=lr, weight_decay=decay, **options, **more)
+    for lr, decay, more in ((0.02, 0.1, {"anchor": "start"}), (2.0, 0.0, {"max_angle": 0.05})):
+        options = {"section": section, **more}
+        z, _ = run(S, y, grad, 12, ghor.optim.AdamW, lr=lr, weight_decay=decay, **options)
         for radius in (size, "start"):
-            own = {"lr": lr * size, "weight_decay": decay / size, **options, **more}
-            Y, _ = run(
-                ghor.Sphere(radius=radius), size * y, lambda Y: grad(Y / size), steps, ghor.optim.AdamW, **own
-            )
-            close(Y / size, z, 2e-3 if lr == 100 else 2e-5)  # rounding of 200 radians
+            own = {"lr": lr * size, "weight_decay": decay / size, **options}
+            space = ghor.Sphere(radius=radius)
+            Y, _ = run(space, size * y, lambda Y: grad(Y / size), 12, ghor.optim.AdamW, **own)
+            close(Y / size, z, 2e-5)
+
+
+# -- options -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_radius_is_refused():
+    for bad in (0, -1.0, math.inf, math.nan, "begin", True, np.bool_(True), None, torch.ones(2)):
+        with pytest.raises(ValueError, match="radius is a positive number or 'start'"):
+            ghor.Sphere(radius=bad)
+    with pytest.raises(TypeError, match="real floating point"):
+        ghor.Sphere(radius=2).random(3, dtype=torch.complex64)
+    for radius, dtype in ((1e40, torch.float32), (1e-40, torch.float32), (1e5, torch.float16)):
+        space, X = ghor.Sphere(radius=radius), torch.ones(2, 3, dtype=dtype)
+        for f in (space.project, lambda X: space.random(*X.shape, dtype=X.dtype)):  # noqa: B023
+            with pytest.raises(TypeError, match=r"holds no vectors of length 1e.*use another radius"):
+                f(X)
+        space.check((2, 3), torch.float64)
+    a, b = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
+    for f in (ghor.Sphere(radius="start").dist, ghor.Sphere(radius="start").log):
+        with pytest.raises(ValueError, match="different spheres"):
+            f(a, b)
+    assert float(ghor.Sphere(radius="start").dist(a, 0.75 * b)) == pytest.approx(1.5 * math.pi)
+    assert ghor.Sphere(radius=1) == S
+
+
+def test_numbers_of_numpy_are_radii():
+    for r in (np.float32(2), np.float64(2), np.int64(2)):
+        assert repr(ghor.Sphere(radius=r)) in ("Sphere(radius=2)", "Sphere(radius=2.0)")
+        assert ghor.Sphere(radius=r) == ghor.Sphere(radius=2)
+        close(ghor.Sphere(radius=r).lengths(ghor.Sphere(radius=r).random(3, 4)), torch.full((3,), 2.0), 1e-6)
+
+
+def test_shapes_that_hold_no_points_are_named():
+    for shape, where in (((0, 5), 0), ((4, 0, 5), 1), ((4, 0), 1)):
+        with pytest.raises(ValueError, match=rf"dimension {where} of shape .* is empty"):
+            S.check_shape(shape)
+    with pytest.raises(ValueError, match=r"columns of matrices \(\.\.\., N, K\), got shape \(5,\)"):
+        ghor.Sphere(along="columns").check_shape((5,))
+    with pytest.raises(ValueError, match="other options beside it"):
+        ghor.Sphere(along="columns", flatten=2)
+    with pytest.raises(ValueError, match="a real number of length one does not move"):
+        S.random(3, 1)
+    for bad in (torch.zeros(4, 6), torch.full((4, 6), math.nan)):
+        with pytest.raises(ValueError, match=r"vector of length 0 .*\.random\(4, 6\)|NaN or infinite"):
+            S.project(bad)

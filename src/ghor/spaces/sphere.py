@@ -94,7 +94,8 @@ class Sphere(Stiefel):
 
     def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Real single numbers are refused: +-1 does not move. Complex ones move on the circle U(1)."""
-        super().check(shape, dtype)
+        self.check_dtype(dtype)
+        self.check_shape(shape)
         if self.layout.size(shape)[0] < 2 and not dtype.is_complex:
             raise ValueError(
                 f"{self} holds vectors (..., N) with N >= 2 (a real number of length one does not move), got "
@@ -148,6 +149,13 @@ class Sphere(Stiefel):
             return super().frame(y, section, held, eps)
         stored = "section" in held if held else section == "transported"
         return (Stored if stored else Vectors)(self, y, held, eps)
+
+    def hor_(self, w: Tensor, factor: float = 0.5) -> None:
+        """A is 0 for real vectors, whatever is there: 0/0, where a rule has no eps."""
+        if w.is_complex():
+            super().hor_(w, factor)
+        else:
+            w[..., 0, :] = 0
 
     def angle(self, w: Tensor) -> Tensor:
         """|W|/r, the angle in radians; of complex vectors as of one-column matrices."""

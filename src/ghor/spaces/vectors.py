@@ -22,6 +22,7 @@ from ghor.spaces.retraction import Retraction
 
 TURN, SINGULAR = 0.25, 0.1  # 1 + r y_1 where the sign r changes in a step, and for points that others wrote
 SHORT, MANY = 16, 1000  # vectors so short, and more of them, are kept coordinate by coordinate
+WELL = 4096  # the most entries of which torch's norms in float32 have their digits; its sums have them always
 CACHED = 1 << 17  # numbers of a piece that stays in the cache
 SLOW, LONG = 0.05, 0.5  # steps so long keep squares large beside momentum, and make them equal
 
@@ -181,8 +182,8 @@ class Vectors(Framed):
 
     def length(self, w: Tensor) -> Tensor:
         w = self.lower(w)
-        if self.dim == -2:
-            return self.points(dot(w, w, -2).sqrt())
+        if self.dim == -2 or w.shape[-1] > WELL:
+            return self.points(dot(w, w, self.dim).sqrt())
         return self.points(torch.linalg.vector_norm(w, dim=-1, keepdim=True))
 
     def take(self, y: Tensor) -> None:
