@@ -25,8 +25,7 @@ from table import MANIFOLDS, each_section, kinds, name, point, randn
 from torch import nn
 
 import ghor
-from ghor import linalg
-from ghor.lifting.probe import turning
+from ghor.lifting import law
 
 
 @classes
@@ -232,14 +231,12 @@ def test_a_weight_without_gradient_is_skipped_as_in_torch(cls, section):
 
 @pytest.mark.parametrize("space", MANIFOLDS, ids=name)
 def test_the_default_device_need_not_be_that_of_the_weights(space, gen):
-    """Rules are tried, constants kept and steps counted on no other device than before."""
-    linalg.ones.cache_clear()
-    linalg._kept_identity.cache_clear()
+    """Rules are asked, constants made and steps counted on no other device than before."""
     start = point(space, kinds(space)[0], gen)
     grad, ends = randn(tuple(start.shape), gen), []
 
     class Rule(torch.optim.SGD):
-        """A new class, so that it is tried anew."""
+        """A new class, so that it is asked anew."""
 
     for device in ("meta", "cpu"):
         p = nn.Parameter(start.clone())
@@ -255,26 +252,14 @@ def test_the_default_device_need_not_be_that_of_the_weights(space, gen):
 # -- cost --------------------------------------------------------------------------------------------------
 
 
-@classes
-def test_an_implicit_step_does_not_probe(cls, monkeypatch):
-    """Which state turns with the frame is a property of the class and its options: found out once, not every
-    step."""
-    net = Net()
-    opt = build(cls, net, section="implicit")
-    train(net, opt, gradients(net, 2))
-    calls, try_it = [], turning._parity
-    monkeypatch.setattr(turning, "_parity", lambda *a: calls.append(a) or try_it(*a))
-    train(net, opt, gradients(net, 5))
-    assert calls == []
-
-
-def test_the_probe_runs_once_for_a_rule(gen):
+@sections
+def test_a_rule_is_asked_once(section, monkeypatch, gen):
+    """What it is holds for the class and its options: a schedule, and steps, do not ask again."""
     Y = weight(40, 3)
-    opt = ghor.optim.Adam([Y], space=STIEFEL, section="implicit")
+    opt = ghor.optim.Adam([Y], space=STIEFEL, section=section)
     schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
     take_steps(opt, gen)
-    known = len(turning._parities[torch.optim.Adam])
+    monkeypatch.setattr(law, "_answers", lambda *_: pytest.fail("asked again"))
     for _ in range(5):
         take_steps(opt, gen)
         schedule.step()
-    assert len(turning._parities[torch.optim.Adam]) == known

@@ -46,7 +46,7 @@ from ghor._torch.warn import Warnings
 from ghor.constraints.declare import declared_spaces, lost_message
 from ghor.constraints.registry import Record, lost_beside
 from ghor.lifting import files
-from ghor.lifting.batch import FRAME_KEYS, REPAIR_EVERY, Batch, OwnRule, _grad, same_objects, shared_values
+from ghor.lifting.batch import FRAME_KEYS, Batch, OwnRule, _grad, same_objects, shared_values
 from ghor.lifting.groups import (
     GROUP_KEYS,
     Weight,
@@ -183,14 +183,8 @@ class Lifted(Optimizer):
         for b in moving:
             b.scatter()
         self._take_back(moving)
-        if moving:
-            torch._foreach_add_([b.moves for b in moving], 1)
         for b in moving:
-            b.age += 1
-            if b.age % REPAIR_EVERY == 0:
-                b.repair()
-            if b.age % b.look_every == 0:
-                b.look()
+            b.end()
             b.leave()
             b.in_motion = False
         if self._warn.pending:
