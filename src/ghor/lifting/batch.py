@@ -22,20 +22,20 @@ from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
 from ghor.linalg import perhaps
 from ghor.spaces.base import no_digits
-from ghor.spaces.frames import Frame, rows
+from ghor.spaces.frames import rows
 from ghor.spaces.retraction import RETRACTIONS
 
 REPAIR_EVERY = 10  # moves of a batch between two repairs of the rounding of its points
-WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, which is 4 % of a step's arithmetic
+WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, 4 % of a step's arithmetic
 LOOK_EVERY = {"cpu": 10}  # and between two looks at its numbers, which reads one value; 100 on other devices
-ROWS, ROOM = 64, 1 << 22  # of a stored frame that is made without being asked for: N <= 64 n, or so many numbers in all
+ROWS, ROOM = 64, 1 << 22  # of a stored frame that nobody asked for: N <= 64 n, or so many numbers in all
 
 FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
-POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; the anchor of decay
+POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; decay's anchor
 # The radii of spheres of any radius; the weight that the rule reads; and how often the weight has moved.
 OUR_KEYS = (*FRAME_KEYS, *POINT_KEYS, "radius", "developed", "moves")
 
-BESIDE = ".A"  # state[p]["momentum_buffer"] has K in the weight's shape, state[p]["momentum_buffer.A"] the A beside it
+BESIDE = ".A"  # state[p]["momentum_buffer"] has K in the weight's shape, "momentum_buffer.A" the A beside it
 
 _version, _grad = operator.attrgetter("_version"), operator.attrgetter("grad")
 
@@ -53,10 +53,10 @@ class OwnRule(NamedTuple):
 class Batch:
     """Weights as points (M, N, n), with their frame, their velocity H, and the rule's state for H.
 
-    Where weights may share a tensor, H is (M, N, n), too; else it is in the one weight's shape. A rule that does not
-    read its weight finds H = 0. One that does finds the weight developed: H_0 = Lambda^-1 Y = E,
-    H_t = E + W_1 + ... + W_t. state[p] shows live views of the batch's state. Whatever a batch is made of is in the
-    weights and there.
+    Where weights may share a tensor, H is (M, N, n), too; else it is in the one weight's shape. A rule that
+    does not read its weight finds H = 0. One that does finds the weight developed: H_0 = Lambda^-1 Y = E, H_t
+    = E + W_1 + ... + W_t. state[p] shows live views of the batch's state. Whatever a batch is made of is in
+    the weights and there.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Batch:
         moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.moves, self.age = moves.clone(), int(moves)
         y = self.frame.point()
-        self.length = y.real.new_zeros(len(y), 1, 1)  # of this step's velocities, 0 of those that were left out
+        self.length = y.real.new_zeros(len(y), 1, 1)  # of this step's velocities, 0 of those left out
         self.peak = self.length.clone()  # the longest velocity of each point, or NaN, since the last look
-        self.lost = torch.zeros((), dtype=torch.bool, device=self.G.device)  # whether a write through .data was
+        self.lost = torch.zeros((), dtype=torch.bool, device=y.device)  # whether a write through .data was
         self.in_motion, self.decays = False, False
         self.group: dict[str, Any] = group
         self.own: OwnRule | None = None  # a rule of ours
@@ -105,7 +105,8 @@ class Batch:
         self.half, self.eps = self.dtype != p.dtype, torch.finfo(p.dtype).eps
         targets = list(map(self.layout.points, local))
         gathered = self.shards is not None and self.shards.gathers
-        self.views = self.layout.padding is None and not gathered and all(starmap(shares_memory, zip(targets, local, strict=True)))
+        shared = all(starmap(shares_memory, zip(targets, local, strict=True)))
+        self.views = shared and not gathered and self.layout.padding is None
         self.targets = targets if self.views else None  # writing there is one copy
 
     def _stand(self, section: str, states: Sequence[dict[str, Any]], traits: Traits) -> None:
@@ -120,8 +121,8 @@ class Batch:
             self._check_room(y)
         geometry, at = self.space.geometry, held.get("master", y)
         if traits.free:
-            began = any(k.endswith(BESIDE) for k in states[0])  # a run goes on with the frame that it began with
-            section = "auto" if began else section
+            if any(k.endswith(BESIDE) for k in states[0]):  # a run goes on with the frame that it began with
+                section = "auto"
             self.frame = geometry.free_frame(at, section, kept, self.eps, by_rows=self.layout.blocks > 1)
         else:
             self.frame = geometry.frame(at, section, kept, self.eps)
@@ -137,9 +138,9 @@ class Batch:
         M, N, n = y.shape
         if N > ROWS * n and M * N * N > ROOM:
             raise ValueError(
-                f"the rule of {self.names[0]} keeps state that cannot be taken to another frame, and a frame that stays "
-                f"has {N} x {N} numbers for each of {M} points: take Adam, SGD or Muon, or section='transported' all "
-                "the same"
+                f"the rule of {self.names[0]} keeps state that cannot be taken to another frame, and a "
+                f"frame that stays has {N} x {N} numbers for each of {M} points: take Adam, SGD or Muon, or "
+                "section='transported' all the same"
             )
 
     def _room(self) -> Tensor:
@@ -147,7 +148,9 @@ class Batch:
         if not self.stacks:
             room = torch.zeros(self.shape, dtype=self.dtype, device=self.params[0].device)
             points = self.layout.points(room)
-            return room if shares_memory(points, room) else self.layout.weight(torch.zeros_like(points), self.shape)
+            if shares_memory(points, room):
+                return room
+            return self.layout.weight(torch.zeros_like(points), self.shape)
         room = self.frame.zeros()
         if room.dim() == 1:
             return room
@@ -193,7 +196,8 @@ class Batch:
     def _scale(self, weights: Tensor, held: dict[str, Tensor]) -> float | Tensor | None:
         """The radius of each point, (M, 1, 1) or one for all; None on unit spheres and where there is none.
 
-        Radii that a state or the declaration has hold as long as the weights are there; else they are the weights'.
+        Radii that a state or the declaration has hold as long as the weights are there; else they are the
+        weights'.
         """
         if self.space.radius != "start":
             return None if self.space.radius == 1 else float(self.space.radius)
@@ -229,14 +233,17 @@ class Batch:
     def _checked(self, y: Tensor, held: dict[str, Tensor]) -> Tensor:
         """The points of the weights, which are on their space; nothing was moved if one is not.
 
-        Weights that were on it to the digits of a narrower dtype are projected, or go on from the point that their
-        state holds.
+        Weights that were on it to the digits of a narrower dtype are projected, or go on from the point that
+        their state holds.
         """
         off = self._off(y)
         if bool(off.any()) and not self.half:
             known = held.get("master", held["section"][..., : y.shape[-1]] if "section" in held else y)
             if known.shape == y.shape and near_in_half(y, known) and not bool(self._off(known).any()):
-                self.warn("dtype", f"{self.names[0]} was half precision: it goes on from the point that its state holds")
+                name = self.names[0]
+                self.warn(
+                    "dtype", f"{name} was half precision: it goes on from the point that its state holds"
+                )
                 return known
             self._refuse(off)
             y = self._unit(self._weights())
@@ -321,10 +328,10 @@ class Batch:
     # -- the lines of Algorithm 3: compiled, and nothing is read
 
     def pull(self, G: Tensor) -> Tensor | None:
-        """H.grad <- global_rep(Lambda, rgrad(Y, G)), and H <- where the rule starts; that is returned, unless it is 0.
+        """H.grad <- global_rep(Lambda, rgrad(Y, G)), and H <- where the rule starts: returned, or None for 0.
 
-        It is 0 for a rule that does not read its weight: there weight decay finds nothing to draw at. With an anchor
-        it is the vector from there to Y: that is what decays. Else it is the developed weight.
+        It is 0 for a rule that does not read its weight: there weight decay finds nothing to draw at. With an
+        anchor it is the vector from there to Y: that is what decays. Else it is the developed weight.
         """
         self.frame.pull(G, self._seen_as_points(self.G))
         if self.developed is not None:
@@ -356,7 +363,8 @@ class Batch:
         self.push(state, None if self.own is not None else start)
 
     def push(self, state: dict[str, Any], start: Tensor | None) -> None:
-        """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite and NaN are 0."""
+        """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite ones "
+        "are 0."""
         W = self._seen_as_points(self.H if start is None else self.H.sub_(start))
         frame = self.frame
         self._divide_(W)
@@ -374,7 +382,9 @@ class Batch:
         self.length.copy_(length)
         if self.developed is not None:
             self._seen_as_points(self.developed).add_(self._in_units(W))
-        odd, even = ([self._seen_as_points(state[k]) for k in keys if k in state] for keys in (self.odd, self.even))
+        odd, even = (
+            [self._seen_as_points(state[k]) for k in keys if k in state] for keys in (self.odd, self.even)
+        )
         frame.step(W, self.length, self.R, odd, even)
 
     def _limit_(self, W: Tensor, max_angle: float) -> None:
@@ -398,8 +408,8 @@ class Batch:
     def _repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
         N, n = self.layout.size(self.shape)
-        whole = self.age % (REPAIR_EVERY * max(WHOLE_EVERY // REPAIR_EVERY, -(-A_SIDE * N // (n * REPAIR_EVERY)))) == 0
-        self.frame.repair(whole, self.length > 0)
+        period = max(WHOLE_EVERY // REPAIR_EVERY, -(-A_SIDE * N // (n * REPAIR_EVERY)))
+        self.frame.repair(self.age // REPAIR_EVERY % period == 0, self.length > 0)
         self.scatter()
 
     # -- state[p]
@@ -448,9 +458,10 @@ class Batch:
         return self.stacks and torch.is_tensor(value) and value.dim() > 1
 
     def _like_H(self, key: str, states: Sequence[dict[str, Any]]) -> Tensor:
-        """State that lies as weights do, as H does: a copy, in H's precision if it is of numbers with digits."""
+        """State that lies as weights do, as H does: a copy, in H's precision if its numbers have digits."""
         value = states[0][key]
-        room = torch.empty_like(self.H, dtype=None if value.is_floating_point() or value.is_complex() else value.dtype)
+        has_digits = value.is_floating_point() or value.is_complex()
+        room = torch.empty_like(self.H, dtype=None if has_digits else value.dtype)
         if not self.stacks:
             return room.copy_(value)
         first, *beside = self._faces(room)
@@ -473,7 +484,8 @@ class Batch:
             if torch.is_tensor(value) and value.shape == self.H.shape and self.stacks:
                 first, *beside = self._faces(value)
                 columns[key] = in_shape(first)
-                columns |= {key + BESIDE: per_point(A) for A in beside}
+                for A in beside:
+                    columns[key + BESIDE] = per_point(A)
             else:
                 columns[key] = per_point(value) if self._is_of_points(value) else [value] * count
         for key, value in self.frame.tensors().items():
@@ -506,8 +518,10 @@ class Batch:
             self.note(state)
 
     def straighten(self) -> None:
-        """Make moments tangent to the weights again, after an interrupt that may have left them half turned."""
-        self.frame.straighten_(self._nearest(self._unit(self._weights())), [self.state[k] for k in self.odd if k in self.state])
+        """Make moments tangent to the weights again, after an interrupt that may have left them half "
+        "turned."""
+        y, odd = self._nearest(self._unit(self._weights())), [k for k in self.odd if k in self.state]
+        self.frame.straighten_(y, [self.state[k] for k in odd])
 
     def note(self, state: Any) -> None:
         """Remember state[p] as it is now."""
@@ -555,13 +569,16 @@ class Batch:
         others = f" and {len(some) - 1} other weights" if len(some) > 1 else ""
         self.warn(
             "changed",
-            f"{self.names[some[0]]}{others} changed outside the optimizer, within {self.space}: the section was "
-            "rebuilt, moments were kept",
+            f"{self.names[some[0]]}{others} changed outside the optimizer, within {self.space}: the section "
+            "was rebuilt, moments were kept",
         )
 
     def dissolve(self, state: Any) -> None:
-        """Leave the weights to other batches. Those that others have written, be it with their own values, get moments
-        of zero where these are not finite."""
+        """Leave the weights to other batches.
+
+        Those that others have written, be it with their own values, get moments of zero where these are not
+        finite.
+        """
         touched = [a != b for a, b in zip(map(_version, self.params), self.versions, strict=False)]
         for p, written in zip(self.params, touched, strict=False):
             for value in state.get(p, {}).values() if written else ():
@@ -584,15 +601,17 @@ class Batch:
         if lost:
             self.warn(
                 "lost",
-                f"{self.names[0]} or one of its kind was written through .data, which is not counted on this device: "
-                "the write was lost; write under torch.no_grad() instead",
+                f"{self.names[0]} or one of its kind was written through .data, which is not counted on "
+                "this device: the write was lost; write under torch.no_grad() instead",
             )
         if self.frame.held is not None and any_held:
             self.warn("digits", no_digits(self.space, self.eps))
             self.frame.held.zero_()
         if y is not None and any_off:
             name = self._name_of(off)
-            self.warn("off", f"{name} is not on {self.space}, as after a write through .data: it was projected")
+            self.warn(
+                "off", f"{name} is not on {self.space}, as after a write through .data: it was projected"
+            )
             self.frame.put(off, self.space.geometry.nearest(y[off]))
             self.scatter()
         self.peak.zero_(), self.lost.zero_()
@@ -603,17 +622,17 @@ class Batch:
         if bool(bad.any()):
             self.warn(
                 "nonfinite",
-                f"the velocity of {self._name_of(bad)} is not finite (a NaN or infinite gradient?): the weight stays "
-                "where it is, but its moments are lost. Load a state dict, or constrain the weight again, which sets "
-                "them to zero",
+                f"the velocity of {self._name_of(bad)} is not finite (a NaN or infinite gradient?): the "
+                "weight stays where it is, but its moments are lost. Load a state dict, or constrain the "
+                "weight again, which sets them to zero",
             )
         long = (self.peak > longest) & ~bad
         if bool(long.any()):
             most = float(self.peak[long].max())
             self.warn(
                 "long",
-                f"a velocity of length {most:.1e} of {self._name_of(long)} was clipped to {longest:.1g}; is the "
-                "learning rate intentional?",
+                f"a velocity of length {most:.1e} of {self._name_of(long)} was clipped to {longest:.1g}; is "
+                "the learning rate intentional?",
             )
 
     def _name_of(self, mask: Tensor) -> str:

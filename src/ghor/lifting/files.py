@@ -19,7 +19,7 @@ DAMAGED = 0.005  # how far off the group a loaded section may be: repairs square
 
 
 def plain(groups: Sequence[dict[str, Any]], out: dict[str, Any]) -> dict[str, Any]:
-    """torch's state dict as plain data: spaces as their repr, a step count for each weight, tensors contiguous.
+    """torch's state dict as plain data: spaces as their repr, a step count a weight, tensors contiguous.
 
     Contiguous, because a broadcast between processes copies memory and ignores strides.
     """
@@ -74,10 +74,12 @@ def check_loaded(groups: Sequence[dict[str, Any]], loaded: dict[str, Any], warn:
             if key in saved and saved[key] != group[key]:
                 warn(
                     f"loaded {key}",
-                    f"the loaded state has {key}={saved[key]!r} for group {gi}, which was {group[key]!r}: it is taken "
-                    "over, as the learning rate is",
+                    f"the loaded state has {key}={saved[key]!r} for group {gi}, which was {group[key]!r}: "
+                    "it is taken over, as the learning rate is",
                 )
-        members = zip(names, group["params"], each(group, "space"), each(group, "anchor"), saved["params"], strict=True)
+        members = zip(
+            names, group["params"], each(group, "space"), each(group, "anchor"), saved["params"], strict=True
+        )
         for name, p, space, anchor, key in members:
             entries = loaded["state"].get(key)
             if isinstance(space, Euclidean) or not isinstance(entries, dict) or "moves" not in entries:
@@ -95,7 +97,9 @@ def _check_anchor(name: str, given: Any, saved: Any, warn: Warn) -> None:
     if not (torch.is_tensor(given) and torch.is_tensor(saved)) or is_sharded(given) or is_sharded(saved):
         return
     eps = max(torch.finfo(given.dtype).eps, torch.finfo(saved.dtype).eps)
-    apart = (given.to(saved.device, saved.dtype) - saved).abs().max() if given.shape == saved.shape else torch.inf
+    apart = (
+        (given.to(saved.device, saved.dtype) - saved).abs().max() if given.shape == saved.shape else torch.inf
+    )
     if not apart <= 16 * eps * saved.abs().max():
         warn(
             f"loaded anchor {name}",
@@ -115,15 +119,15 @@ def _check_sections(kind: str, space: Space, members: list[tuple[str, Tensor, Te
         if fresh is None or fresh.numel() != value.numel() or fresh.shape[-2:] != value.shape[-2:]:
             N, n = y.shape[-2:]
             raise ValueError(
-                f"{name}: a loaded {kind} of shape {tuple(value.shape)} is not that of {N} x {n} weights on {space}; "
-                f"load another state, or delete the key {kind!r} from it"
+                f"{name}: a loaded {kind} of shape {tuple(value.shape)} is not that of {N} x {n} weights on "
+                f"{space}; load another state, or delete the key {kind!r} from it"
             )
         held = {kind: X.reshape(-1, *X.shape[-2:])}
         off = space.geometry.frame(y.repeat(len(some), 1, 1), section, held, eps).off()
         if not bool((off <= DAMAGED).all()):
             raise ValueError(
-                f"{name}: a loaded {kind} is {float(off.max()):.1e} off the group of {space}; load another state, or "
-                f"delete the key {kind!r} from it: it is then built from the weight"
+                f"{name}: a loaded {kind} is {float(off.max()):.1e} off the group of {space}; load another "
+                f"state, or delete the key {kind!r} from it: it is then built from the weight"
             )
 
     try:
@@ -140,8 +144,8 @@ def _check_sections(kind: str, space: Space, members: list[tuple[str, Tensor, Te
 def keep_our_keys(groups: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> None:
     """Give loaded groups our keys back: without `space` a weight would silently leave its manifold.
 
-    The space stays the optimizer's own, because a loaded group has only its repr. The anchor stays, too, unless the
-    optimizer has none: then the loaded one holds.
+    The space stays the optimizer's own, because a loaded group has only its repr. The anchor stays, too,
+    unless the optimizer has none: then the loaded one holds.
     """
     for group, ours in zip(groups, old, strict=True):
         for key in GROUP_KEYS:
@@ -155,8 +159,8 @@ def keep_our_keys(groups: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]
 def restore(groups: Sequence[dict[str, Any]], state: Any, loaded: dict[str, Any], warn: Warn) -> None:
     """Undo torch's cast of loaded state to the weights' dtype, for weights on manifolds.
 
-    Their state is taken from the file as it was saved. If a plain optimizer saved it, there is no section, and its
-    moments in R^(N x n) mean nothing in g^hor, so these weights start afresh.
+    Their state is taken from the file as it was saved. If a plain optimizer saved it, there is no section,
+    and its moments in R^(N x n) mean nothing in g^hor, so these weights start afresh.
     """
     fresh = 0
     for group, saved in zip(groups, loaded["param_groups"], strict=True):

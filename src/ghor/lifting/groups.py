@@ -133,7 +133,11 @@ def named_duplicate(groups: list[dict[str, Any]], group: Any, error: ValueError)
         return error
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
     params = [entry[1] if isinstance(entry, tuple) else entry for entry in params]
-    known = {id(p): name for gi, g in enumerate(groups) for p, name in zip(g["params"], names_of(g, gi), strict=True)}
+    known = {
+        id(p): name
+        for gi, g in enumerate(groups)
+        for p, name in zip(g["params"], names_of(g, gi), strict=True)
+    }
     for i, p in enumerate(params):
         if id(p) in known:
             name = names_of({**group, "params": params}, len(groups))[i]
@@ -151,8 +155,8 @@ def refuse_shared_memory(weights: Sequence[Weight]) -> None:
         other = places.setdefault(place, w)
         if place and other.p is not w.p and (other.curved or w.curved):
             raise ValueError(
-                f"{w.name} and {other.name} are two parameters that share memory; use one parameter for both, "
-                "as torch ties weights"
+                f"{w.name} and {other.name} are two parameters that share memory; use one parameter for "
+                "both, as torch ties weights"
             )
 
 
@@ -162,14 +166,14 @@ def refuse_late_declarations(groups: Sequence[dict[str, Any]], weights: Sequence
     for w in weights:
         if declared.get(id(w.p), w.space) != w.space:
             raise ValueError(
-                f"{w.name} was constrained to {declared[id(w.p)]} after this optimizer took it on {w.space}, and "
-                "would leave it; constrain first, then build the optimizer"
+                f"{w.name} was constrained to {declared[id(w.p)]} after this optimizer took it on "
+                f"{w.space}, and would leave it; constrain first, then build the optimizer"
             )
         decays = any(groups[w.gi].get(key) for key in DECAYS)
         if decays and w.curved and w.anchor is None and id(w.p) in anchors:
             raise ValueError(
-                f"{w.name} is declared with an anchor, and this optimizer has none for it; constrain first, then "
-                "build the optimizer"
+                f"{w.name} is declared with an anchor, and this optimizer has none for it; constrain first, "
+                "then build the optimizer"
             )
 
 
@@ -180,8 +184,8 @@ def _each(group: dict[str, Any], key: str, gi: int) -> list[Any]:
     values = each(group, key)
     if len(values) != len(group["params"]):
         raise ValueError(
-            f"group {gi} has {len(group['params'])} parameters and {len(values)} {key}s; give one each, or one "
-            "for all"
+            f"group {gi} has {len(group['params'])} parameters and {len(values)} {key}s; give one each, or "
+            "one for all"
         )
     return values
 
@@ -209,8 +213,9 @@ def _space(declared: Space | None, given: object, p: Tensor, name: str, warn: Wa
             manifold = type(getattr(p, "manifold", None)).__name__
             warn(
                 f"foreign {name}",
-                f"{name} is a geoopt.ManifoldParameter on {manifold}, which ghor does not read: it is trained as "
-                "an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) or the like",
+                f"{name} is a geoopt.ManifoldParameter on {manifold}, which ghor does not read: it is "
+                "trained as an ordinary weight. Declare it: ghor.constrain(module, name, ghor.Stiefel()) "
+                "or the like",
             )
         return declared or Euclidean()
     if not isinstance(given, Space):
@@ -247,6 +252,6 @@ def _warn_of_unused_anchors(group: dict[str, Any], weights: list[Weight], warn: 
         if w.anchor is not None:
             warn(
                 f"anchor {w.name}",
-                f"{w.name} has an anchor, but this optimizer has no weight_decay that would draw it there: the "
-                "anchor is not used",
+                f"{w.name} has an anchor, but this optimizer has no weight_decay that would draw it there: "
+                "the anchor is not used",
             )

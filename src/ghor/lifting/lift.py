@@ -20,7 +20,7 @@ _lifted: dict[type[Optimizer], type[Lifted]] = {}
 
 
 def lift(Base: type[Optimizer]) -> type[Lifted]:
-    """A class of optimizers for weights on any space, which work in g^hor as Base does (Algorithm 3 of the paper).
+    """A class of optimizers for weights on any space, which step in g^hor as Base does (the paper's Algorithm 3).
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
     """
@@ -56,7 +56,8 @@ def _unpickle(Base: type[Optimizer]) -> Any:
 
 
 def handed_on(name: str) -> Callable[..., Any]:
-    """A method of Base that moves weights: of Euclidean ones as there, of others by a step to where it takes H."""
+    """A method of Base that moves weights: of Euclidean ones as there, of others by a step to where it "
+    "takes H."""
 
     @torch.no_grad()
     def method(self: Lifted, *args: Any, **kwargs: Any) -> Any:

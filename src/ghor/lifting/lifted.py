@@ -8,21 +8,21 @@
     Lambda <- update_section(Lambda, W)            Lambda R(W), R a retraction
     Y      <- apply_section(Lambda, E)
 
-A lifted optimizer holds an ordinary one, `inner`, built by the constructor of its class, called Base throughout, and kept
-for life. For a step `inner` is lent groups and state, with a velocity H in place of every batch of weights on a manifold
-and B as its gradient; whatever it adds to H is W. Euclidean weights go there as they are, so their steps are torch's, bit
-for bit. What the rule has changed in its groups and its state is copied out. For all else, as new groups, files and copies,
-`inner` has the user's own groups and state, and Base's own methods do the work. Nothing is ever put back, because
-`param_groups` and `state` of the outer optimizer are never anything but the user's. A step goes through the files in
-one direction:
+A lifted optimizer holds an ordinary one, `inner`, built by the constructor of its class, called Base
+throughout, and kept for life. For a step `inner` is lent groups and state, with a velocity H in place of
+every batch of weights on a manifold and B as its gradient; whatever it adds to H is W. Euclidean weights go
+there as they are, so their steps are torch's, bit for bit. What the rule has changed in its groups and its
+state is copied out. For all else, as new groups, files and copies, `inner` has the user's own groups and
+state, and Base's own methods do the work. Nothing is ever put back, because `param_groups` and `state` of the
+outer optimizer are never anything but the user's. A step goes through the files in one direction:
 
     lifted -> batch -> layout, spaces/frames -> spaces -> retraction, linalg
 
-A batch is derived: all that it knows can be made again from its weights and state[p], to the bit. Whoever touches a weight,
-its state or its group between two steps dissolves its batch, and weights with a gradient that are in no batch form new
-ones. Loading, copying, late groups, missing gradients, writes and interrupts all come down to `_ready`.
-A batch is `in_motion` from the rule to the end of a step. Whoever finds it so drops its frame, which may be off the group;
-the next step makes one above the weight, which is whole.
+A batch is derived: all that it knows can be made again from its weights and state[p], to the bit. Whoever
+touches a weight, its state or its group between two steps dissolves its batch, and weights with a gradient
+that are in no batch form new ones. Loading, copying, late groups, missing gradients, writes and interrupts
+all come down to `_ready`. A batch is `in_motion` from the rule to the end of a step. Whoever finds it so
+drops its frame, which may be off the group; the next step makes one above the weight, which is whole.
 """
 
 from __future__ import annotations
@@ -63,7 +63,15 @@ from ghor.spaces import Space
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW)  # their fused kernels are the default on velocities
 SCALER = ("_step_supports_amp_scaling", "grad_scale", "found_inf")  # what GradScaler reads, sets and deletes
-DERIVED = ("_batches", "_loose", "_curved", "_seen", "_parts", "_weights", "_placed")  # rebuilt, and not pickled
+DERIVED = (
+    "_batches",
+    "_loose",
+    "_curved",
+    "_seen",
+    "_parts",
+    "_weights",
+    "_placed",
+)  # rebuilt, and not pickled
 
 
 # -- Algorithm 3 ---------------------------------------------------------------------------------------------
@@ -90,7 +98,8 @@ def on_inner(name: str) -> property:
 
 
 class _Signature:
-    """`inspect.signature` of a lifted class: Base's parameters, or those of its own constructor, and then ours."""
+    """`inspect.signature` of a lifted class: Base's parameters, or those of its own constructor, and then "
+    "ours."""
 
     def __get__(self, optimizer: object, cls: type[Lifted]) -> inspect.Signature:
         init = cls.Base.__init__ if cls.__init__ is Lifted.__init__ else cls.__init__
@@ -132,7 +141,9 @@ class Lifted(Optimizer):
         with explained(self.Base):
             self.inner = self.Base(self.sorted(params), *args, **kwargs)
         # Not Optimizer.__init__, which would take the groups once more.
-        super().__setstate__({"defaults": {**self.inner.defaults, **dict(zip(GROUP_KEYS, ours, strict=True))}})
+        super().__setstate__(
+            {"defaults": {**self.inner.defaults, **dict(zip(GROUP_KEYS, ours, strict=True))}}
+        )
         self._adopt()
         self._first = list[dict[str, Any]]()  # the groups as they were placed
         for group in self.param_groups:
@@ -198,7 +209,9 @@ class Lifted(Optimizer):
         if getattr(self, "found_inf", None) is not None:
             return
         for gi, group in enumerate(self.param_groups):
-            for p, name in zip(group["params"], names_of(group, gi), strict=True) if group["error_if_nonfinite"] else ():
+            for p, name in (
+                zip(group["params"], names_of(group, gi), strict=True) if group["error_if_nonfinite"] else ()
+            ):
                 grad = p.grad if p.grad is None or not p.grad.is_sparse else p.grad.to_dense()
                 if grad is not None and int(full_tensor(torch.isfinite(grad).logical_not_().sum())):
                     raise RuntimeError(
@@ -224,8 +237,9 @@ class Lifted(Optimizer):
     def _ready(self, mover: Callable[[Tensor], Any] = _grad) -> list[Batch]:
         """The batches that move.
 
-        Weights move that have a gradient, or another `mover` that is not None. A batch dissolves if someone has
-        touched it, or if only some of its weights move; those in no batch form new ones, from weights and state[p].
+        Weights move that have a gradient, or another `mover` that is not None. A batch dissolves if someone
+        has touched it, or if only some of its weights move; those in no batch form new ones, from weights and
+        state[p].
         """
         self._settle()
         if not self._groups_hold():
@@ -284,8 +298,8 @@ class Lifted(Optimizer):
             then = before.get(id(w.p), w)
             if then.space != w.space and self.state.get(w.p):
                 raise ValueError(
-                    f"{w.name} went from {then.space} to {w.space} after steps were taken; its state means nothing "
-                    "there, so build a new optimizer"
+                    f"{w.name} went from {then.space} to {w.space} after steps were taken; its state means "
+                    "nothing there, so build a new optimizer"
                 )
         self._batches, self._weights = [], [w for w in every if w.curved]
         self._loose = [id(w.p) for w in self._weights]
@@ -310,7 +324,13 @@ class Lifted(Optimizer):
             how = known[asked] = known.get(asked) or self._traits(w)
             kinds[(*self._kind(w, how.stacks), how)].append(w)
         new = [
-            Batch(weights, self.param_groups[weights[0].gi], [self.state.get(w.p) or {} for w in weights], how, self._warn)
+            Batch(
+                weights,
+                self.param_groups[weights[0].gi],
+                [self.state.get(w.p) or {} for w in weights],
+                how,
+                self._warn,
+            )
             for (*_, how), weights in kinds.items()
         ]
         for b in new:  # a state without the rule's part is more than some rules can load
@@ -326,23 +346,23 @@ class Lifted(Optimizer):
     def _check_movable(self, w: Weight) -> None:
         if w.shape != w.p.shape:
             raise ValueError(
-                f"{w.name} had shape {tuple(w.shape)} and has {tuple(w.p.shape)} now, for which the optimizer's state "
-                "of it means nothing; build a new optimizer"
+                f"{w.name} had shape {tuple(w.shape)} and has {tuple(w.p.shape)} now, for which the "
+                "optimizer's state of it means nothing; build a new optimizer"
             )
         if w.p.is_meta:
             raise ValueError(
-                f"{w.name} is on the meta device and has no values to move; materialise the module, then build the "
-                "optimizer"
+                f"{w.name} is on the meta device and has no values to move; materialise the module, then "
+                "build the optimizer"
             )
         if not is_sharded(w.p) and w.p.numel() and not w.p.untyped_storage().size():
             raise ValueError(
-                f"{w.name} has no memory any more: it was a whole weight, gathered by FSDP for a forward pass. Build "
-                "the optimizer from the model itself, or call its reshard() first"
+                f"{w.name} has no memory any more: it was a whole weight, gathered by FSDP for a forward "
+                "pass. Build the optimizer from the model itself, or call its reshard() first"
             )
         if self.param_groups[w.gi].get("differentiable"):
             raise RuntimeError(
-                f"{w.name} is on {w.space}: differentiable=True does not go through the step of such a weight; set it "
-                "to False in its group"
+                f"{w.name} is on {w.space}: differentiable=True does not go through the step of such a "
+                "weight; set it to False in its group"
             )
 
     def _traits(self, w: Weight) -> Traits:
@@ -350,13 +370,13 @@ class Lifted(Optimizer):
         how, name = self._asked(w), self.Base.__name__
         if self.param_groups[w.gi]["section"] == "implicit" and not how.turns:
             raise ValueError(
-                f"{w.name}: {name} keeps state, such as a moment beside the square of another, that cannot be taken to "
-                "another frame, as section='implicit' would; use section='transported'"
+                f"{w.name}: {name} keeps state, such as a moment beside the square of another, that cannot "
+                "be taken to another frame, as section='implicit' would; use section='transported'"
             )
         if w.anchor is not None and how.reads:
             raise ValueError(
-                f"{w.name}: {name} reads its weight, which is developed from where it starts, so decay cannot draw it "
-                "to an anchor; leave out anchor"
+                f"{w.name}: {name} reads its weight, which is developed from where it starts, so decay "
+                "cannot draw it to an anchor; leave out anchor"
             )
         return how
 
@@ -366,7 +386,8 @@ class Lifted(Optimizer):
         return how._replace(free=self.frameless)
 
     def _options(self, gi: int) -> dict[str, Any]:
-        """The options of a group as they are now, and as it was placed what the rule may have counted there since."""
+        """The options of a group as they are now, and as it was placed what the rule may have counted "
+        "there since."""
         group, given = self.param_groups[gi], inspect.signature(self.Base.__init__).parameters
         first = self._first[gi] if gi < len(self._first) else group
         theirs = {k: v for k, v in first.items() if k not in (*GROUP_KEYS, "params", "param_names")}
@@ -380,7 +401,9 @@ class Lifted(Optimizer):
                     self.state.get(p, {}).pop(key, None)
                 b.straighten()
                 b.in_motion, b.versions = False, ()  # so that it is not as it was left
-                self._warn("interrupted", "the last step was interrupted; sections will be rebuilt, moments kept")
+                self._warn(
+                    "interrupted", "the last step was interrupted; sections will be rebuilt, moments kept"
+                )
 
     # -- the inner optimizer -------------------------------------------------------------------------------
 
@@ -403,7 +426,8 @@ class Lifted(Optimizer):
         inner.param_groups = [part for _, part, _ in self._parts]
 
     def _changes(self, group: dict[str, Any], b: Batch) -> tuple[tuple[str, Any], ...]:
-        """Options that a velocity is lent with: no decay, unless there is something to decay to; fused kernels."""
+        """Options that a velocity is lent with: no decay, unless there is something to decay to; fused "
+        "kernels."""
         off = () if b.anchor is not None else tuple((k, 0.0) for k in DECAYS if group.get(k))
         quick = self.Base in FUSED and may_fuse(group) and can_fuse(b.H)
         return (*off, ("fused", True)) if quick else off
@@ -463,7 +487,9 @@ class Lifted(Optimizer):
             del self._first[gi:], self._placed[gi:]
             raise
         self._seen[gi:], self._declared = [{**group, "params": list(group["params"]), "switches": {}}], -1
-        decay = next((group[k] for k in DECAYS if group.get(k) and group[k] != self.inner.defaults.get(k)), None)
+        decay = next(
+            (group[k] for k in DECAYS if group.get(k) and group[k] != self.inner.defaults.get(k)), None
+        )
         self._warn_of_decay(decay, f"the weights of group {gi}, on {group['space']}", weights)
 
     def _check_kinds(self, group: dict[str, Any], weights: list[Weight]) -> None:
@@ -478,14 +504,17 @@ class Lifted(Optimizer):
         if decay and weights and all(w.curved and w.anchor is None for w in weights):
             self._warn(
                 "decay",
-                f"weight_decay={decay} has no effect on {where}: they do not decay without an anchor (paper, section "
-                "4.1)",
+                f"weight_decay={decay} has no effect on {where}: they do not decay without an anchor "
+                "(paper, section 4.1)",
             )
 
     def _warn_of_surprises(self) -> None:
         """Warn about decay without effect, no weight on a manifold, and weights that are none any more."""
         weights = [w for placed in self._placed for w in placed]
-        decay, given = self.defaults.get("weight_decay"), inspect.signature(self.Base).parameters.get("weight_decay")
+        decay, given = (
+            self.defaults.get("weight_decay"),
+            inspect.signature(self.Base).parameters.get("weight_decay"),
+        )
         if given is not None and decay != given.default:
             self._warn_of_decay(decay, "these weights: all of them are on manifolds", weights)
         if not (self._explicit or self._named):  # for a module and its groups it has been said already
@@ -495,16 +524,18 @@ class Lifted(Optimizer):
         if not self._explicit and not any(w.curved for w in weights):
             self._warn(
                 "flat",
-                f"{type(self).__name__}: no parameter is on a manifold, so this is torch's {self.Base.__name__}. "
-                "Declare weights with ghor.constrain(module, name, space) and pass the model, or give the groups a "
-                "'space' (space=ghor.Euclidean() if that is meant)",
+                f"{type(self).__name__}: no parameter is on a manifold, so this is torch's "
+                f"{self.Base.__name__}. Declare weights with ghor.constrain(module, name, space) and pass "
+                "the model, or give the groups a 'space' (space=ghor.Euclidean() if that is meant)",
             )
 
     # -- saving, loading, copying --------------------------------------------------------------------------
 
     def _for_saving(self) -> None:
-        """Weights that a file would bring into one batch are one from the next step on, too: a run that was saved goes on
-        as the one that loads does, to the bit."""
+        """Make one batch, from the next step on, of weights that a file would bring into one.
+
+        So a run that was saved goes on as the one that loads does, to the bit.
+        """
         self._settle()
         kinds = defaultdict[Any, list[Batch]](list)
         for b in self._batches:
@@ -529,8 +560,9 @@ class Lifted(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; sections and moments of weights on manifolds keep the dtype they were saved in.
 
-        From a state dict of the plain optimizer the Euclidean weights load their state, and weights on manifolds start
-        afresh. A section that is damaged, or belongs to another space, raises an error, and nothing is loaded.
+        From a state dict of the plain optimizer the Euclidean weights load their state, and weights on
+        manifolds start afresh. A section that is damaged, or belongs to another space, raises an error, and
+        nothing is loaded.
         """
         saved, groups = state_dict.copy(), self.param_groups
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -549,17 +581,19 @@ class Lifted(Optimizer):
         self._warn.flush()
 
     def __getstate__(self) -> dict[str, Any]:
-        """torch's three entries, the inner optimizer with all that the rule keeps on itself, and the user's attributes.
+        """torch's three entries, the inner optimizer with what the rule keeps on it, and the user's attributes.
 
-        Hooks, derived attributes and methods overridden on the instance (schedulers wrap `step`) are left out: they
-        are bound to this optimizer.
+        Hooks, derived attributes and methods overridden on the instance (schedulers wrap `step`) are left
+        out: they are bound to this optimizer.
         """
         self._for_saving()
         self._bring_home()
         rest = {
             k: v
             for k, v in vars(self).items()
-            if k not in DERIVED and not k.startswith("_optimizer_") and not callable(getattr(type(self), k, None))
+            if k not in DERIVED
+            and not k.startswith("_optimizer_")
+            and not callable(getattr(type(self), k, None))
         }
         return {**rest, **super().__getstate__(), "kept": vars(self.inner)}  # torch drops what is in `kept`
 
@@ -583,9 +617,9 @@ class explained:
         Base = self.Base
         if isinstance(error, Exception) and not Base.__module__.startswith(("torch.", "ghor.")):
             error.add_note(
-                f"(ghor.lift({Base.__name__}) builds {Base.__name__}(params, ...) from parameter groups, and calls its "
-                "step() with gradients in place: it has no model, no other optimizer, no closure and no second gradient "
-                "to give)"
+                f"(ghor.lift({Base.__name__}) builds {Base.__name__}(params, ...) from parameter groups, "
+                "and calls its step() with gradients in place: it has no model, no other optimizer, no "
+                "closure and no second gradient to give)"
             )
 
 
