@@ -292,7 +292,7 @@ class Batch:
             self.lost.logical_or_(self._differs(self._unit(now)).any())
         elif differ(now, self.frame.point() if self.written is None else self.written):
             if torch.is_tensor(self.scale):
-                self.scale.copy_(self._scale(now, {"radius": self.scale}))
+                self.scale.copy_(cast(Tensor, self._scale(now, {"radius": self.scale})))
             moved = self._differs(y := self._unit(now))
             if bool((off := self._off(y) & moved).any()):
                 self._refuse(off)
@@ -477,8 +477,13 @@ class Batch:
     def shown(self) -> list[dict[str, Any]]:
         """state[p] of every weight: views in p's shape; the members share what is not per coordinate."""
         count, columns = len(self.params), dict[str, Sequence[Any]]()
-        in_shape = lambda X: [self.layout.weight(P, self.shape) for P in rows(X, count)]  # noqa: E731
-        per_point = lambda X: [x.squeeze(0) for x in rows(X, count)]  # noqa: E731
+
+        def in_shape(X: Tensor) -> list[Tensor]:
+            return [self.layout.weight(P, self.shape) for P in rows(X, count)]
+
+        def per_point(X: Tensor) -> list[Tensor]:
+            return [x.squeeze(0) for x in rows(X, count)]
+
         developed = {} if self.developed is None else {"developed": self.developed}
         for key, value in (self.state | developed).items():
             if torch.is_tensor(value) and value.shape == self.H.shape and self.stacks:
@@ -517,12 +522,6 @@ class Batch:
             self.bound = bound
             self.note(state)
 
-    def straighten(self) -> None:
-        """Make moments tangent to the weights again, after an interrupt that may have left them half "
-        "turned."""
-        y, odd = self._nearest(self._unit(self._weights())), [k for k in self.odd if k in self.state]
-        self.frame.straighten_(y, [self.state[k] for k in odd])
-
     def note(self, state: Any) -> None:
         """Remember state[p] as it is now."""
         self.dicts = tuple(map(state.get, self.params))
@@ -536,7 +535,7 @@ class Batch:
         self.places = self._places()
 
     def _places(self) -> tuple[int, ...]:
-        params = self.params if self.shards is None else [p.to_local() for p in self.params]
+        params = self.params if self.shards is None else [cast(Any, p).to_local() for p in self.params]
         return tuple(map(Tensor.data_ptr, params))
 
     def as_left(self, state: Any) -> bool:
@@ -605,7 +604,7 @@ class Batch:
                 "this device: the write was lost; write under torch.no_grad() instead",
             )
         if self.frame.held is not None and any_held:
-            self.warn("digits", no_digits(self.space, self.eps))
+            self.warn("digits", no_digits(cast(Any, self.space), self.eps))
             self.frame.held.zero_()
         if y is not None and any_off:
             name = self._name_of(off)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -119,13 +119,19 @@ class Lifted(Optimizer):
     frameless: ClassVar[bool] = False  # displacements do not depend on the frame, so that there need be none
 
     inner: Optimizer
+    _batches: list[Batch]
+    _weights: list[Weight]  # those on manifolds
+    _loose: list[int]  # ids of those in no batch
+    _seen: list[dict[str, Any]]  # the groups as they were
+    _placed: list[list[Weight]]  # the weights of each group
+    _declared: int  # `Record.changes` of the time
     _step_supports_amp_scaling, grad_scale, found_inf = map(on_inner, SCALER)
 
     def __init__(
         self,
         params: Any,
         *args: Any,
-        space: Space | None = None,
+        space: Space | Sequence[Space | None] | None = None,
         retraction: str = "cayley",
         section: str = "auto",
         max_angle: float | None = None,
@@ -290,7 +296,7 @@ class Lifted(Optimizer):
         for gi, group in enumerate(self.param_groups):
             check_options(group, gi)
             if not self._is_placed(gi):
-                self._placed[gi:] = [admitted(group, gi, self.defaults, self._warn), *self._placed[gi + 1 :]]
+                self._placed[gi : gi + 1] = [admitted(group, gi, self.defaults, self._warn)]
         del self._placed[len(self.param_groups) :]
         every = [w for weights in self._placed for w in weights]
         refuse_shared_memory(every)
@@ -386,8 +392,7 @@ class Lifted(Optimizer):
         return how._replace(free=self.frameless)
 
     def _options(self, gi: int) -> dict[str, Any]:
-        """The options of a group as they are now, and as it was placed what the rule may have counted "
-        "there since."""
+        """The options of a group as they are now; as it was placed, what the rule may have counted there."""
         group, given = self.param_groups[gi], inspect.signature(self.Base.__init__).parameters
         first = self._first[gi] if gi < len(self._first) else group
         theirs = {k: v for k, v in first.items() if k not in (*GROUP_KEYS, "params", "param_names")}
@@ -399,7 +404,6 @@ class Lifted(Optimizer):
             if b.in_motion:
                 for p, key in ((p, key) for p in b.params for key in (*FRAME_KEYS, "master")):
                     self.state.get(p, {}).pop(key, None)
-                b.straighten()
                 b.in_motion, b.versions = False, ()  # so that it is not as it was left
                 self._warn(
                     "interrupted", "the last step was interrupted; sections will be rebuilt, moments kept"
@@ -449,9 +453,8 @@ class Lifted(Optimizer):
     def _adopt(self) -> None:
         """Start again from the groups and state that the inner optimizer has."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        self._batches, self._weights, self._loose = list[Batch](), list[Weight](), list[int]()
-        self._seen, self._placed = list[dict[str, Any]](), list[list[Weight]]()
-        self._declared = -1
+        self._batches, self._weights, self._loose = [], [], []
+        self._seen, self._placed, self._declared = [], [], -1
 
     # -- groups --------------------------------------------------------------------------------------------
 
@@ -545,11 +548,12 @@ class Lifted(Optimizer):
             for b in alike if len(alike) > 1 else ():
                 b.versions = ()
 
+    @_disable_dynamo
     def state_dict(self) -> dict[str, Any]:
         """As in torch, and plain data: spaces are saved as their repr."""
         self._for_saving()
-        for hook in self._optimizer_state_dict_pre_hooks.values():
-            hook(self)
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         self._bring_home()
         out = files.plain(self.param_groups, self.inner.state_dict())
         for hook in self._optimizer_state_dict_post_hooks.values():
@@ -557,6 +561,7 @@ class Lifted(Optimizer):
             out = out if changed is None else changed
         return out
 
+    @_disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch; sections and moments of weights on manifolds keep the dtype they were saved in.
 
@@ -576,8 +581,8 @@ class Lifted(Optimizer):
         files.keep_our_keys(self.param_groups, groups)
         files.restore(self.param_groups, self.state, saved, self._warn)
         self._placed = placed
-        for hook in self._optimizer_load_state_dict_post_hooks.values():
-            hook(self)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
         self._warn.flush()
 
     def __getstate__(self) -> dict[str, Any]:

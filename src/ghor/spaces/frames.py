@@ -81,9 +81,6 @@ class Frame:
             w.masked_fill_(factor == 0, 0)
         w.mul_(factor)
 
-    def straighten_(self, y: Tensor, odd: Tensors) -> None:
-        """Make moments elements of g^hor above y, after an interrupt that may have left them half turned."""
-
     def length(self, w: Tensor) -> Tensor:
         """What `longest` limits, (M, 1, 1); 0 only for w = 0, not finite where w is not."""
         return torch.linalg.vector_norm(w, dim=(-2, -1), keepdim=True)

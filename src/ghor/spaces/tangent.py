@@ -12,7 +12,8 @@ turns.
 
 E is 0 but for rounding, and must be there. Where y is off its space by d, K = G - y S has the part -d S along
 y, which moves y off by more: without E errors grow by |S|, or by what Muon's polynomial multiplies small
-directions with, in every step. With E what y is off stays what rounding made it.
+directions with, in every step. With E what y is off stays what rounding made it; so it does where others have
+written the weight beside a momentum, or an interrupt has left one half turned.
 
 A rule may live here if it is linear in its gradients (SGD), by numbers a point (ScalarMomentAdam) or by right
 factors (Muon: K P): these do not depend on the frame. What divides coordinate by coordinate needs one.
@@ -79,11 +80,6 @@ class Tangent(Frame):
     def hor_(self, w: Tensor) -> None:
         for A in self.blocks(w)[1:]:
             self.geometry.hor_(A)
-
-    def straighten_(self, y: Tensor, odd: Tensors) -> None:
-        """K <- K - y y^H K."""
-        for K in (self.blocks(m)[0] for m in odd):
-            add_(K, y, gram(y, K), -1)
 
     def scale_(self, w: Tensor, factor: Tensor | float) -> None:
         for X in self.blocks(w):
