@@ -269,14 +269,3 @@ def test_capturable_is_torchs(cls, kind):
         train(net, opt, 2)
         ends.append(numbers(net))
     assert off(*ends) <= 1e-12
-
-
-@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
-def test_a_capturable_rule_on_an_accelerator(lr):
-    """On the meta device, which stands for one: implicit frames need to know what turns, tried on the CPU."""
-    Y = torch.nn.Parameter(ghor.Hyperbolic().E((4, 3), device="meta"))
-    opt = ghor.optim.Adam([Y], space=ghor.Hyperbolic(), lr=lr, foreach=True, capturable=True)
-    group = opt.param_groups[0]
-    assert group["capturable"]
-    assert group["foreach"]
-    assert opt.section_kind(group, ghor.Hyperbolic(), Y, "Y") == "implicit"
