@@ -46,7 +46,7 @@ def rotation_vector(R: Tensor) -> Tensor:
     columns = torch.stack([torch.stack(x, -1) for x in rows], -2)
     best = torch.stack([K, p, q, r], -1).argmax(-1)[..., None, None].expand(*R.shape[:-2], 1, 4)
     w, v = columns.gather(-2, best)[..., 0, :].split((1, 3), -1)
-    w, v = w.abs(), torch.where(w < 0, -v, v)
+    w, v = torch.where(w < 0, -w, w), torch.where(w < 0, -v, v)  # abs() has no derivative where w = 0
     square = (v * v).sum(-1, keepdim=True)
     small = square < 1e-8 * w * w
     length = torch.where(small, 1, square).sqrt()
@@ -60,7 +60,7 @@ def _by_planes(R: Tensor) -> Tensor:
     L = _value(torch.where(good, value, eye(R)))
     if differentiated(R):
         L = _with_derivatives(R, L)
-    return torch.where(good, L, torch.nan)
+    return torch.where(good, (L - L.mH) / 2, torch.nan)
 
 
 def _with_derivatives(R: Tensor, L: Tensor) -> Tensor:
@@ -77,8 +77,7 @@ def _with_derivatives(R: Tensor, L: Tensor) -> Tensor:
     def newton(X: Tensor) -> Tensor:
         M = U.mH @ (X - frozen(X)).to(U.dtype) @ U
         out = U @ (f * M) @ U.mH
-        out = out if R.is_complex() else out.real
-        return (out - out.mH) / 2
+        return out if R.is_complex() else out.real
 
     first = frozen(L) + newton(R)
     return first + newton(R - torch.linalg.matrix_exp(first))
