@@ -12,8 +12,7 @@ from ghor.baselines import ScalarMomentAdam
 
 ST = ghor.Stiefel()
 FRAMES = [(s, shape) for s, shape in MANIFOLD_CASES if has_frame(s)]
-# columns that are points are several points, which it refuses
-ORTHOGONAL = [(s, shape) for s, shape in FRAMES if is_compact(s) and s.one == s]
+ORTHOGONAL = [(s, shape) for s, shape in FRAMES if is_compact(s)]
 ORTHOGONAL += [(ghor.Stiefel(flatten=3), (6, 2, 2, 3)), (ghor.Stiefel(flatten=2), (12, 2, 2))]
 OTHERS = [(s, shape) for s, shape in FRAMES if not is_compact(s)]
 norms = pytest.mark.parametrize("norm", ["canonical", "frobenius"])
@@ -22,6 +21,17 @@ over = lambda cases: pytest.mark.parametrize(("space", "shape"), cases, ids=name
 
 def parameter(Y):
     return torch.nn.Parameter(Y.clone())
+
+
+def skew_of(space):
+    """What the space makes of a block A."""
+
+    def skew(A):
+        W = A.clone()
+        space.geometry.hor_(W, 1)
+        return W
+
+    return skew
 
 
 def dense_step(skew, Lambda, n, G, cache, t, lr, betas, eps, norm, retraction):
@@ -49,7 +59,7 @@ def dense_step(skew, Lambda, n, G, cache, t, lr, betas, eps, norm, retraction):
 
 @pytest.mark.parametrize(
     ("section", "norm"),
-    [("transported", "canonical"), ("transported", "frobenius"), ("implicit", "canonical")],
+    [("auto", "canonical"), ("auto", "frobenius"), ("transported", "frobenius"), ("implicit", "canonical")],
 )
 @over(ORTHOGONAL)
 def test_it_is_the_dense_algorithm(space, shape, section, norm, gen):
@@ -59,19 +69,17 @@ def test_it_is_the_dense_algorithm(space, shape, section, norm, gen):
     options = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "norm": norm, "retraction": retraction}
     Y = parameter(point(space, shape, gen))
     opt = ScalarMomentAdam([Y], space=space, section=section, **options)
-    N, n = space.size(shape)
-    tall = space.matrix(Y.detach()).reshape(-1, N, n)
+    _, n = space.layout.size(shape)
+    tall = space.layout.points(Y.detach())
     Lambda = torch.cat([tall, torch.linalg.qr(tall, mode="complete")[0][..., n:]], -1)
     cache = 0.0, 0.0
     for t in range(1, 26):
         Y.grad = randn(shape, gen) * (1 + t % 3)
         opt.step()
-        G = space.matrix(Y.grad).reshape(-1, N, n)
-        Lambda, cache = dense_step(space.skew, Lambda, n, G, cache, t, **options)
+        G = space.layout.points(Y.grad)
+        Lambda, cache = dense_step(skew_of(space), Lambda, n, G, cache, t, **options)
     # steps of length 0.05 sqrt(2n) or so; rounding of either side grows to some 50 eps
-    torch.testing.assert_close(
-        space.matrix(Y.detach()).reshape(-1, N, n), Lambda[..., :n], rtol=0, atol=5e-13
-    )
+    torch.testing.assert_close(space.layout.points(Y.detach()), Lambda[..., :n], rtol=0, atol=5e-13)
     torch.testing.assert_close(opt.state[Y]["exp_avg_sq"].flatten(), cache[1], rtol=5e-12, atol=0)
 
 
@@ -82,22 +90,22 @@ def test_it_is_the_dense_algorithm_in_the_coordinates_of_the_space(space, shape,
     matrix."""
     Y = parameter(point(space, shape, gen))
     opt = ScalarMomentAdam([Y], space=space, norm=norm, lr=0.01)
-    n = space.matrix(Y).shape[-1]
-    Lambda = space.section(Y.detach()).clone()
+    n = space.layout.points(Y.detach()).shape[-1]
+    Lambda = space.section(Y.detach()).reshape(-1, *[space.layout.size(shape)[0]] * 2).clone()
     I = torch.eye(Lambda.shape[-1], dtype=torch.float64)
     m = v = 0.0
     for t in range(1, 51):
         Y.grad = randn(shape, gen)
-        B = Lambda.mT @ space.matrix(Y.grad)
-        B[..., :n, :] = space.skew(B[..., :n, :])
+        B = Lambda.mT @ space.layout.points(Y.grad)
+        space.geometry.hor_(B, 1)
         opt.step()
         weight = torch.full(B.shape[-2:], 1.0, dtype=torch.float64)
         weight[:n] = 0.5 if norm == "canonical" else 1.0
         m = 0.9 * m + 0.1 * B
         v = 0.999 * v + 0.001 * (weight * B * B).sum((-2, -1), keepdim=True)
-        W = space.algebra(-0.01 * m / (1 - 0.9**t) / (torch.sqrt(v / (1 - 0.999**t)) + 1e-8))
+        W = space.geometry.algebra(-0.01 * m / (1 - 0.9**t) / (torch.sqrt(v / (1 - 0.999**t)) + 1e-8))
         Lambda = Lambda @ torch.linalg.solve(I - W / 2, I + W / 2)
-    torch.testing.assert_close(space.matrix(Y.detach()), Lambda[..., :n], rtol=0, atol=1e-12)
+    torch.testing.assert_close(space.layout.points(Y.detach()), Lambda[..., :n], rtol=0, atol=1e-12)
 
 
 @sections
@@ -139,15 +147,16 @@ def test_it_does_not_see_the_gauge(retraction, gen):
     start = ST.random(3, 12, 4, generator=gen, dtype=torch.float64)
     gradients = [randn((3, 12, 4), gen) for _ in range(60)]
     ends = {}
-    for section in ("transported", "implicit"):
+    for section in ("auto", "transported", "implicit"):
         for cls in (ScalarMomentAdam, ghor.optim.Adam):
             Y = parameter(start)
             opt = cls([Y], space=ST, section=section, retraction=retraction, lr=0.05)
             for Y.grad in gradients:
                 opt.step()
             ends[section, cls] = Y.detach()
-    a, b = (ends[section, ScalarMomentAdam] for section in ("transported", "implicit"))
+    a, b, c = (ends[section, ScalarMomentAdam] for section in ("auto", "transported", "implicit"))
     torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    torch.testing.assert_close(a, c, rtol=0, atol=1e-12)
     assert (ends["transported", ghor.optim.Adam] - ends["implicit", ghor.optim.Adam]).abs().max() > 1e-3
 
 
@@ -254,7 +263,7 @@ def test_resume_is_exact(section, norm, dtype):
 
 
 def test_state_is_one_number_a_matrix(gen):
-    """Beside Adam's first moment, the section and two counters; in the layout of the weight, with ones."""
+    """Beside Adam's first moment, a frame if there is one and two counters: (1, 1) for each point."""
     net = Net(torch.float32)
     opt = ScalarMomentAdam(net, lr=0.01)
     train(net, opt, 2, 1)
@@ -263,12 +272,12 @@ def test_state_is_one_number_a_matrix(gen):
         "a": (1, 1),
         "b": (1, 1),
         "wide": (1, 1),
-        "unit": (4, 1),
-        "kernel": (1, 1, 1, 1),
+        "unit": (4, 1, 1),
+        "kernel": (1, 1),
         "bias": (4,),
     }
-    assert set(opt.state[net.a]) == {"step", "exp_avg", "exp_avg_sq", "section", "moves"}
-    for section, frame in (("transported", 49 * 49), ("implicit", 7 * 7)):
+    assert set(opt.state[net.a]) == {"step", "exp_avg", "exp_avg.A", "exp_avg_sq", "moves"}
+    for section, frame in (("auto", 7 * 7), ("transported", 49 * 49), ("implicit", 7 * 7)):
         Y = [parameter(ST.random(49, 7, generator=gen)) for _ in range(3)]
         opt = ScalarMomentAdam(Y, space=ST, section=section)
         for p in Y:

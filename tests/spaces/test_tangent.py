@@ -161,7 +161,7 @@ def test_a_run_goes_on_with_the_frame_that_it_began_with():
 
 
 def test_missing_gradients_and_writes(gen):
-    """A batch splits; a momentum that is not tangent where its weight was written takes none off the space."""
+    """A batch splits; one that is not tangent where its weight was written takes none off the space."""
     run, alone = Run("momentum", ST, (12, 4), F64).run(3), Run("momentum", ST, (12, 4), F64).run(3)
     p, q = run.params
     for _ in range(3):
