@@ -190,6 +190,10 @@ class Batch:
         """The weights as points, padding rows as (1, 0, ...); one weight is a view."""
         if self.targets is not None:
             return self.targets[0] if len(self.targets) == 1 else torch.cat(self.targets)
+        return self._read()
+
+    def _read(self) -> Tensor:
+        """The weights as points, wherever they are now."""
         X = self._points(self._local(self.params))
         return self.layout.padded(X, self.shape, self.space.geometry.origin(X))
 
@@ -273,6 +277,8 @@ class Batch:
 
     def gather(self) -> Tensor:
         """Gradients as points; and points, where the frame reads them, or others have written them."""
+        if not self.G.numel():  # a process may hold none of their points
+            return self.G
         self.follow()
         if self.H.grad is not self.G:  # a rule may have let go of it
             self.H.grad = self.G
@@ -301,6 +307,8 @@ class Batch:
 
     def scatter(self) -> None:
         """Points to weights. A weight that is not its point to the bit is written only if it has moved."""
+        if not self.G.numel():
+            return
         if self.exact and self.targets is not None:
             self.frame.write(self.targets)
         else:
@@ -333,6 +341,8 @@ class Batch:
         It is 0 for a rule that does not read its weight: there weight decay finds nothing to draw at. With an
         anchor it is the vector from there to Y: that is what decays. Else it is the developed weight.
         """
+        if not G.numel():
+            return None
         self.frame.pull(G, self._seen_as_points(self.G))
         if self.developed is not None:
             self.unroll()
@@ -353,6 +363,8 @@ class Batch:
 
     def move(self, state: dict[str, Any], start: Tensor | None) -> None:
         """The rest of a step: W by a rule of ours, if there is one, and `push`."""
+        if not self.G.numel():
+            return
         self.frame.multiple = self.multiple
         if self.own is not None:
             self.frame.multiple = self.own.velocity(self)
@@ -400,6 +412,8 @@ class Batch:
             return
         self.moves.add_(1)
         self.age += 1
+        if not self.G.numel():
+            return
         if self.age % REPAIR_EVERY == 0:
             self._repair()
         if self.age % LOOK_EVERY.get(self.G.device.type, 100) == 0:
@@ -482,7 +496,7 @@ class Batch:
             return [self.layout.weight(P, self.shape) for P in rows(X, count)]
 
         def per_point(X: Tensor) -> list[Tensor]:
-            return [x.squeeze(0) for x in rows(X, count)]
+            return [x.reshape(*self.layout.batch(self.shape), *X.shape[1:]) for x in rows(X, count)]
 
         developed = {} if self.developed is None else {"developed": self.developed}
         for key, value in (self.state | developed).items():
@@ -578,7 +592,13 @@ class Batch:
         Those that others have written, be it with their own values, get moments of zero where these are not
         finite.
         """
-        touched = [a != b for a, b in zip(map(_version, self.params), self.versions, strict=False)]
+        now = list(map(_version, self.params))
+        touched = [a != b for a, b in zip(now, self.versions, strict=False)]
+        alike = all(p.shape == w.shape and p.dtype == self.params[0].dtype for p, w in zip(self.params, self.weights, strict=True))
+        if self.G.numel() and self.versions and alike and (any(touched) or self._places() != self.places):
+            moved = self._differs(self._unit(self._read()))
+            if bool(moved.any()):
+                self._say_changed(moved)
         for p, written in zip(self.params, touched, strict=False):
             for value in state.get(p, {}).values() if written else ():
                 if torch.is_tensor(value) and value.dim() > 0 and not bool(torch.isfinite(value).all()):
