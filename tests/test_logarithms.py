@@ -1,8 +1,8 @@
 """Logarithms of rotations up to pi, against 40 digits of the same rounded matrix.
 
-The condition of log at an angle t < pi is that of its derivative, the inverse of exp's: (t/2)/sin(t/2), at most
-pi/2. It is of the whole vector for small angles, too, because R - I keeps its digits there. Errors are compared
-with 16 eps times that.
+The condition of log at an angle t < pi is that of its derivative, the inverse of exp's: (t/2)/sin(t/2), at
+most pi/2. It is of the whole vector for small angles, too, because R - I keeps its digits there. Errors are
+compared with 16 eps times that.
 """
 
 import math

@@ -4,11 +4,11 @@ import warnings
 
 import pytest
 import torch
-from table import name, randn
+from table import frame, horizontal, name, randn
 from torch import nn
 
 import ghor
-from ghor._torch.values import as_on_an_accelerator
+from ghor.spaces.retraction import by_name, geodesic
 
 SPACES = [ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()]
 SHAPE = (40, 20)
@@ -77,50 +77,48 @@ def test_every_learning_rate_stays_on_the_space(space, dtype, retraction, gen):
     assert relative < 1
     assert off < 1e-2
     said = [str(w.message) for w in caught]
-    assert len([m for m in said if "has no more digits" in m]) == 1
+    assert len([m for m in said if "no digits left, and is held there" in m]) == 1
     assert U.detach().norm() > 40
+
+
+def moved(frame, w):
+    """The frame Lambda exp(w)."""
+    frame = frame.copy()
+    frame.step(w.clone(), frame.length(w), geodesic, [], [])
+    return frame
 
 
 @each_space
 def test_decay_does_not_depend_on_the_size(space, gen):
-    """Near the anchor away_from is what leads there, for weights of any size; far away it is one radian."""
+    """Near the anchor `away` is what leads there, for weights of any size; far away it is one radian."""
     Y0 = space.random(6, 2, generator=gen, dtype=torch.float64)
-    V, Lambda = space.hor(randn((6, 2), gen)), space.section(Y0)
+    L = frame(space, Y0)
+    V, out = horizontal(L, gen), L.zeros()
     for _ in range(6):
-        Lambda = space.update_section(Lambda, space.hor(randn((6, 2), gen)), "geodesic")
-        Y = space.apply_section(Lambda, Y0)
-        near = space.apply_section(space.update_section(Lambda, -1e-6 * V, "geodesic"), Y0)
-        assert (space.away_from(Lambda, Y, near) / 1e-6 - V).norm() <= 1e-4 * V.norm()
-    assert Y.norm() > 5  # of an orthogonal point: sqrt(2)
-    assert float(space.step_length(space.away_from(Lambda, Y, Y0))) == pytest.approx(1)
+        L = moved(L, 2 * horizontal(L, gen))
+        space.geometry.away(L, moved(L, -1e-6 * V).point(), out)
+        assert (out / 1e-6 - V).norm() <= 1e-4 * V.norm()
+    assert L.point().norm() > 5  # of an orthogonal point: sqrt(2)
+    space.geometry.away(L, Y0[None], out)
+    assert float(L.length(out)) == pytest.approx(1)
 
 
 @each_space
-def test_growth_is_held_without_a_look_at_the_values(space, gen):
-    U, T = nn.Parameter(space.random(12, 4, generator=gen)), randn((12, 4), gen, torch.float32)
-    with as_on_an_accelerator(), pytest.warns(UserWarning, match="no more digits"):
-        _, relative = run(space, U, lambda U: (U * T).sum(), 0.3, 120)
-    assert relative < 1
-
-
-@each_space
-def test_bounded_shortens_what_grows_and_nothing_else(space, gen):
-    U = space.random(2, 12, 4, generator=gen)
-    Lambda, G = space.section(U), randn((2, 12, 4), gen, torch.float32)
+def test_what_grows_is_shortened_and_nothing_else(space, gen):
+    L = frame(space, space.random(2, 12, 4, generator=gen))
+    G, B, R = randn((2, 12, 4), gen, torch.float32), L.zeros(), by_name("cayley")
     for i in range(60):
-        W = space.global_grad(Lambda, G)
-        W = 0.5 * W / torch.linalg.vector_norm(W, dim=(-2, -1), keepdim=True)
+        L.pull(G, B)
+        W = 0.5 * B / L.length(B)
         if i == 0:
-            assert torch.equal(space.bounded(Lambda, W), W)
-        Lambda = space.update_section(Lambda, space.bounded(Lambda, W))
-        G = space.apply_section(Lambda, U).clone()  # the direction in which the point grows fastest
-    assert (torch.linalg.vector_norm(Lambda, dim=(-2, -1)) <= space.limit(Lambda) * 1.001).all()
-    assert space.outgrown(Lambda).all()
-    assert (torch.linalg.vector_norm(space.bounded(Lambda, W), dim=(-2, -1)) < 0.1).all()
-    assert (
-        torch.linalg.vector_norm(space.bounded(Lambda, -W), dim=(-2, -1)) > 0.2
-    ).all()  # the way back is open
-    assert torch.equal(space.bounded(Lambda, 0 * W), 0 * W)
+            assert (space.shortening(L.L, W) == 1).all()
+        L.step(W.clone(), L.length(W), R, [], [])
+        G = L.point().clone()  # the direction in which the point grows fastest
+    assert (torch.linalg.vector_norm(L.L, dim=(-2, -1)) <= space.limit(L.L) * 1.001).all()
+    assert L.held.all()
+    assert (space.shortening(L.L, W) < 0.2).all()
+    assert (space.shortening(L.L, -W) > 0.4).all()  # the way back is open
+    assert (space.shortening(L.L, 0 * W) == 1).all()
 
 
 @pytest.mark.slow

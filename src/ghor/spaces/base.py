@@ -120,6 +120,8 @@ class _Points:
         full = [X.to(COMPUTE_DTYPE.get(X.dtype, X.dtype)) for X in tensors]
         shaped = [X for X, kind in zip(full, kinds, strict=True) if kind != "x"]
         self.shape = torch.broadcast_shapes(*(X.shape for X in shaped))
+        if 0 not in self.shape:  # an empty batch has no points to be wrong
+            space.check_shape(self.shape)
         self.dtype = tensors[0].dtype if len({X.dtype for X in tensors}) == 1 else _common(tensors)
         self.number = torch.empty((), dtype=self.dtype).real.dtype  # torch.compile knows no dtype.to_real
         self.batch = self.layout.batch(self.shape)
@@ -185,6 +187,7 @@ class Space:
     curvature: ClassVar[float] = (
         0.0  # the least sectional one where it is negative: `mean` takes shorter steps
     )
+    ends: ClassVar[bool] = False  # whether steps may lead to where the digits of a dtype end
     of_points: ClassVar[bool] = False  # whether this is the `geometry` of a space
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
@@ -361,6 +364,10 @@ class Space:
     def slack(self, y: Tensor, eps: float) -> float | Tensor:
         """The part of a vector at y, rounded to eps, that need not be tangent: a number or (M)."""
         return 100 * eps
+
+    def where_digits_end(self, eps: float) -> str:
+        """How far points have come where they are held, for a warning."""
+        raise NotImplementedError
 
     def hint(self, Y: Tensor) -> str:
         """Why points Y are off the space, and a remedy, if there is more to say than how far; else ""."""
@@ -540,20 +547,20 @@ def unit_of(V: Tensor) -> Tensor:
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
 
 
-def warn_of_digits(space: GroupSpace, held: Tensor, eps: float) -> None:
+def warn_of_digits(space: Space, held: Tensor, eps: float) -> None:
     """Warn that points are held where the digits of their dtype end, if values may be read for nothing."""
     free = held.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(held)
     if free and bool(held.any()):
         warnings.warn(no_digits(space, eps), stacklevel=2)
 
 
-def no_digits(space: GroupSpace, eps: float) -> str:
+def no_digits(space: Space, eps: float) -> str:
     """The message for weights that are held where the digits of their dtype end."""
     dtype = next(t for t in (torch.float64, *COMPUTE_DTYPE, torch.float32) if torch.finfo(t).eps == eps)
     way_out = "lower the learning rate" if dtype == torch.float64 else "use float64"
     return (
-        f"a weight on {space} has come {space.where_digits_end(eps)}, where {dtype} has no digits left, and is held "
-        f"there; {way_out}, or keep it nearer to E by weight decay or a penalty"
+        f"a weight on {space} has come {space.where_digits_end(eps)}, where {dtype} has no digits left, and "
+        f"is held there; {way_out}, or keep it nearer to E by weight decay or a penalty"
     )
 
 
@@ -596,7 +603,6 @@ class GroupSpace(Space):
     """
 
     exact: ClassVar[bool] = True  # whether L is the point
-    ends: ClassVar[bool] = False  # whether steps may lead to where the digits of a dtype end
     flat: ClassVar[bool] = False  # whether the group is that of translations
     unit: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
 
@@ -629,10 +635,6 @@ class GroupSpace(Space):
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         """L R(w), or as much of it as points rounded to eps can hold; L to the bit where w is 0."""
-        raise NotImplementedError
-
-    def where_digits_end(self, eps: float) -> str:
-        """How far points have come where they are held, for a warning."""
         raise NotImplementedError
 
     def polish_(self, L: Tensor, moved: Tensor) -> None:

@@ -276,6 +276,7 @@ class Stored(Framed):
         super().__init__(geometry, y, held, eps)
         S = held["section"] if held else torch.cat([y, geometry.complement(y)], -1)
         self.L = S.mT.clone(memory_format=torch.contiguous_format)
+        self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool) if geometry.ends else None
 
     def tensors(self) -> dict[str, Tensor]:
         return {"section": self.L.mT}
@@ -296,12 +297,28 @@ class Stored(Framed):
         else:
             torch.bmm(g.mT, self.L.mH, out=out.mT)
         self.geometry.hor_(out, 1)
+        if not self.geometry.compact:
+            self._round_(g, out)
+
+    def _round_(self, g: Tensor, out: Tensor) -> None:
+        """0 where coordinates are within the rounding of a product, N eps ||q_i|| ||g_j||.
+
+        Adam would make steps of it, and with frames that grow such steps grow into gradients.
+        """
+        norm = torch.linalg.vector_norm
+        rows, columns = norm(self.L, dim=-1, keepdim=True), norm(g, dim=-2, keepdim=True)
+        rows[..., : self.n, :] = rows[..., : self.n, :].amax(-2, keepdim=True)  # A is a difference of two
+        top = columns.amax(-1, keepdim=True).expand_as(columns)
+        bound = torch.cat([rows[..., : self.n, :] * top, rows[..., self.n :, :] * columns], -2)
+        out.masked_fill_(out.abs() <= bound * (g.shape[-2] * torch.finfo(g.dtype).eps), 0)
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
         """y <- y + D, Q <- Q - (y + J) B*."""
         n, star = self.n, self.geometry.star
-        if not self.geometry.compact:
-            w.mul_(self.geometry.shortening(self.L, w))
+        if self.held is not None:
+            share = self.geometry.shortening(self.L, w)
+            self.held.logical_or_(share[:, 0, 0] < 1)
+            w.mul_(share)
         N = w.shape[-2]
         if (N < 2 * n and N <= R.dense_up_to) or N == n:  # the thin form would be no smaller
             W = self.geometry.algebra(w)

@@ -141,6 +141,10 @@ class Matrices(Space):
         (N, n), B = w.shape[-2:], w[..., w.shape[-1] :, :]
         return torch.cat([w, torch.cat([-self.star(B), w.new_zeros(*w.shape[:-2], N - n, N - n)], -2)], -1)
 
+    def shortening(self, L: Tensor, w: Tensor) -> Tensor:
+        """The part (M, 1, 1) of steps w that keeps Lambda = L^T where its digits are; see `ends`."""
+        raise NotImplementedError
+
     # -- frames ----------------------------------------------------------------------------------------------
 
     def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:

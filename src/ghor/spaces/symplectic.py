@@ -31,6 +31,7 @@ class Symplectic(Matrices):
     """
 
     compact: ClassVar[bool] = False
+    ends: ClassVar[bool] = True
 
     def check_size(self, N: int, n: int) -> None:
         super().check_size(N, n)
@@ -123,6 +124,9 @@ class Symplectic(Matrices):
     def limit(self, L: Tensor) -> float:
         """The largest ||Lambda||_F allowed; that of an orthogonal frame is sqrt(2N)."""
         return math.sqrt(LOST / torch.finfo(L.dtype).eps + L.shape[-1])
+
+    def where_digits_end(self, eps: float) -> str:
+        return f"to a section of norm {math.sqrt(LOST / eps):.0e}"
 
     def shortening(self, L: Tensor, w: Tensor) -> Tensor:
         """The part of w that keeps ||Lambda|| <= limit; L is Lambda^T. The greatest s <= 1 with
