@@ -21,6 +21,10 @@ from ghor.interop import from_geoopt, from_parametrized, load_peft, save_peft
 F64 = torch.float64
 
 
+def skew(X):
+    return (X - X.mT) / 2
+
+
 def declared(model):
     return {name: space for name, _, space in declared_spaces(model) if space != ghor.Euclidean()}
 
@@ -324,7 +328,7 @@ def test_rotations_are_written_for_peft(neumann, peft, gen, tmp_path):
     adapt(model, ["q_proj", "v_proj"], Rotation(4))
     space = ghor.SpecialOrthogonal()
     for p in (m.parts["default"].R for m in (model.q_proj, model.v_proj)):
-        W = space.hor(randn((2, 4, 4), gen, torch.float32)) * (0.2 if neumann else 0.6)
+        W = skew(randn((2, 4, 4), gen, torch.float32)) * (0.2 if neumann else 0.6)
         p.data.copy_(torch.linalg.matrix_exp(W))
     save_peft(model, tmp_path, neumann=neumann)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(plain), tmp_path)
@@ -473,7 +477,7 @@ def test_peft_adapts_the_layers_that_were_adapted(kind, peft, gen, tmp_path):
     if isinstance(kind, LowRank):
         part.s.data.fill_(0.5)
     else:
-        part.R.data.copy_(torch.linalg.matrix_exp(ghor.SpecialOrthogonal().hor(randn((2, 4, 4), gen) * 0.3)))
+        part.R.data.copy_(torch.linalg.matrix_exp(skew(randn((2, 4, 4), gen) * 0.3)))
     save_peft(model, tmp_path)
     theirs = peft.PeftModel.from_pretrained(plain, tmp_path)
     torch.testing.assert_close(theirs(x), model(x), rtol=0, atol=1e-5)
@@ -562,7 +566,7 @@ def test_damaged_files_of_peft_are_named(tmp_path):
 def test_lora_of_a_rank_above_the_side_of_a_small_layer_is_read(tmp_path):
     from ghor.interop import _from_lora
 
-    B, A = randn(3, 6), randn(6, 8)
+    B, A = torch.randn(3, 6, dtype=F64), torch.randn(6, 8, dtype=F64)
     found = {"head": {"lora_B": B, "lora_A": A}}
     adapter, factors = _from_lora({"r": 6, "lora_alpha": 6}, found, {}, None)
     layer = adapter.layer(3, 8, {"dtype": F64})
