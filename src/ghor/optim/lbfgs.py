@@ -87,7 +87,7 @@ class LBFGS(Lifted):
         ) -> None: ...
 
     _now: Memory | None = None
-    _shown: list[tuple[Tensor, str, Any]] | None = None  # what the state shows of it; None while that changes
+    _shown: list[Tensor] | None = None  # its steps, as the state has them
 
     # -- groups, files, copies
 
@@ -167,26 +167,20 @@ class LBFGS(Lifted):
     def _located(self) -> Memory:
         """The memory as we left it; empty if others have moved weights on manifolds."""
         group, now = self.param_groups[0], self._now
-        params = group["params"]
-        if now is None or not (self._is_shown() and now.space.fits(params)):
+        shown = self.state.get(group["params"][0], {}).get("old_stps") is self._shown
+        if now is None or not (shown and now.space.fits(group["params"])):
             before, now = now, self._from_state()
-            if before is not None and [p.index for p in before.space.parts] != [
-                p.index for p in now.space.parts
-            ]:
+            if before is not None and before.space.places != now.space.places:
                 self._warn("dtypes", "some weights of one shape have got another dtype: the memory is empty")
                 now = self._afresh()
+            now = self._in_section(self._followed(now))
+        else:
+            now = self._followed(now)
+            now = now if now.space.section == group["section"] else self._in_section(now)
         if now.rule.size != group["history_size"]:
             now = now._replace(rule=now.rule.resized(group["history_size"]))
-        if now.space.section != group["section"]:
-            now = self._in_section(now)
         now.space.R = by_name(group["retraction"])
-        return self._followed(now)
-
-    def _is_shown(self) -> bool:
-        """Whether the state still shows the memory; not so if others have written there."""
-        return self._shown is None or all(
-            self.state.get(p, {}).get(key) is value for p, key, value in self._shown
-        )
+        return now
 
     def _from_state(self) -> Memory:
         """The memory that the state has."""
@@ -201,29 +195,19 @@ class LBFGS(Lifted):
             count, R, scale = rule.last - rule.first, state.get("products"), state["H_diag"]
             if R is not None and len(R) == len(pairs):
                 rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
-            scale = tuple(map(float, scale if isinstance(scale, list) else [scale]))
-            rule = changed(
-                rule, scale=scale if len(scale) == len(rule.sizes) else scale[:1] * len(rule.sizes)
-            )
+            scales = tuple(map(float, scale if isinstance(scale, list) else [scale] * len(rule.sizes)))
+            rule = changed(rule, scale=scales)
         d, before = (None if (u := state.get(key)) is None else u.to(like) for key in ("d", "prev_flat_grad"))
         age = max(int(own.get("moves", 0)) for own in states)
-        now = Memory(space, space.frames, rule, d, float(state.get("t") or 0.0), before, age)
-        return now if space.section == "auto" else self._in_section(now)
+        return Memory(space, space.frames, rule, d, float(state.get("t") or 0.0), before, age)
 
     def _in_section(self, now: Memory) -> Memory:
-        """The memory above frames of the kind that is asked for."""
-        params = self.param_groups[0]["params"]
-        states = [
-            {k: v for k, v in own.items() if k not in FRAME_KEYS}
-            for own in now.space.states(now.frames, now.age)
-        ]
-        asked = self._coordinates(states)
+        """The memory above frames of the kind that is asked for, which may be another than a state has."""
+        states = now.space.states(now.frames, now.age)
+        asked = self._coordinates([{k: own[k] for k in own.keys() - set(FRAME_KEYS)} for own in states])
         if asked.section == "auto" or [*map(type, asked.frames)] == [*map(type, now.frames)]:
             now.space.section = asked.section
             return now
-        assert all(
-            part.unchanged(frame, params) for part, frame in zip(asked.parts, asked.frames, strict=True)
-        )
         return now.in_frames_of(asked)
 
     def _afresh(self) -> Memory:
@@ -261,13 +245,11 @@ class LBFGS(Lifted):
 
     def _publish(self, now: Memory, loss: float) -> None:
         """Show the memory in the state under torch's names, and the frames that it belongs to."""
-        params, rule, self._shown = self.param_groups[0]["params"], now.rule, None
-        w = rule.window
-        R = rule.R[w, w].clone()
-        own = now.space.states(now.frames, now.age)
+        rule, own = now.rule, now.space.states(now.frames, now.age)
+        self._shown, R = list(rule.S[rule.window]), rule.R[rule.window, rule.window].clone()
         own[0] = own[0] | {
-            "old_stps": list(rule.S[w]),
-            "old_dirs": list(rule.Y[w]),
+            "old_stps": self._shown,
+            "old_dirs": list(rule.Y[rule.window]),
             "ro": list(R.diagonal().reciprocal()),
             "H_diag": rule.scale[0] if len(rule.scale) == 1 else list(rule.scale),
             "products": R,
@@ -276,14 +258,11 @@ class LBFGS(Lifted):
             "prev_flat_grad": now.before,
             "prev_loss": loss,
         }
-        for p, new in zip(params, own, strict=True):
-            state = self.state[p] if new else self.state.get(p, {})
+        for p, new in zip(self.param_groups[0]["params"], own, strict=True):
             for key in OF_WEIGHTS:
-                state.pop(key, None)
-            state.update(new)
-        self._shown = [
-            (p, key, value) for p, new in zip(params, own, strict=True) for key, value in new.items()
-        ]
+                self.state.get(p, {}).pop(key, None)
+            if new:
+                self.state[p].update(new)
 
     # -- the step
 

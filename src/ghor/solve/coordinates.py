@@ -77,9 +77,13 @@ class Part:
     def _scale(self, tensors: Sequence[Tensor], states: Sequence[Mapping[str, Any]] | None) -> float | Tensor:
         """The radius: one number, or that of each point, (M, 1, 1), which a state may know."""
         known = [r for i in self.index if states is not None and (r := states[i].get("radius")) is not None]
-        if self.space.radius == "start" and len(known) == len(self.index):
-            return torch.cat([r.reshape(-1, 1, 1) for r in known]).to(self.dtype)
-        return self.space.scale(self.points([tensors[i].detach() for i in self.index]))
+        y = self.points([tensors[i].detach() for i in self.index])
+        own = self.space.scale(y)
+        if self.space.radius != "start" or len(known) < len(self.index):
+            return own
+        radii = torch.cat([r.reshape(-1, 1, 1) for r in known]).to(self.dtype)
+        off = self.geometry.residual(y / radii) > self.geometry.allowed(y / radii, self.eps)
+        return torch.where(off[:, None, None], own, radii)  # of weights that are no longer there, their own
 
     def points(self, tensors: Sequence[Tensor]) -> Tensor:
         """Weights as points."""
@@ -213,6 +217,11 @@ class Coordinates:
         turns = (part.positions(part.start.point()) is None for part in self.parts)
         kinds = [(turn or k, size) for k, (turn, size) in enumerate(zip(turns, self.sizes, strict=True))]
         return [sum(size for _, size in same) for _, same in groupby(kinds, key=itemgetter(0))]
+
+    @property
+    def places(self) -> list[list[int]]:
+        """Which weights are in each part."""
+        return [part.index for part in self.parts]
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors have the shapes and dtypes in which they came."""
