@@ -154,8 +154,15 @@ class Batch:
         room = self.frame.zeros()
         if room.dim() == 1:
             return room
-        part = rows(room, len(self.params))[0]
-        return room if shares_memory(self.layout.weight(part, self.shape), room) else room.contiguous()
+        return self._viewable(room)
+
+    def _viewable(self, X: Tensor) -> Tensor:
+        """Points in an order of memory in which each weight's part is a view of the weight's shape."""
+        orders = (lambda: X, X.contiguous, lambda: X.mT.contiguous().mT)  # the last is that of wide blocks
+        for room in (order() for order in orders):
+            if shares_memory(self.layout.weight(rows(room, len(self.params))[0], self.shape), room):
+                return room
+        raise AssertionError(f"{self.space} has no views of shape {tuple(self.shape)}")
 
     def _developed(self, states: Sequence[dict[str, Any]]) -> Tensor:
         """The weight as a rule reads it, rolled out into flat space; from where a state has it."""

@@ -155,6 +155,9 @@ class Lifted(Optimizer):
         for group in self.param_groups:
             self._place(group)
         self._warn_of_surprises()
+        if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
+            with torch.no_grad(), full_precision():  # Adagrad has state from the start, and that includes ours
+                self._ready(lambda p: self.state.get(p) or None)
         self._warn.flush()
 
     # -- the step ------------------------------------------------------------------------------------------
