@@ -301,16 +301,16 @@ class Stored(Framed):
             self._round_(g, out)
 
     def _round_(self, g: Tensor, out: Tensor) -> None:
-        """0 where coordinates are within the rounding of a product, N eps ||q_i|| ||g_j||.
+        """0 where coordinates are rounding: that of a product, N eps ||q_i|| ||g_j||, times 4 for that of points.
 
-        Adam would make steps of it, and with frames that grow such steps grow into gradients.
+        Adam would make steps of it, and frames that grow make gradients of such steps.
         """
         norm = torch.linalg.vector_norm
         rows, columns = norm(self.L, dim=-1, keepdim=True), norm(g, dim=-2, keepdim=True)
         rows[..., : self.n, :] = rows[..., : self.n, :].amax(-2, keepdim=True)  # A is a difference of two
         top = columns.amax(-1, keepdim=True).expand_as(columns)
         bound = torch.cat([rows[..., : self.n, :] * top, rows[..., self.n :, :] * columns], -2)
-        out.masked_fill_(out.abs() <= bound * (g.shape[-2] * torch.finfo(g.dtype).eps), 0)
+        out.masked_fill_(out.abs() <= bound * (4 * g.shape[-2] * torch.finfo(g.dtype).eps), 0)
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
         """y <- y + D, Q <- Q - (y + J) B*."""
