@@ -129,7 +129,8 @@ class Batch:
         self._put(self._differs(y), y)
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
-        self.master = None if self.exact or "section" in self.frame.tensors() else self.frame.point()
+        kept = self.exact or "section" in self.frame.tensors()
+        self.master = None if kept else self._viewable(self.frame.point())
         self.written = None if self.exact else self._weights().clone()
         self.anchor = self._anchor(y, held)
 
