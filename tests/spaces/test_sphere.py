@@ -204,7 +204,7 @@ def test_max_angle_is_an_angle_on_any_radius(radius, gen):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_vectors_of_half_precision(dtype, gen):
-    """Whose squares float16 does not hold, as it holds nothing above 65504; their length stays that of the start."""
+    """Whose squares float16 does not hold, as it holds nothing above 65504."""
     space = ghor.Sphere(radius="start")
     y = torch.full((4,), 150.0, dtype=dtype)
     z = y * torch.tensor([1, -1, 1, 1], dtype=dtype)

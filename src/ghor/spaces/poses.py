@@ -169,7 +169,7 @@ class SpecialEuclidean(GroupSpace):
             L = self.section(y)
             with torch.enable_grad():
                 W = torch.zeros_like(y, requires_grad=True)
-                hor = self.global_rep(L, self.velocity(L, W))
+                self.hor_(hor := W.clone())
                 value = squares(self.point(self.moved(L, hor, geodesic, torch.inf, 0)))
                 (G,) = torch.autograd.grad(value.sum(), W, create_graph=True)
                 G = G.flatten(-2)
@@ -177,16 +177,15 @@ class SpecialEuclidean(GroupSpace):
             value, G = value.detach(), G.detach()
             W = newton(torch.stack(rows, -3).flatten(-2), G)
             slope, Delta, step = (G * W).sum(-1), self.velocity(L, W.view_as(y)), torch.ones_like(value)
-            if bool((-slope <= 1e-20 * value).all()):
-                break
+            last = -slope <= 64 * torch.finfo(y.dtype).eps * value  # no fall that the sum could show is left
             for _ in range(60):
                 moved = self.retract(y, Delta * step[:, None, None], geodesic)
-                falls = squares(moved) < value
-                if bool(falls.all()):
+                good = last | (squares(moved) < value)
+                if bool(good.all()):
                     break
-                step = torch.where(falls, step, step / 2)
-            y = torch.where(falls[:, None, None], moved, y)
-            if not bool(falls.any()):  # nothing is left but rounding
+                step = torch.where(good, step, step / 2)
+            y = torch.where(good[:, None, None], moved, y)
+            if bool(last.all()) or not bool(good.any()):
                 break
         return self.nearest(y)
 
@@ -304,7 +303,8 @@ def any_length(v: Tensor) -> Tensor:
 
     Added to the length of a turn, it makes a pure translation count as a step, whatever the unit.
     """
-    return (v != 0).any(-2, keepdim=True) * torch.finfo(v.dtype).tiny + (0 * v).sum(-2, keepdim=True)
+    some = (v != 0).any(-2, keepdim=True).to(v.dtype)
+    return some * torch.finfo(v.dtype).tiny + (0 * v).sum(-2, keepdim=True)
 
 
 def unwound(omega: Tensor, t: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ Carried   Lambda(y) diag(1, O) with a rotation O that turns the other way: coord
 
 from __future__ import annotations
 
-import math
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
