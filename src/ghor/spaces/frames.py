@@ -301,7 +301,7 @@ class Stored(Framed):
             self._round_(g, out)
 
     def _round_(self, g: Tensor, out: Tensor) -> None:
-        """0 where coordinates are rounding: that of a product, N eps ||q_i|| ||g_j||, times 4 for that of points.
+        """0 where coordinates are rounding: of a product N eps ||q_i|| ||g_j||, of points 4 times that.
 
         Adam would make steps of it, and frames that grow make gradients of such steps.
         """
