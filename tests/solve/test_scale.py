@@ -101,6 +101,32 @@ def test_a_pose_far_away(method, space, shape, way):
         assert float((result.x - goal).norm()) <= 1e-9 * (1 + float(goal.norm()))
 
 
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_the_unit_of_a_factor(start):
+    """A subspace times free coefficients, in units from 1 to 1000: the same iterations, within a factor of two."""
+    N, M, r, space = 100, 80, 3, ghor.Grassmann()
+    left, right, first = (
+        torch.randn(shape, generator=gen(i), dtype=torch.float64)
+        for i, shape in enumerate([(N, r), (r, M), (r, M)])
+    )
+    seen, Y = (
+        torch.rand(N, M, generator=gen(3)) < 0.4,
+        space.random(N, r, generator=gen(4), dtype=torch.float64),
+    )
+    counts = []
+    for unit in (1.0, 10.0, 100.0, 1000.0):
+
+        def f(x, unit=unit):
+            return (seen * (x["Y"] @ x["V"] - unit * left @ right)).square().sum()
+
+        x = {"Y": Y, "V": first * unit * start}
+        result = ghor.minimize(f, x, {"Y": space}, "lbfgs", rtol=1e-6)
+        assert result.success
+        counts.append(result.iterations)
+    assert max(counts) <= 2 * min(counts)
+    assert max(counts) <= 120
+
+
 # -- spheres of other radii
 
 STRETCH = torch.diag(torch.arange(1.0, 6, dtype=torch.float64))  # y^T STRETCH y is 1 at the least
