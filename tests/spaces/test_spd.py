@@ -1,8 +1,6 @@
 """Positive definite matrices: what is definite in its digits, long steps, derivatives, NaN."""
 
 import math
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -97,14 +95,21 @@ def test_no_step_leads_out_of_the_cone(lr, gen):
     ghor.optim.SGD([Y], space=SPD)  # and they are accepted again
 
 
-def test_the_warning_offers_what_is_left_to_try(gen):
-    Y = torch.eye(2, dtype=F64)
-    Lambda = SPD.section(torch.diag(torch.tensor([1.0, 1e-15], dtype=F64)) + 0 * Y)
-    out = torch.stack([torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=F64), Lambda[1]])
-    with pytest.warns(UserWarning, match="held there; lower the learning rate"):
-        assert torch.equal(SPD.within_digits(Lambda, out), Lambda)
-    with pytest.warns(UserWarning, match="held there; use float64"):
-        SPD.within_digits(Lambda.float(), out.float())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lr", [0.02, 0.3])
+def test_steps_of_half_precision_stay_in_the_cone(dtype, lr, gen):
+    """The float32 point is held to the weight's digits: as the weight is rounded, it is positive definite."""
+    for optimizer in (ghor.optim.SGD, ghor.optim.Adam):
+        Y = torch.nn.Parameter(SPD.project(SPD.random(6, 3, 3, generator=gen).to(dtype)))
+        T = SPD.random(6, 3, 3, generator=gen).to(dtype)
+        opt = optimizer([Y], space=SPD, lr=lr)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # velocities are clipped
+            for t in range(60):
+                Y.grad = 3 * randn((6, 3, 3), gen, dtype) if t % 2 else Y.detach() - T
+                opt.step()
+                assert (torch.linalg.eigvalsh(Y.detach().double()) > 0).all()
+                assert (SPD.residual(Y.detach()) <= SPD.tolerance(Y.detach())).all()
 
 
 # -- long steps --------------------------------------------------------------------------------------------
@@ -120,17 +125,6 @@ def test_cayley_is_continued_by_the_geodesic(gen):
     close(ratio[1:], torch.full_like(ratio[1:], (3 / math.e) ** 2), 1e-5)
     back = (SPD.retract(I.expand_as(Delta), -Delta) * SPD.retract(I.expand_as(Delta), Delta)).flatten()
     close(back, torch.ones_like(back), 1e-12)
-
-
-@pytest.mark.parametrize("length", [0.3, 3.0, 10.0])
-def test_sections_take_long_steps_as_points_do(length, gen):
-    Y = SPD.random(4, 3, 3, generator=gen, dtype=F64)
-    Lambda, W = SPD.section(Y), SPD.hor(randn((4, 3, 3), gen))
-    W = W * length / torch.linalg.matrix_norm(W, keepdim=True)
-    moved = SPD.apply_section(SPD.update_section(Lambda, W), Y)
-    torch.testing.assert_close(SPD.retract(Y, SPD.push(Lambda, W)), moved, rtol=1e-9, atol=0)
-    # 2 ||W|| along the geodesic, and no more than 2 (log 3 - 1) from it
-    assert (SPD.dist(Y, moved) - 2 * length).abs().max() < 0.2
 
 
 # -- derivatives -------------------------------------------------------------------------------------------
@@ -180,24 +174,6 @@ def test_a_bad_matrix_gives_nan_and_the_others_their_own(bad, gen):
         out = SPD.exp(Y, torch.where(X == Y, V, bad))
         assert torch.isnan(out[1]).all()
         assert torch.isfinite(out[::2]).all()
-
-
-def test_empty_batches():
-    Y = torch.empty(0, 3, 3)
-    assert SPD.project(Y).shape == SPD.log(Y, Y).shape == SPD.exp(Y, Y).shape == SPD.random(0, 3, 3).shape
-    assert SPD.dist(Y, Y).shape == (0,)
-    with pytest.raises(ValueError, match="square matrices"):
-        SPD.project(torch.empty(2, 0, 0))
-
-
-def test_the_identity_on_the_meta_device_is_cheap():
-    """torch.eye there imports 800 modules, and the first minimisation would take two seconds."""
-    code = (
-        "import sys, torch, ghor; n = len(sys.modules); ghor.SPD().E((3, 3), device='meta'); "
-        "assert len(sys.modules) < n + 50"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert torch.equal(SPD.E((2, 3, 3)), torch.eye(3).expand(2, 3, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
