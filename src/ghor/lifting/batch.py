@@ -216,7 +216,7 @@ class Batch:
         weights = weights.to(self.dtype)
         radii = cast(Tensor, self.space.scale(weights))
         known = held.get("radius")
-        if known is None:
+        if known is None and self.shards is None:
             declared = [r for r in map(declared_radii, self.params) if r is not None]
             known = torch.cat(declared) if len(declared) == len(self.params) else None
         if known is not None:
@@ -336,8 +336,8 @@ class Batch:
         if self.layout.padding is not None:
             points = self.layout.padded(points, self.shape, self._points(self._local(self.params)))
         weights = [self.layout.weight(P, self.shape) for P in rows(points, len(self.params))]
-        if self.shards is None:
-            torch._foreach_copy_([p.detach() for p in self.params], weights)
+        if self.shards is None or not self.shards.gathers:
+            torch._foreach_copy_(self._local(self.params), weights)
         else:
             self.shards.write(self.params, weights)
 
@@ -602,7 +602,8 @@ class Batch:
         """
         now = list(map(_version, self.params))
         touched = [a != b for a, b in zip(now, self.versions, strict=False)]
-        alike = all(p.shape == w.shape and p.dtype == self.params[0].dtype for p, w in zip(self.params, self.weights, strict=True))
+        kinds = {(w.p.shape == w.shape, w.p.dtype) for w in self.weights}
+        alike = kinds == {(True, self.params[0].dtype)}
         if self.G.numel() and self.versions and alike and (any(touched) or self._places() != self.places):
             moved = self._differs(self._unit(self._read()))
             if bool(moved.any()):

@@ -160,6 +160,20 @@ def refuse_shared_memory(weights: Sequence[Weight]) -> None:
             )
 
 
+def check_memory(w: Weight) -> None:
+    """Raise for a weight that has no values to move."""
+    if w.p.is_meta:
+        raise ValueError(
+            f"{w.name} is on the meta device and has no values to move; materialise the module, then "
+            "build the optimizer"
+        )
+    if not is_sharded(w.p) and w.p.numel() and not w.p.untyped_storage().size():
+        raise ValueError(
+            f"{w.name} has no memory any more: it was a whole weight, gathered by FSDP for a forward "
+            "pass. Build the optimizer from the model itself, or call its reshard() first"
+        )
+
+
 def refuse_late_declarations(groups: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> None:
     """Raise if a weight has been constrained to another space, or got an anchor, since it was admitted."""
     declared, anchors = spaces_by_id(), anchors_by_id()

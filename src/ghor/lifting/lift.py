@@ -20,7 +20,7 @@ _lifted: dict[type[Optimizer], type[Lifted]] = {}
 
 
 def lift(Base: type[Optimizer]) -> type[Lifted]:
-    """A class of optimizers for weights on any space, which step in g^hor as Base does (the paper's Algorithm 3).
+    """A class of optimizers for weights on any space, which step in g^hor as Base does (Algorithm 3).
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
     """

@@ -41,7 +41,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
-from ghor._torch.sharding import full_tensor, is_sharded, placement, reshard
+from ghor._torch.sharding import full_tensor, placement, reshard
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import declared_spaces, lost_message
 from ghor.constraints.registry import Record, lost_beside
@@ -51,6 +51,7 @@ from ghor.lifting.groups import (
     GROUP_KEYS,
     Weight,
     admitted,
+    check_memory,
     check_options,
     named_duplicate,
     names_of,
@@ -156,7 +157,8 @@ class Lifted(Optimizer):
             self._place(group)
         self._warn_of_surprises()
         if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
-            with torch.no_grad(), full_precision():  # Adagrad has state from the start, and that includes ours
+            # Adagrad has state from the start, and that includes ours.
+            with torch.no_grad(), full_precision():
                 self._ready(lambda p: self.state.get(p) or None)
         self._warn.flush()
 
@@ -304,6 +306,8 @@ class Lifted(Optimizer):
         every = [w for weights in self._placed for w in weights]
         refuse_shared_memory(every)
         for w in every:
+            if w.curved:
+                check_memory(w)
             then = before.get(id(w.p), w)
             if then.space != w.space and self.state.get(w.p):
                 raise ValueError(
@@ -357,16 +361,6 @@ class Lifted(Optimizer):
             raise ValueError(
                 f"{w.name} had shape {tuple(w.shape)} and has {tuple(w.p.shape)} now, for which the "
                 "optimizer's state of it means nothing; build a new optimizer"
-            )
-        if w.p.is_meta:
-            raise ValueError(
-                f"{w.name} is on the meta device and has no values to move; materialise the module, then "
-                "build the optimizer"
-            )
-        if not is_sharded(w.p) and w.p.numel() and not w.p.untyped_storage().size():
-            raise ValueError(
-                f"{w.name} has no memory any more: it was a whole weight, gathered by FSDP for a forward "
-                "pass. Build the optimizer from the model itself, or call its reshard() first"
             )
         if self.param_groups[w.gi].get("differentiable"):
             raise RuntimeError(
@@ -422,7 +416,7 @@ class Lifted(Optimizer):
             lent[None, ()] += [p for p in group["params"] if id(p) not in self._curved]
             for b in moving:
                 if b.gi == gi and b.own is None:
-                    # A rule may take all of a group in one call, which wants one dtype and one kind of tensors.
+                    # A rule may take all of a group in one call, which wants one dtype, one kind of tensor.
                     apart = b.dtype if b.half or b.shards is not None else None
                     lent[apart, self._changes(group, b)].append(b.H)
             for (_, changes), params in lent.items():
@@ -589,7 +583,7 @@ class Lifted(Optimizer):
         self._warn.flush()
 
     def __getstate__(self) -> dict[str, Any]:
-        """torch's three entries, the inner optimizer with what the rule keeps on it, and the user's attributes.
+        """torch's three entries, the inner optimizer with what the rule keeps on it, the user's attributes.
 
         Hooks, derived attributes and methods overridden on the instance (schedulers wrap `step`) are left
         out: they are bound to this optimizer.
