@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ghor.linalg import add_, eye, gram, inverse, plus, polar, size, times
+from ghor.linalg import add_, defect, eye, gram, inverse, plus, polar, size, times
 from ghor.spaces.lines import Line, Moved, Straight, Thin
 from ghor.spaces.retraction import Retraction, geodesic
 
@@ -237,6 +237,10 @@ class Framed(Frame):
 
     geometry: Matrices
 
+    def defect(self, y: Tensor) -> Tensor:
+        """I - y* y."""
+        return defect(y, None if self.geometry.compact else self.geometry.star)
+
     def along(self, w: Tensor, R: Retraction) -> Line:
         return Thin(self, w, R)
 
@@ -365,10 +369,13 @@ class Stored(Framed):
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         """X <- X (3 I - X* X)/2 where points have moved."""
-        X, star = (self.L if whole else self.L[..., : self.n, :]).mT, self.geometry.star
-        Xs = star(X) if not whole else torch.cat([star(X[..., : self.n]), star(X[..., self.n :])], -2)
-        S = Xs @ X
-        X.add_(X @ (eye(S) - S) * moved, alpha=0.5)
+        n, star = self.n, self.geometry.star
+        X = (self.L if whole else self.L[..., :n, :]).mT
+        if whole:
+            S = defect(X, lambda X: torch.cat([star(X[..., :n]), star(X[..., n:])], -2))
+        else:
+            S = self.defect(X)
+        X.add_(X @ (S * moved), alpha=0.5)
 
 
 class ClosedForm(Framed):
@@ -480,5 +487,5 @@ class ClosedForm(Framed):
     def repair(self, whole: bool, moved: Tensor) -> None:
         y, n = self.y, self.n
         for X in (y, self.R):
-            X.add_(times(X, (eye(self.P) - gram(X, X)) / 2) * moved)
+            X.add_(times(X, defect(X) / 2) * moved)
         self.P.copy_(inverse(self.R + y[..., :n, :]))
