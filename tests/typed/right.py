@@ -16,7 +16,7 @@ ghor.optim.AdamW(
     [{"params": [layer.weight], "space": ghor.Stiefel()}], 1e-3, weight_decay=0.1, anchor="start"
 )
 ghor.optim.SGD(layer.parameters(), lr=torch.tensor(0.1), momentum=0.9, max_angle=0.3)
-ghor.optim.Muon(layer, lr=0.02, adamw={"lr": 3e-4}, space=ghor.Stiefel())
+ghor.optim.Muon(layer, lr=0.02, adamw={"lr": 3e-4}, adamw_names=["bias"], space=ghor.Stiefel())
 ghor.optim.LBFGS(layer, line_search_fn="strong_wolfe")
 ghor.lift(torch.optim.Adam)(layer, lr=1e-3)
 opt.step()
