@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from ghor.linalg import by_columns, defect, times
+from ghor.linalg import by_columns, times
 from ghor.spaces.retraction import Retraction, geodesic
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Thin:
         D, J = self.R.act(self.y, V, self.A * t, self.C * (t * t), self.longest)
         y = self.y + D
         if repair:
-            y = y + times(y, defect(y, self.start.geometry.star) / 2)
+            y = y + times(y, self.start.defect(y) / 2)
         return Trial(t, y, D, J)
 
     def slope(self, trial: Trial, g: Tensor) -> Tensor:
