@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ghor.baselines.scalar_moment_adam import SHARE_OF_A
+from ghor.baselines.scalar_moment_adam import NORMS
 from ghor.retraction import RETRACTIONS
 from ghor.spaces.sections import SECTIONS
 
@@ -35,7 +35,6 @@ DEFAULTS = {
     "every": 0,
     "rest_lr": 3e-3,
 }
-NORMS = tuple(SHARE_OF_A)
 
 TRANSFORMER = {"patch_size": 7, "blocks": 16, "heads": 7, "scale": "dim"}
 AUTOENCODER = {

@@ -40,6 +40,12 @@ def turning(odd=(), even=(), stacks=True):
             turning({"exp_avg"}),
         ),  # the largest of absolute values is even, and no square
         (torch.optim.Rprop, {}, turning({"prev"})),
+        (torch.optim.RMSprop, {"momentum": 0.9}, turning({"momentum_buffer"}, {"square_avg"})),
+        (
+            torch.optim.RMSprop,
+            {"centered": True},
+            Traits(reads=False, stacks=True),
+        ),  # a square less a vector's
         (po.Lion, {}, turning({"exp_avg"})),
         (po.NovoGrad, {}, turning({"moments"}, stacks=False)),  # one norm a tensor
         (po.Lamb, {}, Traits()),  # the norm of the weight
