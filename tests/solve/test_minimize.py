@@ -283,7 +283,7 @@ def test_a_hundred_thousand_rows(method):
     diagonal[:n] -= torch.arange(n, 0, -1) + 1
     index = torch.cat([torch.stack([i, i]), torch.stack([i[1:], i[:-1]]), torch.stack([i[:-1], i[1:]])], 1)
     values = torch.cat([diagonal, torch.full((2 * N - 2,), -0.05, dtype=torch.float64)])
-    S = torch.sparse_coo_tensor(index, values, (N, N)).coalesce()
+    S = torch.sparse_coo_tensor(index, values, (N, N), check_invariants=True).coalesce()
     weights = torch.arange(1, n + 1, dtype=torch.float64)
     x = STIEFEL.random(N, n, generator=gen(0), dtype=torch.float64)
     result = ghor.minimize(

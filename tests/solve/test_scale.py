@@ -103,16 +103,14 @@ def test_a_pose_far_away(method, space, shape, way):
 
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_the_unit_of_a_factor(start):
-    """A subspace times free coefficients, in units from 1 to 1000: the same iterations, within a factor of two."""
+    """A subspace times free coefficients in units from 1 to 1000: iterations within a factor of two."""
     N, M, r, space = 100, 80, 3, ghor.Grassmann()
     left, right, first = (
         torch.randn(shape, generator=gen(i), dtype=torch.float64)
         for i, shape in enumerate([(N, r), (r, M), (r, M)])
     )
-    seen, Y = (
-        torch.rand(N, M, generator=gen(3)) < 0.4,
-        space.random(N, r, generator=gen(4), dtype=torch.float64),
-    )
+    seen = torch.rand(N, M, generator=gen(3)) < 0.4
+    Y = space.random(N, r, generator=gen(4), dtype=torch.float64)
     counts = []
     for unit in (1.0, 10.0, 100.0, 1000.0):
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ghor.layout import Layout
-from ghor.linalg import eye, size, wide
+from ghor.linalg import defect, size, wide
 from ghor.spaces.base import Space, on_points
 from ghor.spaces.frames import Frame, Stored
 from ghor.spaces.retraction import Retraction, by_name
@@ -172,8 +172,7 @@ class Matrices(Space):
     def residual(self, Y: Tensor) -> Tensor:
         """||Y* Y - I||_F: (..., N, n) -> (...)."""
         Y = wide(Y) if Y.shape[-2] > LONG and Y.device.type != "mps" else Y
-        S = self.star(Y) @ Y
-        return size(S - eye(S))[..., 0, 0]
+        return size(defect(Y, None if self.compact else self.star))[..., 0, 0]
 
     @on_points("pv>v")
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
