@@ -8,7 +8,7 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from table import name
+from table import frame, name
 
 import ghor
 
@@ -154,16 +154,14 @@ each_gap = pytest.mark.parametrize(("dtype", "gap"), TO_PI, ids=name)
 @each_gap
 @pytest.mark.parametrize("n", [3, 4])
 def test_rotations_by_nearly_pi(dtype, gap, n, gen):
-    """The logarithm is known to eps/(pi - angle)."""
+    """The logarithm is as exact as its matrix; tests/test_logarithms.py goes on to pi."""
     space, eps = ghor.SpecialOrthogonal(), torch.finfo(dtype).eps
     Y = space.random(n, n, generator=gen, dtype=torch.float64)
     for largest in (1e-3, 1.0, math.pi - gap):
         A = skew(gen, n, largest)
         Z = exact(Y) * mp.expm(exact(A))
         V = (Y @ A).to(dtype)
-        assert error(space.log(Y.to(dtype), rounded(Z, dtype)), exact(Y @ A)) <= 16 * eps / (
-            math.pi - largest
-        )
+        assert error(space.log(Y.to(dtype), rounded(Z, dtype)), exact(Y @ A)) <= 64 * eps
         assert error(space.exp(Y.to(dtype), V), Z) <= 16 * eps * (1 + largest)
 
 
@@ -238,7 +236,8 @@ def test_geodesics_to_the_origin_and_beyond(dtype):
             for angle in (0.1, 1.9, 4.0):
                 way = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
                 Y = space.project(torch.cat([torch.zeros(1), math.sinh(r) * way]).to(dtype))
-                V = space.push(space.frame(Y), torch.cat([torch.zeros(1), -t * way]).to(dtype))
+                w = torch.cat([torch.zeros(1), -t * way]).to(dtype)
+                V = frame(space, Y, "implicit").push(w.view(1, -1, 1)).flatten()
                 y, v = exact(Y[1:, None]), exact(V[1:, None])
                 y0 = mp.sqrt(1 + (y.T * y)[0])
                 v0 = (y.T * v)[0] / y0  # tangent
