@@ -154,7 +154,7 @@ each_gap = pytest.mark.parametrize(("dtype", "gap"), TO_PI, ids=name)
 @each_gap
 @pytest.mark.parametrize("n", [3, 4])
 def test_rotations_by_nearly_pi(dtype, gap, n, gen):
-    """The logarithm is as exact as its matrix; tests/test_logarithms.py goes on to pi."""
+    """The logarithm is as exact as its matrix; tests/spaces/test_logarithms.py goes on to pi."""
     space, eps = ghor.SpecialOrthogonal(), torch.finfo(dtype).eps
     Y = space.random(n, n, generator=gen, dtype=torch.float64)
     for largest in (1e-3, 1.0, math.pi - gap):

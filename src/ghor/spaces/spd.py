@@ -17,7 +17,7 @@ from ghor.linalg import everywhere, size, solve, symmetric
 from ghor.spaces.base import GroupSpace, nowhere, on_points, room_of
 from ghor.spaces.frames import Frame, Group
 from ghor.spaces.retraction import Retraction, geodesic
-from ghor.symmetric import exp_symmetric, log_gram, symmetric_function
+from ghor.spaces.symmetric import exp_symmetric, log_gram, symmetric_function
 
 HALF = {torch.finfo(dtype).eps: dtype for dtype in COMPUTE_DTYPE}  # half precision by its rounding
 

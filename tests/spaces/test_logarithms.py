@@ -13,7 +13,7 @@ import torch
 from table import name, randn
 
 import ghor
-from ghor.logarithms import hat, log_rotation, rotation_vector
+from ghor.spaces.logarithms import hat, log_rotation, rotation_vector
 
 F64 = torch.float64
 SO = ghor.SpecialOrthogonal()
