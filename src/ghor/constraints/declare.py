@@ -159,7 +159,7 @@ def radii_of(p: Tensor, space: Space) -> Tensor | None:
     """The radius of each point of a weight, (M, 1, 1), on spheres of any radius; else None."""
     if getattr(space, "radius", 1) != "start" or p.is_meta:
         return None
-    return torch.linalg.vector_norm(space.layout.points(wide(full_tensor(p.detach()))), dim=-2, keepdim=True)
+    return torch.as_tensor(space.scale(space.layout.points(wide(full_tensor(p.detach())))))
 
 
 def nearest(p: Tensor, space: Space, name: str, radii: Tensor | None = None) -> Tensor:
@@ -177,8 +177,8 @@ def nearest(p: Tensor, space: Space, name: str, radii: Tensor | None = None) -> 
         raise ValueError(f"{name}: {error}") from None
     if radii is not None:
         y = space.layout.points(wide(full_tensor(p.detach())))
-        unit = y * (radii / torch.linalg.vector_norm(y, dim=-2, keepdim=True))
-        whole = space.layout.weight(unit, p.shape).to(p.dtype)
+        moved = space.layout.padded(y * (radii / space.scale(y)), p.shape, y)
+        whole = space.layout.weight(moved, p.shape).to(p.dtype)
         point = whole if shards is None else shards.local_tensors([shards.to_dtensor(whole, 0)])[0]
     return point if shards is None else shards.to_dtensor(point, 0)
 

@@ -94,7 +94,8 @@ def residual(space: Space, Y: Tensor, radii: Tensor | None = None) -> Tensor:
     """How far each point of a weight is off its space, in float64; on spheres of any radius, of these."""
     if radii is None:
         return space.residual(wide(Y))
-    return space.geometry.residual(space.layout.points(wide(Y)) / radii)
+    y = space.layout.points(wide(Y)) / radii
+    return space.geometry.residual(space.layout.padded(y, Y.shape, space.geometry.distinct(y)))
 
 
 def worst_residual(space: Space, Y: Tensor) -> tuple[Tensor, Tensor]:
