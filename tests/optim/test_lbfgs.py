@@ -293,7 +293,7 @@ def products(memory, net):
     """Inner products of all vectors of a memory and of the gradient."""
     space, w = memory.space, memory.rule.window
     g = space.pull(memory.frames, space.gradients([net.Y.grad, net.b.grad]))
-    X = torch.stack([g, memory.d, memory.before, *memory.rule.S[w], *memory.rule.Y[w]])
+    X = torch.stack([g, memory.last.d, memory.last.before, *memory.rule.S[w], *memory.rule.Y[w]])
     return X @ X.mT
 
 

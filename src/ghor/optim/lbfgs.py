@@ -28,29 +28,57 @@ OF_RULE = ("old_dirs", "old_stps", "d", "t", "prev_flat_grad", "ro", "H_diag", "
 OF_WEIGHTS = (*FRAME_KEYS, "master", "radius", "moves")
 
 
+class Taken(NamedTuple):
+    """A step t d that was taken, and the gradient before it."""
+
+    d: Tensor
+    t: float
+    before: Tensor
+
+    def mapped(self, turn: Callable[[Tensor], Tensor]) -> Taken:
+        """In other frames."""
+        return Taken(turn(self.d), self.t, turn(self.before))
+
+
 class Memory(NamedTuple):
     """All that LBFGS keeps from step to step; one assignment replaces it, whatever an interrupt leaves."""
 
     space: Coordinates
     frames: tuple[Frame, ...]
     rule: Limited
-    d: Tensor | None = None  # the last direction, the part of it that was taken, and the gradient before it
-    t: float = 0.0
-    before: Tensor | None = None
+    last: Taken | None = None  # a pair once the gradient after it is known
     age: int = 0
 
     @property
-    def weights(self) -> list[Tensor]:
-        """The weights below the frames."""
-        return self.space.weights([frame.point() for frame in self.frames])
+    def points(self) -> list[Tensor]:
+        """The points below the frames."""
+        return [frame.point() for frame in self.frames]
 
     def in_frames_of(self, space: Coordinates) -> Memory:
         """The same in other frames above the same points."""
         turn = turning((self.space, self.frames), (space, space.frames))
-        d, before = (None if u is None else turn(u) for u in (self.d, self.before))
-        return self._replace(
-            space=space, frames=space.frames, rule=self.rule.turned(turn), d=d, before=before
-        )
+        last = self.last and self.last.mapped(turn)
+        return Memory(space, space.frames, self.rule.turned(turn), last, self.age)
+
+
+class Evaluated:
+    """The closure as a function of points, which are written into the weights."""
+
+    def __init__(self, closure: Callable[[], Any], params: list[Tensor], space: Coordinates) -> None:
+        self.closure, self.params, self.space = closure, params, space
+        self.losses, self.seen = list[Any](), list[Sample]()  # all values, and the last sample
+
+    def put(self, points: Sequence[Tensor]) -> None:
+        """The points into the weights."""
+        torch._foreach_copy_([p.detach() for p in self.params], self.space.weights(points))
+
+    def __call__(self, points: Sequence[Tensor]) -> Sample:
+        if self.losses:  # the first is at the weights as they are
+            self.put(points)
+        self.losses.append(self.closure())
+        G = self.space.gradients([p.grad for p in self.params])
+        self.seen[:] = [Sample(points, float(self.losses[-1]), G)]
+        return self.seen[0]
 
 
 class LBFGS(Lifted):
@@ -119,7 +147,7 @@ class LBFGS(Lifted):
         self._now = self._shown = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k not in ("_now", "_shown", "_sampled")}
+        return {k: v for k, v in super().__getstate__().items() if k not in ("_now", "_shown")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As in torch, but every tensor keeps the dtype in which it was saved.
@@ -152,6 +180,9 @@ class LBFGS(Lifted):
     def _spaces(self) -> list[Any]:
         return each(self.param_groups[0], "space")
 
+    def _is_flat(self) -> bool:
+        return all(isinstance(space, Euclidean) for space in self._spaces())
+
     def _coordinates(self, states: Sequence[dict[str, Any]] | None = None) -> Coordinates:
         group = self.param_groups[0]
         return Coordinates(
@@ -160,9 +191,8 @@ class LBFGS(Lifted):
 
     def _no_pairs(self, space: Coordinates) -> Limited:
         """Without pairs: on Euclidean weights alone as in torch, elsewhere with a scale for each factor."""
-        flat = all(isinstance(part.space, Euclidean) for part in space.parts)
         size = self.param_groups[0]["history_size"]
-        return Limited(size, [space.size], ABSOLUTE) if flat else Limited(size, space.sizes)
+        return Limited(size, [space.size], ABSOLUTE) if self._is_flat() else Limited(size, space.sizes)
 
     def _located(self) -> Memory:
         """The memory as we left it; empty if others have moved weights on manifolds."""
@@ -197,9 +227,11 @@ class LBFGS(Lifted):
                 rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
             scales = tuple(map(float, scale if isinstance(scale, list) else [scale] * len(rule.sizes)))
             rule = changed(rule, scale=scales)
-        d, before = (None if (u := state.get(key)) is None else u.to(like) for key in ("d", "prev_flat_grad"))
-        age = max(int(own.get("moves", 0)) for own in states)
-        return Memory(space, space.frames, rule, d, float(state.get("t") or 0.0), before, age)
+        d, before = state.get("d"), state.get("prev_flat_grad")
+        last = None
+        if d is not None and before is not None:
+            last = Taken(d.to(like), float(state["t"]), before.to(like))
+        return Memory(space, space.frames, rule, last, max(int(own.get("moves", 0)) for own in states))
 
     def _in_section(self, now: Memory) -> Memory:
         """The memory above frames of the kind that is asked for, which may be another than a state has."""
@@ -253,11 +285,10 @@ class LBFGS(Lifted):
             "ro": list(R.diagonal().reciprocal()),
             "H_diag": rule.scale[0] if len(rule.scale) == 1 else list(rule.scale),
             "products": R,
-            "d": now.d,
-            "t": now.t,
-            "prev_flat_grad": now.before,
             "prev_loss": loss,
         }
+        if now.last is not None:
+            own[0] |= {"d": now.last.d, "t": now.last.t, "prev_flat_grad": now.last.before}
         for p, new in zip(self.param_groups[0]["params"], own, strict=True):
             for key in OF_WEIGHTS:
                 self.state.get(p, {}).pop(key, None)
@@ -281,96 +312,89 @@ class LBFGS(Lifted):
         if group["line_search_fn"] not in (None, "strong_wolfe"):
             raise RuntimeError(f"line_search_fn is None or 'strong_wolfe', got {group['line_search_fn']!r}")
         self._now = now = self._located()
-        state, losses, self._sampled = self.state[params[0]], list[Any](), list[Sample]()
-        state.setdefault("func_evals", 0)
-        state.setdefault("n_iter", 0)
-
-        def sample(points: Sequence[Tensor]) -> Sample:
-            if losses:  # the first is at the weights as they are
-                torch._foreach_copy_([p.detach() for p in params], now.space.weights(points))
-            losses.append(closure())
-            state["func_evals"] += 1
-            self._sampled[:] = [
-                Sample(points, float(losses[-1]), now.space.gradients([p.grad for p in params]))
-            ]
-            return self._sampled[0]
-
-        first = sample([frame.point() for frame in now.frames])
+        state, sample = self.state[params[0]], Evaluated(closure, params, now.space)
+        counts = [state.get("func_evals", 0), state.get("n_iter", 0)]
+        first = sample(now.points)
+        state["func_evals"], state["n_iter"] = counts[0] + 1, counts[1]
         self._refuse_nonfinite()
         it = Iterate(now.frames, first, now.space.pull(now.frames, first.G), now.age)
         if self._done(it) or self._stays(first):
-            return losses[0]
+            return sample.losses[0]
         try:
             for iteration in range(1, group["max_iter"] + 1):
-                state["n_iter"] += 1
-                left = group["max_eval"] - len(losses)
-                found = self._iterated(self._now, it, sample, left, iteration == group["max_iter"])
+                state["n_iter"] = counts[1] + iteration
+                found = self._iterated(self._now, it, sample, iteration == group["max_iter"])
                 if found is None:
                     break
                 then, (self._now, it) = it.value, found
-                if (
-                    len(losses) >= group["max_eval"]
-                    or self._done(it)
-                    or self._creeps(self._now, it.value - then)
-                ):
+                if len(sample.losses) >= group["max_eval"] or self._done(it):
+                    break
+                if self._creeps(self._now, it.value - then):
                     break
         finally:  # also of an interrupt
-            torch._foreach_copy_([p.detach() for p in params], self._now.weights)
+            state["func_evals"] = counts[0] + len(sample.losses)
+            sample.put(self._now.points)
             self._publish(self._now, it.value)
-        return losses[0]
+        return sample.losses[0]
 
     def _iterated(
-        self, now: Memory, it: Iterate, sample: Callable[[Sequence[Tensor]], Sample], left: int, last: bool
+        self, now: Memory, it: Iterate, sample: Evaluated, final: bool
     ) -> tuple[Memory, Iterate] | None:
         """The memory and the iterate after an iteration, or None if it leads nowhere."""
-        group, space, rule, g = self.param_groups[0], now.space, now.rule, it.gradient
-        torchs = rule.least is not None
-        # Also after a first step that was not taken, t = 0.
-        fresh = now.d is None or now.before is None or not (torchs or now.t or rule.informed)
-        if now.d is not None and now.before is not None and not fresh:
-            rule = rule.learned(now.d * now.t, g - now.before)
-        d = g.neg() if fresh else rule.direction(g)
-        slope = float(g.dot(d))
-        if not torchs and not slope < 0 and rule.informed:  # rounding has spoilt the memory
-            rule, d, slope, fresh = rule.empty(), g.neg(), -float(g.dot(g)), True
-        if slope > -group["tolerance_change"]:
+        rule, d, slope, t = self._direction(now, it)
+        if slope > -self.param_groups[0]["tolerance_change"]:
             return None
-        t, ray = (
-            float(group["lr"]) * (min(1.0, 1.0 / float(g.abs().sum())) if fresh else 1.0),
-            Ray(space, it, d),
-        )
-        if group["line_search_fn"] is not None:
-            bounds = {
-                "size": float(d.abs().max()),
-                "tolerance": group["tolerance_change"],
-                "iterations": left,
-            }
-            slack = 0.0 if torchs else 10 * space.eps * abs(it.value)
-            t, new = search(sample, ray, slope, t, **bounds, slack=slack)
-            if t == 0 and self._stays(self._sampled[0]):
-                return None
-        else:
-            t = min(t, ray.ceiling)
-            trials = ray.at(t)
-            points = [trial.y for trial in trials]
-            # As in torch: after the last one, the next step evaluates there.
-            seen = it.sample._replace(points=points) if last else sample(points)
-            if self._stays(seen):
-                return None
-            new = ray.arrive(trials, seen)
-        new, turn = renewed(space, new)
+        found = self._along(Ray(now.space, it, d), slope, t, sample, final)
+        if found is None:
+            return None
+        new, turn = renewed(now.space, found[1])
+        last = Taken(d, found[0], it.gradient)
         if turn is not None:
-            rule, d, g = rule.turned(turn), turn(d), turn(g)
-        return Memory(space, new.frames, rule, d, t, g, new.age), new
+            rule, last = rule.turned(turn), last.mapped(turn)
+        return Memory(now.space, new.frames, rule, last, new.age), new
+
+    def _direction(self, now: Memory, it: Iterate) -> tuple[Limited, Tensor, float, float]:
+        """The rule that has learned from the last step, its direction, the slope there, a first length."""
+        rule, last, g, lr = now.rule, now.last, it.gradient, float(self.param_groups[0]["lr"])
+        afresh = g.neg(), -float(g.dot(g)), lr * min(1.0, 1.0 / float(g.abs().sum()))
+        flat = rule.least is not None
+        if last is None or not (
+            flat or last.t or rule.informed
+        ):  # also after a first step that was not taken
+            return rule, *afresh
+        rule = rule.learned(last.d * last.t, g - last.before)
+        d = rule.direction(g)
+        slope = float(g.dot(d))
+        if not flat and not slope < 0 and rule.informed:  # rounding has spoilt the memory
+            return rule.empty(), *afresh
+        return rule, d, slope, lr
+
+    def _along(
+        self, ray: Ray, slope: float, t: float, sample: Evaluated, final: bool
+    ) -> tuple[float, Iterate] | None:
+        """The length of a step along a ray and the iterate there; None if the weights stay where they are."""
+        group, flat = self.param_groups[0], self._is_flat()
+        if group["line_search_fn"] is not None:
+            least, left = group["tolerance_change"], group["max_eval"] - len(sample.losses)
+            bounds = {"size": float(ray.d.abs().max()), "tolerance": least, "iterations": left}
+            slack = 0.0 if flat else 10 * ray.space.eps * abs(ray.it.value)
+            t, new = search(sample, ray, slope, t, **bounds, slack=slack)
+            return None if t == 0 and self._stays(sample.seen[0]) else (t, new)
+        t = min(t, ray.ceiling)
+        trials = ray.at(t)
+        points = [trial.y for trial in trials]
+        # As in torch: after the final one, the next step evaluates there.
+        seen = ray.it.sample._replace(points=points) if final else sample(points)
+        return None if self._stays(seen) else (t, ray.arrive(trials, seen))
 
     def _done(self, it: Iterate) -> bool:
         return float(it.gradient.abs().max()) <= self.param_groups[0]["tolerance_grad"]
 
     def _creeps(self, now: Memory, change: float) -> bool:
         """Whether the last iteration changed next to nothing."""
-        least = self.param_groups[0]["tolerance_change"]
-        assert now.d is not None
-        return float((now.d * now.t).abs().max()) <= least or abs(change) < least
+        least, last = self.param_groups[0]["tolerance_change"], now.last
+        still = last is not None and float((last.d * last.t).abs().max()) <= least
+        return still or abs(change) < least
 
     def _stays(self, seen: Sample) -> bool:
         """Whether a gradient is not finite, so that the weights stay where they are, or go back there.
@@ -381,15 +405,13 @@ class LBFGS(Lifted):
             return False
         group = self.param_groups[0]
         if group["error_if_nonfinite"]:
-            grads = zip(group["params"], names_of(group, 0), strict=True)
-            bad = next(
-                name for p, name in grads if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-            )
+            finite = (p.grad is None or bool(torch.isfinite(p.grad).all()) for p in group["params"])
+            bad = next(name for name, good in zip(names_of(group, 0), finite, strict=True) if not good)
             raise RuntimeError(
                 f"the gradient of {bad} is not finite after a step; the weights stay where they were before "
                 "it (error_if_nonfinite=True)"
             )
-        if all(isinstance(space, Euclidean) for space in self._spaces()):
+        if self._is_flat():
             return False
         self._warn("nonfinite", "a gradient is not finite (is the loss?): the weights stay where they are")
         return True

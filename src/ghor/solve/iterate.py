@@ -54,7 +54,7 @@ class Ray:
     """The lines of all parts from an iterate along a flat vector d: t -> points, slope, the iterate there."""
 
     def __init__(self, space: Coordinates, it: Iterate, d: Tensor) -> None:
-        self.space, self.it, w = space, it, space.elements(d)
+        self.space, self.it, self.d, w = space, it, d, space.elements(d)
         self.ceiling = space.ceiling(it.frames, w)  # the largest t that turns no point too far
         self.lines: list[Line] = [frame.along(x, space.R) for frame, x in zip(it.frames, w, strict=True)]
 
