@@ -271,6 +271,37 @@ def test_runs_on_a_radius_whose_square_is_out_of_range(section, size, gen):
             close(Y / size, z, 2e-5)
 
 
+def test_declared_radii_are_those_of_averages(gen):
+    """An average of weights has shorter rows: `check` says so, and `project` gives them their lengths back. A
+    padding row has none."""
+    layer = torch.nn.Embedding(6, 4, padding_idx=2)
+    before = layer.weight.detach().clone()
+    space = ghor.Sphere(radius="start", padding_idx=2)
+    assert ghor.constrain(layer, ["weight"], space) == {"weight": 0.0}
+    assert torch.equal(layer.weight, before)
+    average, opt = torch.optim.swa_utils.AveragedModel(layer), ghor.optim.Adam(layer, lr=0.3)
+    for _ in range(30):
+        layer.weight.grad = randn((6, 4), gen, torch.float32)
+        opt.step()
+        average.update_parameters(layer)
+    length = torch.linalg.vector_norm(before, dim=1)
+    for weight in (layer.weight, before):
+        close(torch.linalg.vector_norm(weight.detach(), dim=1), length, 1e-6)
+    assert "off" not in ghor.check(layer)
+    assert torch.linalg.vector_norm(average.module.weight.detach(), dim=1).sub(length).abs().max() > 0.1
+    assert "off" in ghor.check(average)
+    ghor.project(average)
+    close(torch.linalg.vector_norm(average.module.weight.detach(), dim=1), length, 1e-6)
+    assert not average.module.weight[2].any()
+    with torch.no_grad():
+        layer.weight[1] = 0
+    for space in (ghor.Sphere(radius="start"), ghor.Sphere(radius=3)):
+        with pytest.raises(ValueError, match=r"vector of length 0 .*\.random\(6, 4\)"):
+            ghor.constrain(torch.nn.Embedding.from_pretrained(layer.weight.detach()), "weight", space)
+        with pytest.raises(ValueError, match="off Sphere"):
+            ghor.optim.Adam([torch.nn.Parameter(layer.weight.detach().clone())], space=space)
+
+
 # -- options -------------------------------------------------------------------------------------------------
 
 

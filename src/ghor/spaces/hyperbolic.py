@@ -91,8 +91,9 @@ class Hyperbolic(GroupSpace):
     def project(self, X: Tensor) -> Tensor:
         """The point with X's spatial part: x_0 = sqrt(1 + |x_s|^2). The padding row stays as it is."""
         Y = super().project(X)
-        far = largest(self.layout.points(Y.detach())[:, 0])
-        if not far * torch.finfo(X.dtype).eps < 1 and self.padding_idx is None:
+        y = self.layout.points(Y.detach())
+        far = largest(self.layout.padded(y, Y.shape, self.geometry.distinct(y))[:, 0])
+        if not far * torch.finfo(X.dtype).eps < 1:
             wider = "" if X.dtype == torch.float64 else ", or use float64"
             raise ValueError(
                 f"the point is at distance {math.log(2 * far):.0f} from the origin of {self}, where "
