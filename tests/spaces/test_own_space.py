@@ -1,5 +1,6 @@
 """The spaces of CONTRIBUTING.md as they stand there: linted, and the laws on them."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -7,10 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import laws.test_frames
-import laws.test_points  # noqa: F401
+import laws.test_functions
+import laws.test_points
 import pytest
 import torch
-from table import LAWS, name, randn
+from table import LAWS, RETRACTIONS, name, randn, sections
 
 import ghor
 
@@ -52,6 +54,26 @@ def test_the_code_passes_as_pasted(code):
 )
 def test_it_obeys_the_laws(space, shape, law, options, gen):
     law(space, shape, **options, gen=gen)
+
+
+def laws_of(module, *taken):
+    """The tests of a module that take these arguments."""
+    tests = [f for n, f in vars(module).items() if n.startswith("test_")]
+    return [f for f in tests if list(inspect.signature(f).parameters) == [*taken, "gen"]]
+
+
+@pytest.mark.parametrize("law", laws_of(laws.test_functions, "space", "shape", "dtype"))
+@pytest.mark.parametrize(("space", "shape"), SPACES, ids=name)
+def test_its_functions_obey_the_laws(space, shape, law, gen):
+    law(space, shape, torch.float64, gen)
+
+
+@pytest.mark.parametrize("law", laws_of(laws.test_frames, "space", "shape", "section", "retraction", "dtype"))
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+@pytest.mark.parametrize(("space", "shape"), SPACES, ids=name)
+def test_its_frames_obey_the_laws(space, shape, retraction, law, gen):
+    for section in sections(space):
+        law(space, shape, section, retraction, torch.float64, gen)
 
 
 def test_the_nearest_complex_structure(gen):
