@@ -45,16 +45,13 @@ class SpecialEuclidean(GroupSpace):
         return Layout(tall=False)
 
     def check_size(self, N: int, n: int) -> None:
+        if N == n >= 3:
+            raise ValueError(
+                f"holds {self.holds}: of a homogeneous matrix T = [[R, t], [0, 1]] take T[..., :-1, :]; for "
+                "rotations alone use ghor.SpecialOrthogonal()"
+            )
         if not n == N + 1 >= 3:
             raise ValueError(f"holds {self.holds}")
-
-    def check_shape(self, shape: Sequence[int]) -> None:
-        if len(shape) >= 2 and shape[-1] == shape[-2] >= 3:
-            raise ValueError(
-                f"{self} holds {self.holds}, got shape {tuple(shape)}. Of a homogeneous matrix "
-                "T = [[R, t], [0, 1]] take T[..., :-1, :]; for rotations alone use ghor.SpecialOrthogonal()"
-            )
-        super().check_shape(shape)
 
     # -- points
 
