@@ -83,6 +83,7 @@ class Batch:
         self.state = self._gathered(states)
         moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.moves, self.age = moves.clone(), int(moves)
+        self.steps = self.age  # also those that moved nothing
         y = self.frame.point()
         self.length = y.real.new_zeros(len(y), 1, 1)  # of this step's velocities, 0 of those left out
         self.peak = self.length.clone()  # the longest velocity of each point, or NaN, since the last look
@@ -102,7 +103,7 @@ class Batch:
         """Where weights lie: their dtype, their shape, and themselves as points if these are views."""
         local, p = self._local(self.params), self.params[0]
         self.shape, self.dtype = local[0].shape, COMPUTE_DTYPE.get(p.dtype, p.dtype)
-        self.half, self.eps = self.dtype != p.dtype, torch.finfo(p.dtype).eps
+        self.kind, self.half, self.eps = p.dtype, self.dtype != p.dtype, torch.finfo(p.dtype).eps
         targets = list(map(self.layout.points, local))
         gathered = self.shards is not None and self.shards.gathers
         shared = all(starmap(shares_memory, zip(targets, local, strict=True)))
@@ -416,16 +417,20 @@ class Batch:
 
     def end(self) -> None:
         """Count the step, if it has moved anything, and do what is due every so often."""
-        if self.shards is None and not perhaps(self.length.amax() > 0):
-            return
-        self.moves.add_(1)
-        self.age += 1
-        if not self.G.numel():
-            return
-        if self.age % REPAIR_EVERY == 0:
-            self._repair()
-        if self.age % LOOK_EVERY.get(self.G.device.type, 100) == 0:
+        self.steps += 1
+        if self.shards is not None or perhaps(self.length.amax() > 0):
+            self.moves.add_(1)
+            self.age += 1
+            if self.age % REPAIR_EVERY == 0 and self.G.numel():
+                self._repair()
+        if self.G.numel() and (
+            self.steps % LOOK_EVERY.get(self.G.device.type, 100) == 0 or self._is_unusual()
+        ):
             self.look()
+
+    def _is_unusual(self) -> bool:
+        """Whether a velocity was too long, or not finite, where a value is read for nothing."""
+        return self.G.device.type == "cpu" and not bool(self.peak.amax() <= self.frame.longest)
 
     def _repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
@@ -582,17 +587,18 @@ class Batch:
             self.in_motion = True  # an interrupt here, too, drops the frame
             self.frame.put(moved, y[moved])
             self.in_motion = False
-            self._say_changed(moved)
+            self._say_changed(moved.view(len(self.params), -1).any(1).tolist())
 
-    def _say_changed(self, moved: Tensor) -> None:
-        count = len(self.params)
-        some = moved.view(count, -1).any(1).nonzero().flatten().tolist()
-        others = f" and {len(some) - 1} other weights" if len(some) > 1 else ""
-        self.warn(
-            "changed",
-            f"{self.names[some[0]]}{others} changed outside the optimizer, within {self.space}: the section "
-            "was rebuilt, moments were kept",
-        )
+    def _say_changed(self, changed: Sequence[bool]) -> None:
+        """Say which weights others have written."""
+        names = [name for name, there in zip(self.names, changed, strict=True) if there]
+        others = f" and {len(names) - 1} other weights" if len(names) > 1 else ""
+        if names:
+            self.warn(
+                "changed",
+                f"{names[0]}{others} changed outside the optimizer, within {self.space}: the section was "
+                "rebuilt, moments were kept",
+            )
 
     def dissolve(self, state: Any) -> None:
         """Leave the weights to other batches.
@@ -602,16 +608,22 @@ class Batch:
         """
         now = list(map(_version, self.params))
         touched = [a != b for a, b in zip(now, self.versions, strict=False)]
-        kinds = {(w.p.shape == w.shape, w.p.dtype) for w in self.weights}
-        alike = kinds == {(True, self.params[0].dtype)}
-        if self.G.numel() and self.versions and alike and (any(touched) or self._places() != self.places):
+        other = [w.p.shape != w.shape or w.p.dtype != self.kind for w in self.weights]
+        if any(other):
+            self._say_changed(other)
+        elif self.G.numel() and self.versions and (any(touched) or self._places() != self.places):
             moved = self._differs(self._unit(self._read()))
-            if bool(moved.any()):
-                self._say_changed(moved)
-        for p, written in zip(self.params, touched, strict=False):
-            for value in state.get(p, {}).values() if written else ():
-                if torch.is_tensor(value) and value.dim() > 0 and not bool(torch.isfinite(value).all()):
-                    value.zero_()
+            self._say_changed(moved.view(len(self.params), -1).any(1).tolist())
+        for w, written in zip(self.weights, touched, strict=False):
+            broken = [v for v in state.get(w.p, {}).values() if written and is_broken(v)]
+            for value in broken:
+                value.zero_()
+            if broken:
+                self.warn(
+                    "reset",
+                    f"{w.name} changed outside the optimizer: its moments, which were not finite, start "
+                    "from zero",
+                )
 
     # -- looks
 
@@ -676,6 +688,11 @@ def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
 def differ(X: Tensor, Y: Tensor) -> bool:
     """Not torch.equal, in half its time: that looks at one number after the other."""
     return X.numel() > 0 and float((X - Y).abs().amax()) != 0
+
+
+def is_broken(value: Any) -> bool:
+    """Whether an entry of a state has numbers that are not finite."""
+    return torch.is_tensor(value) and value.dim() > 0 and not bool(torch.isfinite(value).all())
 
 
 def near_in_half(X: Tensor, Y: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ def lift(Base: type[Optimizer]) -> type[Lifted]:
 def _reduce(self: Lifted) -> Any:
     """Pickle does not find the class by its name, which is Base's; a class derived from it is found."""
     if type(self) is not _lifted.get(self.Base):
-        return Lifted.__reduce_ex__(self, 2)
+        return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
     return _unpickle, (self.Base,), self.__getstate__()
 
 

@@ -46,7 +46,16 @@ from ghor._torch.warn import Warnings
 from ghor.constraints.declare import declared_spaces, lost_message
 from ghor.constraints.registry import Record, lost_beside
 from ghor.lifting import files
-from ghor.lifting.batch import FRAME_KEYS, Batch, OwnRule, _grad, same_objects, shared_values
+from ghor.lifting.batch import (
+    FRAME_KEYS,
+    OUR_KEYS,
+    Batch,
+    OwnRule,
+    _grad,
+    is_per_coordinate,
+    same_objects,
+    shared_values,
+)
 from ghor.lifting.groups import (
     GROUP_KEYS,
     Weight,
@@ -297,7 +306,7 @@ class Lifted(Optimizer):
         """Start again from the groups: which weights are on manifolds, and where."""
         if self._declared != Record.changes:
             refuse_late_declarations(self.param_groups, [w for ws in self._placed for w in ws])
-        before = {id(w.p): w for w in self._weights}
+        before = {id(w.p): w for weights in self._placed for w in weights}
         for gi, group in enumerate(self.param_groups):
             check_options(group, gi)
             if not self._is_placed(gi):
@@ -314,6 +323,8 @@ class Lifted(Optimizer):
                     f"{w.name} went from {then.space} to {w.space} after steps were taken; its state means "
                     "nothing there, so build a new optimizer"
                 )
+        for b in self._batches:
+            b.dissolve(self.state)
         self._batches, self._weights = [], [w for w in every if w.curved]
         self._loose = [id(w.p) for w in self._weights]
         self._curved = frozenset(self._loose)
@@ -335,6 +346,7 @@ class Lifted(Optimizer):
             self._check_movable(w)
             asked = w.gi, w.space, w.anchor is None, w.shape, w.p.is_complex()
             how = known[asked] = known.get(asked) or self._traits(w)
+            how = self._with_idle(w, how)
             kinds[(*self._kind(w, how.stacks), how)].append(w)
         new = [
             Batch(
@@ -382,6 +394,16 @@ class Lifted(Optimizer):
                 "cannot draw it to an anchor; leave out anchor"
             )
         return how
+
+    def _with_idle(self, w: Weight, how: Traits) -> Traits:
+        """Momentum that a group has switched off for a while turns with the frame, too, if it is in the "
+        "state."""
+        there = {k for k, v in self.state.get(w.p, {}).items() if is_per_coordinate(v, w.p.shape)}
+        idle = there - how.odd - how.even - set(OUR_KEYS)
+        if not (idle and how.turns):
+            return how
+        on = {k: switched_on(v) for k, v in self._options(w.gi).items()}
+        return how._replace(odd=how.odd | (traits(self.inner, on, w.shape, w.p.is_complex()).odd & idle))
 
     def _asked(self, w: Weight) -> Traits:
         """What the rule is, on a weight like this."""
@@ -627,8 +649,25 @@ class explained:
 
 def switches(group: dict[str, Any]) -> dict[str, Any]:
     """What may change how a rule is run: flags, names, and whether other numbers are 0."""
-    of_kind = {k: v for k, v in group.items() if k != "lr" and isinstance(v, (int, float, str, type(None)))}
-    return {k: v if isinstance(v, str) else bool(v) for k, v in of_kind.items()}
+    return {k: is_on(v) for k, v in group.items() if k not in ("lr", "params", "param_names", *GROUP_KEYS)}
+
+
+def is_on(value: Any) -> Any:
+    """A name, or whether a number is not 0; numbers on other devices are not read."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(is_on, value))
+    if torch.is_tensor(value):
+        return value.dim() > 0 or value.device.type != "cpu" or bool(value)
+    return bool(value) if isinstance(value, (int, float)) else value
+
+
+def switched_on(value: Any) -> Any:
+    """The same kind of value with numbers that are not 0."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(switched_on, value))
+    if torch.is_tensor(value):
+        return value if is_on(value) else torch.full_like(value, 0.5)
+    return 0.5 if type(value) in (int, float) and value == 0 else value
 
 
 def may_fuse(group: dict[str, Any]) -> bool:
