@@ -1,42 +1,30 @@
 """Small matrix functions where LAPACK or a plain sum is wrong: batches on several threads, long sums."""
 
-import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from table import randn
+from threads import threads
 
 import ghor
-from ghor.linalg import (
-    LARGE,
-    add_product,
-    frobenius,
-    inverse,
-    inverse_beside_identity,
-    inverse_near,
-    product,
-    solve,
-)
+from ghor.linalg import add_, defect, det, gram, inverse, plus, polar, solve, spectral_bound, times
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (5,)])
 @pytest.mark.parametrize("n", [3, 96, 200])
-def test_inverse_and_solve_of_a_batch_on_two_threads(batch, n, gen):
+def test_lu_of_a_batch_on_two_threads(batch, n, gen):
     """LU of a batch of 200 x 200 is wrong on two threads with oneMKL."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         A = torch.eye(n) + 0.1 * randn((*batch, n, n), gen, torch.float32) / n**0.5
         B = randn((*batch, n, 4), gen, torch.float32)
-        P, X = inverse(A), solve(A, B)
+        P, X, d = inverse(A), solve(A, B), det(A)
         by_columns = inverse(A.mT.contiguous().mT)
-    finally:
-        torch.set_num_threads(threads)
     for inverted in (P, by_columns):
         assert (A.double() @ inverted.double() - torch.eye(n)).abs().max() < 1e-5
     assert (A.double() @ X.double() - B).abs().max() < 1e-5
+    assert (d.double() / torch.linalg.det(A.double()) - 1).abs().max() < 1e-4
 
 
 def test_solve_without_right_hand_sides(gen):
@@ -47,33 +35,61 @@ def test_solve_without_right_hand_sides(gen):
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
-@pytest.mark.parametrize("rows", [20, LARGE // 4])
-@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3)])
-def test_products_are_added_in_place_to_slices(batch, rows, by_columns, gen):
-    """One batch dimension or several, rows below others, matrices small and large, stored by rows or columns:
-    the rows on top stay as they are."""
-    whole = randn((*batch, 4, rows) if by_columns else (*batch, rows, 4), gen)
+@pytest.mark.parametrize(("N", "n"), [(7, 1), (7, 3), (3, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_products_by_rows_and_by_columns(N, n, by_columns, dtype, gen):
+    """Of slices, too, which lie in the memory of larger matrices; rows beside them stay as they are."""
+    whole = randn((4, n, N + 2) if by_columns else (4, N + 2, n), gen, dtype)
     whole = whole.mT if by_columns else whole
-    before, A, B = whole.clone(), randn((*batch, rows - 5, 2), gen), randn((*batch, 2, 4), gen)
-    X = whole[..., 5:, :]
-    assert add_product(X, A, B, -2) is X
-    assert torch.equal(whole[..., :5, :], before[..., :5, :])
-    assert (X - (before[..., 5:, :] - 2 * A @ B)).abs().max() < 1e-14
-
-
-def test_long_sums_keep_their_digits(gen):
-    A, B = randn((2, 3, 500_000), gen, torch.float32), randn((2, 500_000, 3), gen, torch.float32)
-    exact = A.double() @ B.double()
-    size = A.double().abs() @ B.double().abs()
-    assert ((product(A, B) - exact).abs() / size).max() < 1e-7  # 6e-8 is float32's own
-    assert torch.equal(product(A[..., :100], B[:, :100]), A[..., :100] @ B[:, :100])
+    X, before = whole[..., 2:, :], whole.clone()
+    A, S = randn((4, N, n), gen, dtype), randn((4, n, n), gen, dtype)
+    expected = X + 2 * A @ S
+    assert (gram(X, A) - X.mH @ A).abs().max() < 1e-13
+    assert (times(X, S) - X @ S).abs().max() < 1e-13
+    assert (plus(X, A, S, 2) - expected).abs().max() < 1e-13
+    assert add_(X, A, S, 2).data_ptr() == X.data_ptr()
+    assert (X - expected).abs().max() < 1e-13
+    assert torch.equal(whole[..., :2, :], before[..., :2, :])
 
 
 def test_long_sums_of_small_numbers_after_a_large_one():
     """1e5 terms of 1e-17 after a 1: added one by one they are all lost, which is 1e-12 in float64."""
-    column = torch.full((100_001, 1), 1e-17**0.5, dtype=torch.float64)
-    column[0] = 1
-    assert abs(float(product(column.mT, column)) - 1 - 1e-12) < 1e-14  # 512 terms of a part at most
+    column = torch.full((1, 100_001, 1), 1e-17**0.5, dtype=torch.float64)
+    column[:, 0] = 1
+    assert abs(float(defect(column)) + 1e-12) < 2e-14
+
+
+@pytest.mark.parametrize("n", [20, 128, 512])
+def test_the_defect_of_large_matrices_has_its_digits(n, gen):
+    """In float32 alone it is 5e-6 for n = 512, of which repairs would never rid a frame."""
+    Q = torch.linalg.qr(randn((1, n, n), gen))[0].float()
+    exact = torch.eye(n, dtype=torch.float64) - Q.double().mT @ Q.double()
+    assert torch.linalg.matrix_norm(defect(Q).double() - exact) <= 1e-6
+
+
+def test_polar_factors_of_a_batch_with_nan(gen):
+    X = randn((3, 5, 2), gen)
+    X[1, 0, 0] = torch.nan
+    Y = polar(X)
+    assert torch.isnan(Y[1]).all()
+    for x, y in ((X[0], Y[0]), (X[2], Y[2])):
+        P = y.mT @ x
+        assert (y @ P - x).abs().max() < 1e-13
+        assert torch.linalg.eigvalsh(P).min() > 0
+        assert (P - P.mT).abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_the_spectral_bound(rank, gen):
+    """At least the norm, at most n^(1/16) times it; exact for one, or for one pair of a skew matrix."""
+    X = randn((4, 7, rank), gen) @ randn((4, rank, 5), gen)
+    norm = torch.linalg.matrix_norm(X, 2)
+    bound = spectral_bound(X)
+    assert (bound >= norm * (1 - 1e-12)).all()
+    assert (bound <= norm * rank ** (1 / 16) * (1 + 1e-12)).all()
+    A = X[..., :2, :2] - X[..., :2, :2].mT
+    assert (spectral_bound(A, 2) - torch.linalg.matrix_norm(A, 2)).abs().max() < 1e-12
+    assert torch.equal(spectral_bound(0 * X), torch.zeros(4, dtype=torch.float64))
 
 
 def test_lu_is_called_in_linalg_alone():
@@ -85,33 +101,6 @@ def test_lu_is_called_in_linalg_alone():
     assert [
         str(p) for p in source.rglob("*.py") if p.name != "linalg.py" and calls.search(p.read_text())
     ] == []
-
-
-@pytest.mark.parametrize("size", [1e-8, 1e-3, 0.03, 0.3, 3.0, 100.0])
-@pytest.mark.parametrize("n", [5, 20, 150])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
-def test_inverses_beside_the_identity(dtype, n, size, gen):
-    """(I - M/2)^-1, by products or by LU, to the rounding of an inverse of at most norm 1."""
-    A, B = (torch.randn(2, n, n, generator=gen, dtype=dtype) * size / n**0.5 for _ in range(2))
-    M = (A - A.mH) / 2 - B.mH @ B / 2  # as in a Cayley step
-    I = torch.eye(n, dtype=dtype)
-    off = frobenius((I - M / 2) @ inverse_beside_identity(M) - I)
-    scale = 1 + frobenius(M)
-    assert (off <= 20 * n**0.5 * torch.finfo(dtype).eps * scale).all()
-
-
-@pytest.mark.parametrize("error", [0.0, 1e-5, math.nan])
-@pytest.mark.parametrize("distance", [0.0, 1e-3, 0.1, 3.0])
-@pytest.mark.parametrize("n", [5, 40, 150])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
-def test_an_inverse_from_that_of_a_matrix_nearby(dtype, n, distance, error, gen):
-    """As exact as LU, whatever the distance, and also if the inverse that it starts from is not exact."""
-    X, D, noise = (torch.randn(3, n, n, generator=gen, dtype=dtype) / n**0.5 for _ in range(3))
-    X = X / 4 + torch.eye(n, dtype=dtype)
-    Z = X + distance * D
-    off = frobenius(Z @ inverse_near(Z, inverse(X) + error * noise) - torch.eye(n, dtype=dtype))
-    lu = frobenius(inverse(Z))
-    assert (off <= 20 * n**0.5 * torch.finfo(dtype).eps * lu * frobenius(Z) / n**0.5).all()
 
 
 @pytest.mark.parametrize("left", [True, False])
