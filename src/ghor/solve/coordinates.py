@@ -283,10 +283,9 @@ class Coordinates:
     def ceiling(self, frames: Sequence[Frame], w: Sequence[Tensor]) -> float:
         """The largest t for which t w turns no point by more than its limit."""
         rows = zip(self.parts, frames, w, strict=True)
-        turns = [
-            (p.limit, float(frame.length(x).max())) for p, frame, x in rows if p.limit < math.inf and p.count
-        ]
-        return min((limit / length for limit, length in turns if length > 0), default=math.inf)
+        turns = [(p.limit, frame.length(x)) for p, frame, x in rows if p.limit < math.inf and p.count]
+        longest = ((limit, float(x.max() if len(x) > 1 else x)) for limit, x in turns)
+        return min((limit / length for limit, length in longest if length > 0), default=math.inf)
 
     def positions(self, points: Sequence[Tensor]) -> list[Tensor]:
         """The entries of points that have a unit of length."""

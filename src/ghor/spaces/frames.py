@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ghor.linalg import add_, defect, eye, gram, inverse, plus, polar, size, times
 from ghor.spaces.lines import Line, Moved, Straight, Thin
-from ghor.spaces.retraction import Retraction, geodesic
+from ghor.spaces.retraction import Move, Retraction, geodesic
 
 if TYPE_CHECKING:
     from ghor.spaces.base import GroupSpace, Space
@@ -244,11 +244,8 @@ class Framed(Frame):
     def along(self, w: Tensor, R: Retraction) -> Line:
         return Thin(self, w, R)
 
-    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
-        """The frame above y, at the end of the step t w; D and J as `Retraction.act` has them.
-
-        low is [0; B] of w, and may be overwritten.
-        """
+    def reached(self, y: Tensor, low: Tensor, t: float, move: Move, whole: bool) -> Self:
+        """The frame above y, at the end of the step t w; low is [0; B] of w, and may be overwritten."""
         raise NotImplementedError
 
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
@@ -335,27 +332,27 @@ class Stored(Framed):
             top.zero_() if M is None else top.copy_(M)
             return self.push(w)
 
-        D, J = R.act(y, V, top.clone(), star(B) @ B, self.longest)
+        move = R.act(y, V, top.clone(), star(B) @ B, self.longest)
         top.zero_()
-        self.L.baddbmm_(*self._sides(w, D, J), alpha=-1)
-        self.L[..., :n, :].add_(D.mT)
+        self.L.baddbmm_(*self._sides(w, move), alpha=-1)
+        self.L[..., :n, :].add_(move.D.mT)
 
-    def _sides(self, low: Tensor, D: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _sides(self, low: Tensor, move: Move) -> tuple[Tensor, Tensor]:
         """[0; B*^T] and (y + J)^T: Q <- Q - (y + J) B* is one product. low is [0; B], and overwritten."""
         n, y = self.n, self.L[..., : self.n, :].mT
         if low.is_complex() or not self.geometry.compact:
             low[..., n:, :] = self.geometry.star(low[..., n:, :]).mT
-        return low, (torch.add(y, D, alpha=0.5) if J is None else y + J).mT
+        return low, (torch.add(y, move.D, alpha=0.5) if move.J is None else y + move.J).mT
 
     def push(self, w: Tensor) -> Tensor:
         return (w.mT @ self.L).mT
 
-    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+    def reached(self, y: Tensor, low: Tensor, t: float, move: Move, whole: bool) -> Self:
         new = copy.copy(self)
         if self.L.shape[-1] == self.n:
             new.L = y.mT.contiguous()
             return new
-        new.L = torch.baddbmm(self.L, *self._sides(low, D, J), alpha=-t)
+        new.L = torch.baddbmm(self.L, *self._sides(low, move), alpha=-t)
         new.L[..., : self.n, :] = y.mT
         if whole:
             new.repair(True, low.real.new_ones(()))
@@ -427,7 +424,7 @@ class ClosedForm(Framed):
         C, *cs = [gram(B, Z) for Z in (B, *lower)]
         w[..., :n, :] = U
         X = times(Ref.mH, U)
-        D, J = R.act(y, lambda M: plus(w, y, X if M is None else M + X), A, C, self.longest)
+        D, J, _ = R.act(y, lambda M: plus(w, y, X if M is None else M + X), A, C, self.longest)
         y.add_(D)
         New, P = self._reference(Ref, y[..., :n, :], length > 0)
         for m, c, RX in zip(lower, cs, Us, strict=True):
@@ -466,7 +463,7 @@ class ClosedForm(Framed):
         U = -times(self.P.mH, gram(y[..., n:, :], w[..., n:, :]))
         return plus(torch.cat([U, w[..., n:, :]], -2), y, w[..., :n, :] + times(self.R.mH, U))
 
-    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+    def reached(self, y: Tensor, low: Tensor, t: float, move: Move, whole: bool) -> Self:
         """The reference is kept: its frames are a smooth field, in which coordinates stay; see `renewed`."""
         new = copy.copy(self)
         new.y, new.P = y, inverse(self.R + y[..., : self.n, :])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ghor.linalg import by_columns, times
-from ghor.spaces.retraction import Retraction, geodesic
+from ghor.spaces.retraction import Move, Retraction, geodesic
 
 if TYPE_CHECKING:
     from ghor.spaces.frames import Frame, Framed, Group
@@ -24,10 +24,9 @@ class Trial(NamedTuple):
 
     t: float
     y: Tensor
-    D: Tensor | None = None  # of the retraction, see `Retraction.act`
-    J: Tensor | None = None
-    frame: Frame | None = None
-    velocity: Tensor | None = None  # its coordinates in that frame
+    move: Move | None = None  # of a Thin line
+    frame: Frame | None = None  # of a copied frame, with the coordinates of the velocity in it
+    velocity: Tensor | None = None
 
 
 class Line(Protocol):
@@ -44,7 +43,7 @@ class Line(Protocol):
 
 
 class Thin:
-    """y_t = y + D, Q_t = Q - (y + J) (t B)* with D, J = R.act(y, M -> t Q B + y M, t A, t^2 C), C = B* B."""
+    """y_t = y + D, Q_t = Q - (y + J) (t B)* of D, J = R.act(y, M -> t Q B + y M, t A, t^2 C), C = B* B."""
 
     def __init__(self, frame: Framed, w: Tensor, R: Retraction) -> None:
         n, star = frame.n, frame.geometry.star
@@ -63,21 +62,22 @@ class Thin:
                 return torch.baddbmm(self.QB.mT, M.mT, self.y.mT, beta=t).mT
             return torch.baddbmm(self.QB, self.y, M, beta=t)
 
-        D, J = self.R.act(self.y, V, self.A * t, self.C * (t * t), self.longest)
-        y = self.y + D
+        move = self.R.act(self.y, V, self.A * t, self.C * (t * t), self.longest)
+        y = self.y + move.D
         if repair:
             y = y + times(y, self.start.defect(y) / 2)
-        return Trial(t, y, D, J)
+        return Trial(t, y, move)
 
     def slope(self, trial: Trial, g: Tensor) -> Tensor:
         """Two products more, whatever the retraction."""
-        D = cast(Tensor, trial.D)
-        velocity = self.R.velocity(self.y, self.QB, self.A, self.C, trial.t, D, trial.J)
+        assert trial.move is not None
+        velocity = self.R.velocity(self.y, self.QB, self.A, self.C, trial.t, trial.move)
         return (g * velocity.conj()).real.sum()
 
     def frame(self, trial: Trial, whole: bool = False) -> Frame:
         """The one time that a frame moves."""
-        return self.start.reached(trial.y, self.low, trial.t, cast(Tensor, trial.D), trial.J, whole)
+        assert trial.move is not None
+        return self.start.reached(trial.y, self.low, trial.t, trial.move, whole)
 
 
 class Straight:

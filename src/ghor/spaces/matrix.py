@@ -213,7 +213,7 @@ class Matrices(Space):
         A = self.skew(star(y) @ delta) / 2
         K = delta - y @ A
         K = K - y @ (star(y) @ K)  # a second pass: the first leaves rounding of the size of delta along y
-        D, J = R.act(y, lambda M: K if M is None else K + y @ M, A, star(K) @ K, math.inf)
+        D, J, _ = R.act(y, lambda M: K if M is None else K + y @ M, A, star(K) @ K, math.inf)
         return D @ (star(y) @ x) - (y + (D / 2 if J is None else J)) @ (star(K) @ x)
 
 

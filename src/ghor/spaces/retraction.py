@@ -3,7 +3,7 @@
 ratio(X)            of square X
 act(y, V, A, C)     on frames: D = y F1 + Q B F2 and J = y (T1 - I) + Q B T2, where V(M) = Q B + y M,
                     R(W) E = E + [F1; B F2], R(W) E_c = E_c - [T1; B T2] B*, C = B* B. J = None for D/2
-velocity(...)       the derivative of y_t = Lambda R(t W) E, of D and J at t W; Q B, A and C are those of W
+velocity(..., t)    the derivative of y_t = Lambda R(t W) E: `act` was asked for t W, and the rest is of W
 arc(k, bb)          on vectors: f = sin(t)/|b| and h = (1 - cos(t))/|b|^2 of the angle t of a step b,
                     bb = |b|^2; for k = -1 sinh(t)/|b| and (cosh(t) - 1)/|b|^2
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ from ghor.linalg import eye, inverse, plus, size, times
 Product = Callable[[Tensor | None], Tensor]
 
 
+class Move(NamedTuple):
+    """What a step does to frames."""
+
+    D: Tensor
+    J: Tensor | None
+    F2: Tensor
+
+
 class Cayley:
     """R(X) = (I - X/2)^-1 (I + X/2)."""
 
@@ -31,18 +39,14 @@ class Cayley:
     def ratio(self, X: Tensor, longest: float) -> Tensor:
         return inverse(eye(X) - X / 2)
 
-    def act(
-        self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float
-    ) -> tuple[Tensor, Tensor | None]:
+    def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> Move:
         M = torch.add(A, C, alpha=-0.5)
         F2 = inverse(torch.sub(eye(M), M, alpha=0.5))
-        return times(V(M), F2), None
+        return Move(times(V(M), F2), None, F2)
 
-    def velocity(
-        self, y: Tensor, QB: Tensor, A: Tensor, C: Tensor, t: float, D: Tensor, J: Tensor | None
-    ) -> Tensor:
+    def velocity(self, y: Tensor, QB: Tensor, A: Tensor, C: Tensor, t: float, move: Move) -> Tensor:
         """y_t' = (D/t - t (y + D/2) C/2) F2."""
-        F2 = inverse(torch.add(torch.sub(eye(A), A, alpha=t / 2), C, alpha=t * t / 4))
+        D, _, F2 = move
         return times(plus(D / t, torch.add(y, D, alpha=0.5), C, -t / 2), F2)
 
     def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,9 +75,7 @@ class Geodesic:
             W = torch.where(j < s, 2 * W + W @ X @ W, W)
         return W
 
-    def act(
-        self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float
-    ) -> tuple[Tensor, Tensor | None]:
+    def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> Move:
         """By the 2n x 2n matrix [[A/2, c I], [(A^2/4 - C)/c, A/2]], c a power of two near ||W||."""
         n, I = A.shape[-1], eye(A)
         scale = torch.maximum(size(A.detach()), size(C.detach()).sqrt()).clamp(1e-6, 1e6)
@@ -84,14 +86,12 @@ class Geodesic:
         p11, p12, p21, p22 = P[..., :n, :n], P[..., :n, n:] / c, P[..., n:, :n] * c, P[..., n:, n:]
         F2 = p11 + p12 @ A / 2
         F1, T1, Z = A @ F2 / 2 + p21 + p22 @ A / 2, A @ p12 / 2 + p22 - I, V(None)
-        return y @ F1 + Z @ F2, y @ T1 + Z @ p12
+        return Move(y @ F1 + Z @ F2, y @ T1 + Z @ p12, F2)
 
-    def velocity(
-        self, y: Tensor, QB: Tensor, A: Tensor, C: Tensor, t: float, D: Tensor, J: Tensor | None
-    ) -> Tensor:
+    def velocity(self, y: Tensor, QB: Tensor, A: Tensor, C: Tensor, t: float, move: Move) -> Tensor:
         """y_t' = y_t A + Q_t B = (y + D) A + Q B - t (y + J) C."""
-        assert J is not None
-        return QB + times(y + D, A) - times(y + J, C * t)
+        assert move.J is not None
+        return QB + times(y + move.D, A) - times(y + move.J, C * t)
 
     def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
         c, s = self.half(k, bb)

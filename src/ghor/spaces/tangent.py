@@ -116,7 +116,7 @@ class Tangent(Frame):
         def V(M: Tensor | None) -> Tensor:  # Q B + y M
             return plus(K, y, -E if M is None else M - E)
 
-        D, J = R.act(y, V, A[0] if A else torch.zeros_like(C), C, self.longest)
+        D, J, _ = R.act(y, V, A[0] if A else torch.zeros_like(C), C, self.longest)
         T = torch.add(y, D, alpha=0.5) if J is None else y + J
         a = self.multiple
         for m in odd:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ghor.linalg import eye, perhaps, size
 from ghor.spaces.frames import Frame, Framed, Tensors, rows
 from ghor.spaces.lines import Line, Moved
-from ghor.spaces.retraction import Retraction
+from ghor.spaces.retraction import Move, Retraction
 
 TURN, SINGULAR = 0.25, 0.1  # 1 + r y_1 where the sign r changes in a step, and for points that others wrote
 SHORT, MANY = 16, 1000  # vectors so short, and more of them, are kept coordinate by coordinate
@@ -286,7 +286,7 @@ class Vectors(Framed):
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
         return bend(self.k, self.point(), g)
 
-    def reached(self, y: Tensor, low: Tensor, t: float, D: Tensor, J: Tensor | None, whole: bool) -> Self:
+    def reached(self, y: Tensor, low: Tensor, t: float, move: Move, whole: bool) -> Self:
         new = copy.copy(self)
         new._stand(y)
         return new
