@@ -74,15 +74,19 @@ class Tangent(Frame):
 
     def blocks(self, w: Tensor) -> list[Tensor]:
         """[K, A], or [K] where A = 0."""
-        K, *A = (x.view(shape) for x, shape in zip(w.split(self.sizes), self.shapes, strict=True))
+        K, *A = self._memory(w)
         return [K.mT if self.turned else K, *A]
+
+    def _memory(self, w: Tensor) -> list[Tensor]:
+        """The same, as they lie."""
+        return [x.view(shape) for x, shape in zip(w.split(self.sizes), self.shapes, strict=True)]
 
     def hor_(self, w: Tensor) -> None:
         for A in self.blocks(w)[1:]:
             self.geometry.hor_(A)
 
     def scale_(self, w: Tensor, factor: Tensor | float) -> None:
-        for X in self.blocks(w):
+        for X in self._memory(w):  # compilers cannot undo views of results that they have transposed
             super().scale_(X, factor)
 
     def inner(self, w: Tensor, v: Tensor) -> Tensor:
