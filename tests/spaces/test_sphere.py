@@ -233,7 +233,7 @@ def test_a_whole_matrix_of_a_million_entries(radius, gen):
     space = ghor.Sphere(flatten=2, radius=radius)
     Y = torch.nn.Parameter(space.random(2304, 768, generator=gen))
     r = float(Y.detach().double().norm()) if radius == "start" else radius
-    opt = ghor.optim.Adam([Y], space=space, lr=1e-2)
+    opt = ghor.optim.Adam([Y], space=space, lr=1e-3)
     for _ in range(3):
         Y.grad = torch.randn(Y.shape, generator=gen)
         opt.step()
