@@ -53,7 +53,9 @@ def on_page_content(text: str, **_: Any) -> str:
 
     def put(found: re.Match[str]) -> str:
         if found["tex"] or found["ghor"]:
-            return f"<span data-search-exclude>{next(made)}</span>"
+            before, after = text[found.start() - 1], text[found.end() : found.end() + 1]
+            glue = ["&NoBreak;" * (before in "(["), "&NoBreak;" * (after in tuple(")].,;:"))]
+            return f"{glue[0]}<span data-search-exclude>{next(made)}</span>{glue[1]}"
         if found["power"]:
             return f"<sup>{found['power'].strip('()')}</sup>"
         return f"{found['base']}<sub>{found['index']}</sub>" if found["index"] else found[0]
