@@ -1,6 +1,5 @@
 """The files around the code: workflows and forms that are valid, and agree with the project."""
 
-import json
 import re
 import subprocess
 import sys
