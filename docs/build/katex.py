@@ -1,7 +1,7 @@
-"""A hook of mkdocs: KaTeX sets the formulas when the pages are built, so that no page needs a script or a network.
+"""A hook of mkdocs: KaTeX sets the formulas when the pages are built. Readers need no script and no network.
 
-Between dollar signs stands LaTeX. Plain formulas, those of docstrings included, get their powers and indices as
-small text: `Y^T`, `x_0`, `||X||_F`. Code is left alone.
+LaTeX stands between dollar signs. In plain formulas, those of docstrings included, powers and indices become
+small letters: `Y^T`, `x_0`, `||X||_F`. Code is left alone.
 """
 
 import html
@@ -12,19 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
-
 MODULES = Path(sys.prefix) / "node_modules"
-PACKAGES = ("katex@0.19.1", "iframe-worker@1.0.4")  # the second: the theme's search, on pages opened from disk
-STYLE = "katex/dist/katex.min.css"
+PACKAGES = ("katex@0.19.1", "iframe-worker@1.0.4")  # the second: search in pages that are opened from disk
+FILES = ("katex/dist/katex.min.css", "katex/dist/fonts/*.woff2", "iframe-worker/shim/index.js")
 RENDER = """
 const katex = require(process.argv[1]), formulas = JSON.parse(require("fs").readFileSync(0, "utf8"))
 console.log(JSON.stringify(formulas.map(([tex, displayMode]) => katex.renderToString(tex, {displayMode}))))
 """
+GHOR = r"\mathfrak{g}^{\mathrm{hor}}"
 TOKEN = re.compile(
     r'<(span|div) class="arithmatex">\\(?P<open>[(\[])(?P<tex>.*?)\\[)\]]</\1>'
-    r"|<(code|pre|script|style|svg)\b.*?</\4>|<[^>]*>"  # nothing to do there
+    r"|<(code|pre|script|style|svg)\b.*?</\4>|<[^>]*>"  # stays as it is
     r"|(?P<ghor>\bg\^hor\b)"
     r"|(?<=[\w)\]|'])\^(?P<power>\([^()]*\)|[-+]?\w+|\*)"
     r"|(?P<base>(?<![\w.])(?:[A-Za-z]|sum|beta)|\|)_(?P<index>perp|\w{1,2})(?!\w)",
@@ -32,46 +30,42 @@ TOKEN = re.compile(
 )
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Install what is missing; the site gets KaTeX's style and fonts."""
-    if not all((MODULES / name.partition("@")[0]).exists() for name in PACKAGES):
-        command = ["npm", "install", "--silent", "--no-save", "--prefix", sys.prefix, *PACKAGES]
-        try:
-            subprocess.run(command, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise PluginError(f"the formulas need npm, of Node.js: {error}") from error
-    fonts = sorted((MODULES / "katex/dist/fonts").glob("*.woff2"))
-    for path in (MODULES / STYLE, *fonts, MODULES / "iframe-worker/shim/index.js"):
-        files.append(File.generated(config, str(path.relative_to(MODULES)), abs_src_path=str(path)))
+def on_files(files: Any, config: Any) -> Any:
+    """Install what is missing, and give the site its part of it."""
+    from mkdocs.structure.files import File  # here: the tests have no mkdocs
+
+    if not all((MODULES / package.partition("@")[0]).exists() for package in PACKAGES):
+        run("npm", "install", "--silent", "--no-save", "--prefix", sys.prefix, *PACKAGES)
+    for path in (path for pattern in FILES for path in sorted(MODULES.glob(pattern))):
+        name = path.relative_to(MODULES).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """The formulas of a page, set."""
-    formulas = [formula(found) for found in TOKEN.finditer(text) if found["tex"] or found["ghor"]]
-    made = iter(rendered(formulas) if formulas else [])
+    """The page with its formulas set; one that KaTeX cannot read ends the build."""
+    found = [m for m in TOKEN.finditer(text) if m["tex"] or m["ghor"]]
+    formulas = [(html.unescape(m["tex"] or GHOR), m["open"] == "[") for m in found]
+    command = ("node", "-e", RENDER, str(MODULES / "katex"))
+    made = iter(json.loads(run(*command, given=json.dumps(formulas))) if formulas else [])
 
-    def put(found: re.Match[str]) -> str:
-        if found["tex"] or found["ghor"]:
-            before, after = text[found.start() - 1], text[found.end() : found.end() + 1]
-            glue = ["&NoBreak;" * (before in "(["), "&NoBreak;" * (after in tuple(")].,;:"))]
-            return f"{glue[0]}<span data-search-exclude>{next(made)}</span>{glue[1]}"
-        if found["power"]:
-            return f"<sup>{found['power'].strip('()')}</sup>"
-        return f"{found['base']}<sub>{found['index']}</sub>" if found["index"] else found[0]
+    def put(m: re.Match[str]) -> str:
+        if m["tex"] or m["ghor"]:
+            before = "&NoBreak;" if text[m.start() - 1] in "([" else ""
+            after = "&NoBreak;" if text[m.end() : m.end() + 1] in {*")].,;:"} else ""
+            return f"{before}<span data-search-exclude>{next(made)}</span>{after}"
+        if m["power"]:
+            return f"<sup>{m['power'].strip('()')}</sup>"
+        return f"{m['base']}<sub>{m['index']}</sub>" if m["index"] else m[0]
 
     return TOKEN.sub(put, text)
 
 
-def formula(found: re.Match[str]) -> tuple[str, bool]:
-    """LaTeX, and whether it has a line of its own."""
-    return (r"\mathfrak{g}^{\mathrm{hor}}", False) if found["ghor"] else (html.unescape(found["tex"]), found["open"] == "[")
-
-
-def rendered(formulas: list[tuple[str, bool]]) -> list[str]:
-    """HTML, made by KaTeX; a formula that it does not know ends the build."""
-    command = ["node", "-e", RENDER, str(MODULES / "katex")]
-    done = subprocess.run(command, input=json.dumps(formulas), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PluginError(done.stderr)
-    return json.loads(done.stdout)
+def run(*command: str, given: str = "") -> str:
+    """What a command of Node.js prints."""
+    try:
+        return subprocess.run(command, input=given, check=True, capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        raise SystemExit(f"the formulas need Node.js; there is no {command[0]} here") from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(f"{command[0]}: {error.stderr}") from None

@@ -65,9 +65,10 @@ async function look() {
     frame.src = "/" + path
     await new Promise(resolve => frame.addEventListener("load", resolve, { once: true }))
     await frame.contentDocument.fonts.ready
+    await pause(150)
     for (const width of WIDTHS) {
       frame.style.width = width + "px"
-      await pause(60)
+      await pause(100)
       for (const fault of faults(frame.contentDocument, width)) found.faults.push(`${path}, ${width} px: ${fault}`)
     }
   }
