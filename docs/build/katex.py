@@ -53,6 +53,7 @@ def on_page_content(text: str, **_: Any) -> str:
         if m["tex"] or m["ghor"]:
             before = "&NoBreak;" if text[m.start() - 1] in "([" else ""
             after = "&NoBreak;" if text[m.end() : m.end() + 1] in {*")].,;:"} else ""
+            # of what is marked so, the search keeps the letters
             return f"{before}<span data-search-exclude>{next(made)}</span>{after}"
         if m["power"]:
             return f"<sup>{m['power'].strip('()')}</sup>"
