@@ -10,7 +10,7 @@
     effect     f(x)    a.b = c    a[i] = c      is left out (not what __init__ sets)
     context    with f():    @decorator          is left out
     rescue     except E:                        raises again
-    guard      any line  # guard: why           is left out, or of its value the outermost operation
+    guard      x = f(a, b)  # guard: why        is x = a, is x = b; what has no such parts is left out
 
 A line that ends in `# equivalent: why` has no mutants, in `# equivalent(always): why` none of that kind;
 where there is no room, the comment stands above its line. A marker at a line without mutants is an error.
@@ -113,17 +113,22 @@ def changes(node: ast.AST, text: Callable[[Any], str]) -> Iterator[tuple[str, as
             yield "rescue", first, "raise"
 
 
-def outermost(node: ast.stmt, text: Callable[[Any], str]) -> tuple[ast.AST, str]:
-    """What is left out where a comment asks, and what stays of it."""
+def parts(node: ast.stmt) -> list[ast.expr]:
+    """What a value is made of, where a comment asks to leave out what is done with it."""
     match getattr(node, "value", None):
-        case ast.Call(func=ast.Attribute(value=x)) as v if not isinstance(node, ast.Expr):
-            if text(x) not in ("torch", "math") or not v.args:
-                return v, f"({text(x)})"
-            return v, f"({text(v.args[0])})"
-        case ast.Call(args=[x, *_]) | ast.BinOp(left=x) | ast.Subscript(value=x) as v:
-            if not isinstance(node, ast.Expr):
-                return v, f"({text(x)})"
-    return node, "pass"
+        case ast.Call(func=f, args=args):
+            found = [f.value, *args] if isinstance(f, ast.Attribute) else args
+        case ast.BinOp(left=a, right=b):
+            found = [a, b]
+        case ast.Subscript(value=a):
+            found = [a]
+        case _:
+            found = []
+    return (
+        []
+        if isinstance(node, ast.Expr)
+        else [v for v in found if not isinstance(v, ast.Constant | ast.Starred)]
+    )
 
 
 def sets_self(node: ast.AST) -> bool:
@@ -170,7 +175,11 @@ def mutants(path: str, source: bytes) -> list[Mutant]:
             add(kind, n, new, function, *within)
         marks = (comments[i][1] for i in range(first, last + 1) if i in comments)
         if isinstance(node, ast.stmt) and not body and "guard" in marks:
-            add("guard", *outermost(node, text), function, first, last)
+            left: list[tuple[Any, str]] = [
+                (getattr(node, "value", node), f"({text(v)})") for v in parts(node)
+            ]
+            for n, new in left or [(node, "pass")]:
+                add("guard", n, new, function, first, last)
         if isinstance(node, ast.Call) and text(node.func) == "isinstance":  # A | B
             return
         for field, value in ast.iter_fields(node):

@@ -55,10 +55,11 @@ def made(source: str, kind: str) -> list[str]:
         ("context", "@a(1)\n@property\ndef g(): pass", ["@(lambda f: f)\n@property\ndef g(): pass"]),
         ("rescue", "try:\n    a()\nexcept E:\n    b()", ["try:\n    a()\nexcept E:\n    raise"]),
         ("guard", "return project(x, y)", []),
-        ("guard", "return project(x, y)  # guard: rounding", ["return (x)  # guard: rounding"]),
+        ("guard", "return f(x, y, 1)  # guard: a", ["return (x)  # guard: a", "return (y)  # guard: a"]),
         ("guard", "x = y.clone()  # guard: y changes", ["x = (y)  # guard: y changes"]),
-        ("guard", "# guard: symmetric\nx = y + y.mT", ["# guard: symmetric\nx = (y)"]),
+        ("guard", "# guard: a\nx = y + y.mT", ["# guard: a\nx = (y)", "# guard: a\nx = (y.mT)"]),
         ("guard", "x = y  # guard: found before", ["pass  # guard: found before"]),
+        ("guard", "if a:\n    f(x)  # guard: b", ["if a:\n    pass  # guard: b"]),
         ("always", "if a:  # equivalent(always): slow\n    return b", []),
         ("never", "if a:  # equivalent(always): b\n    c", ["if False:  # equivalent(always): b\n    c"]),
         ("never", "# equivalent: the same\nif a:\n    return b", []),
@@ -139,7 +140,7 @@ def tiny(tmp_path: Path) -> Path:
 def start(root: Path, *arguments: str) -> subprocess.Popen:
     call = f"""
 import pathlib, sys, mutants
-mutants.PRELOADED, mutants.PATIENCE = [], 5
+mutants.PRELOADED, mutants.PATIENCE = [], 3
 sys.exit(mutants.main({arguments}, pathlib.Path({str(root)!r})))"""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
     env |= {"PYTHONPATH": str(ROOT / "tests"), "TMPDIR": str(root / "tmp")}
