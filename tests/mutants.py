@@ -140,6 +140,7 @@ class Processes(NamedTuple):
     folder: Path
     jobs: int
     slow: bool
+    source: str  # its digest
 
     def each(self, what: str, tasks: list[Task]) -> Iterator[tuple[Task, int, Path]]:
         """Tasks as they end, with exit code and folder; one that takes too long is killed: a code below 0."""
@@ -191,27 +192,35 @@ class Record:
     """Which tests run what, kept from one time to the next."""
 
     def __init__(self, processes: Processes, folders: list[str], anew: bool) -> None:
-        self.root, store = processes.root, processes.root / ".pytest_cache" / "mutants"
+        self.root, self.source = processes.root, processes.source
+        store = self.root / ".pytest_cache" / "mutants"
         self.tests: list[tuple[str, float]] = []
         self.lines: Lines = {}
-        self.files: dict[str, tuple[str, int, int]] = {}  # digest, and where its tests are in the list
+        self.files: dict[
+            str, tuple[str, int, int, str]
+        ] = {}  # digest, place in the list, source if it passes
         if store.exists() and not anew:
             self.tests, self.lines, self.files = pickle.loads(store.read_bytes())
         digests = digests_of(self.root, folders, processes.slow)
         new = [Task([f]) for f, digest in digests.items() if self.files.get(f, ("",))[0] != digest]
-        for task, _, folder in processes.each("recording", new):
+        for task, code, folder in processes.each("recording", new):
             if not (folder / "record").exists():
                 raise SystemExit(f"{task.files[0]} does not run:\n{(folder / 'out').read_text()[-3000:]}")
             tests, lines = pickle.loads((folder / "record").read_bytes())
             for path, name, text, bits in flat(lines):
                 mine = self.lines.setdefault(path, {}).setdefault(name, {})
                 mine[text] = mine.get(text, 0) | bits << len(self.tests)
-            self.files[task.files[0]] = digests[task.files[0]], len(self.tests), len(self.tests) + len(tests)
+            place, passing = (len(self.tests), len(self.tests) + len(tests)), "" if code else processes.source
+            self.files[task.files[0]] = digests[task.files[0]], *place, passing
             self.tests += tests
             store.parent.mkdir(exist_ok=True)
             store.write_bytes(pickle.dumps((self.tests, self.lines, self.files)))
         self.files = {f: self.files[f] for f in digests}
-        self.live = sum((1 << stop) - (1 << start) for _, start, stop in self.files.values())
+        self.live = sum((1 << stop) - (1 << start) for _, start, stop, _ in self.files.values())
+
+    def passed(self, node: str) -> bool:
+        """Whether it passed with this very source when it was recorded."""
+        return self.files[node.partition("::")[0]][3] == self.source
 
     def tests_of(self, m: Mutant, source: bytes) -> list[tuple[str, float]]:
         """Those that run its function and how many seconds each takes, the best first."""
@@ -222,7 +231,7 @@ class Record:
                 all_of_it, there = all_of_it | bits, there | bits * (text in near)
         if not all_of_it & self.live:  # perhaps in another process: tests in files that speak of it
             word = re.compile(rf"\b{m.function.rpartition('.')[2] or Path(m.path).stem}\b")
-            for file, (_, start, stop) in self.files.items():
+            for file, (_, start, stop, _) in self.files.items():
                 if word.search((self.root / file).read_text()):
                     all_of_it |= (1 << stop) - (1 << start)
         places = (i for i, bit in enumerate(f"{all_of_it & self.live:b}"[::-1]) if bit == "1")
@@ -278,7 +287,7 @@ def survivors(chosen: list[Mutant], sources: dict[str, bytes], processes: Proces
                 of_nodes([node for node, _ in tests[m][part][:count]], m, PATIENCE + 5 * spent[count - 1])
             )
             tried[m] += count
-        nodes = sorted({node for task in tasks for node in task.nodes})
+        nodes = sorted({node for task in tasks for node in task.nodes if not record.passed(node)})
         parts = [of_nodes(some) for i in range(4 * given.j) if (some := nodes[i :: 4 * given.j])]
         if wrong := processes.failures("baseline", parts):
             print(f"tests fail with nothing left out:\n{wrong}")
@@ -331,7 +340,8 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
             return 0
         for module in PRELOADED:
             importlib.import_module(module)
-        return survivors(chosen, sources, Processes(root, Path(name), given.j, given.slow), given)
+        digest = hashlib.sha256(b"".join(sources.values())).hexdigest()
+        return survivors(chosen, sources, Processes(root, Path(name), given.j, given.slow, digest), given)
 
 
 if __name__ == "__main__":
