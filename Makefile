@@ -51,7 +51,7 @@ test-torch: .venv/.created  ## run the tests of the core against another torch: 
 	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/nn tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
 
-mutants: .venv/.installed-dev  ## take out the guards of the library, one by one: which of them does no test miss?
+mutants: .venv/.installed-dev  ## leave things out of the library, one by one, and name what no test misses (ARGS="--since main")
 	@OMP_NUM_THREADS=1 $(PY) tests/mutants.py $(ARGS)
 
 lint: .venv/.installed-dev  ## check style, format and types
