@@ -1,7 +1,7 @@
 # `make` lists the targets. They work from any folder (make -C path test, make -f path/Makefile test) and with
 # spaces in the path: called from elsewhere, make starts itself again in the folder of this file.
 ROOT := $(shell f='$(MAKEFILE_LIST)'; cd "$$(dirname -- "$${f# }")" && pwd -P)
-TARGETS := help demo test test-all test-torch mutants lint format docs pictures bench clean
+TARGETS := help demo test test-all test-torch mutants lint format docs docs-check pictures bench clean
 .PHONY: $(TARGETS)
 .DEFAULT_GOAL := help
 
@@ -51,7 +51,7 @@ test-torch: .venv/.created  ## run the tests of the core against another torch: 
 	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/nn tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
 
-mutants: .venv/.installed-dev  ## take out the guards of the library, one by one: which of them does no test miss?
+mutants: .venv/.installed-dev  ## leave things out of the library, one by one, and name what no test misses (ARGS="--since main")
 	@OMP_NUM_THREADS=1 $(PY) tests/mutants.py $(ARGS)
 
 lint: .venv/.installed-dev  ## check style, format and types
@@ -63,9 +63,12 @@ format: .venv/.installed-dev  ## apply the format and the safe fixes
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-docs: .venv/.installed-docs  ## build the documentation into site/
+docs: .venv/.installed-docs  ## build the documentation into site/ (needs npm, for KaTeX)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict  # not --quiet: --strict would not see any warning
 	@echo "documentation: site/index.html"
+
+docs-check: docs  ## build the documentation, and look at every page in a browser: does all fit?
+	@$(PY) docs/build/layout.py
 
 pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, and what is recorded in results/
 	@$(PY) examples/pictures.py $(ARGS)

@@ -1,6 +1,5 @@
 """The files around the code: workflows and forms that are valid, and agree with the project."""
 
-import json
 import re
 import subprocess
 import sys
@@ -85,25 +84,3 @@ def test_a_release_waits_for_tests_and_has_the_library_alone():
     for version, code in ((ghor.__version__, 0), ("9.9.9", 1)):
         env = {"GITHUB_REF_NAME": f"v{version}", "PATH": "/usr/bin:/bin"}
         assert subprocess.run(["bash", "-c", check], cwd=ROOT, env=env, check=False).returncode == code
-
-
-def test_versions_of_the_documentation_stand_side_by_side(tmp_path):
-    script = ROOT / "docs" / "build" / "versions.py"
-    site, pages = tmp_path / "site", tmp_path / "pages"
-    site.mkdir()
-
-    def add(version):
-        (site / "index.html").write_text(version)
-        done = subprocess.run(
-            [sys.executable, script, site, pages, version], capture_output=True, check=False
-        )
-        return done.returncode
-
-    for version in ("dev", "v0.9.0", "v0.10.0", "v0.9.1", "dev"):
-        assert add(version) == 0
-    assert (pages / "0.9.0" / "index.html").read_text() == "v0.9.0"
-    listed = json.loads((pages / "versions.json").read_text())
-    assert [entry["version"] for entry in listed] == ["0.10.0", "0.9.1", "0.9.0", "dev"]
-    assert [entry["aliases"] for entry in listed] == [["latest"], [], [], []]
-    assert 'url=0.10.0/index.html"' in (pages / "index.html").read_text()
-    assert add("../elsewhere") == 1

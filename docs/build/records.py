@@ -6,6 +6,7 @@ Each picture is narrow enough for a phone, and the pages put panels beside each 
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,16 +19,9 @@ ROOT = Path(__file__).parents[2]
 OUT = ROOT / "docs" / "pictures"
 GHOR, GREY = "#3f51b5", "#8a8a8a"
 OTHERS = ("#e08214", "#2e7d5b", "#b2506e", "#7a6a00", "#4d9fb8", "#8d6cab")
-STYLE = {
-    "svg.fonttype": "none",  # the reader's own font
-    "svg.hashsalt": "ghor",
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ghor"}  # the reader's own font
+STYLE |= {"font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8, "legend.frameon": False}
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 
 
 def record(path: str) -> Any:
@@ -43,6 +37,20 @@ def short(ms: float) -> str:
     return f"{ms:.0f}" if ms >= 10 else f"{ms:.1f}"
 
 
+def beside(axes: Axes, text: str, at: tuple[float, float], color: str, right: int) -> None:
+    """Words, some points to the right of a place."""
+    axes.annotate(text, at, (right, 0), textcoords="offset points", va="center", fontsize=7.5, color=color)
+
+
+def label(axes: Axes, labels: list[str], ours: list[bool], size: float) -> None:
+    """The names of the rows, ours in colour."""
+    axes.set_yticks(range(len(labels)), labels, fontsize=size)
+    for text, own in zip(axes.get_yticklabels(), ours, strict=True):
+        text.set_color(GHOR if own else "black")
+    axes.set_ylim(-0.7, len(labels) - 0.3)
+    axes.grid(axis="x", alpha=0.25)
+
+
 def overview() -> Figure:
     """Bars from zero: one Adam step over 336 separate weights."""
     names = {
@@ -53,13 +61,12 @@ def overview() -> Figure:
         "geotorch orthogonal, cayley": "geotorch",
         "torch orthogonal, cayley": "torch orthogonal",
     }
-    rows = {
-        r["name"]: r["ms"][1] for r in record("step/step.json")["contenders"] if r["layout"] == "336 tensors"
-    }
-    shown = {label: rows[name] for name, label in names.items() if name in rows}
+    found = record("step/step.json")["contenders"]
+    rows = {r["name"]: r["ms"][1] for r in found if r["layout"] == "336 tensors"}
+    shown = {names[name]: rows[name] for name in names if name in rows}
     labels, ms = list(shown)[::-1], list(shown.values())[::-1]
     figure, axes = panel()
-    bars = axes.barh(labels, ms, color=[GHOR if label == "ghor" else "#c4c4c4" for label in labels])
+    bars = axes.barh(labels, ms, color=[GHOR if name == "ghor" else "#c4c4c4" for name in labels])
     axes.bar_label(bars, [f"{short(t)} ms" for t in ms], padding=4)
     figure.suptitle("One Adam step over 336 weights on St(7, 49)", fontsize=9)
     axes.set(xlim=(0, 1.3 * max(ms)), xticks=[])
@@ -77,22 +84,15 @@ def step() -> Figure:
         color = GHOR if row["name"].startswith("ghor") else GREY
         axes.plot(row["ms"][::2], [y, y], color=color, linewidth=1.5)
         axes.plot(row["ms"][1], y, "o", color=color, markersize=4.5)
-        style = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "color": color}
-        axes.annotate(short(row["ms"][1]), (row["ms"][2], y), (6, 0), **style)
+        beside(axes, short(row["ms"][1]), (row["ms"][2], y), color, 6)
     axes.axvline(found["floor"]["ms"], color="black", linestyle=":", linewidth=0.8)
     axes.annotate(" bound by memory and flops", (found["floor"]["ms"], 0), fontsize=7.5, va="center")
-    labels = [
-        f"{row['name'].replace('RiemannianAdam', 'RAdam')}, {row['layout'].replace('one ', '')}"
-        for row in rows
-    ]
-    axes.set_yticks(range(len(rows)), labels, fontsize=7.5)
-    for text, row in zip(axes.get_yticklabels(), rows, strict=True):
-        text.set_color(GHOR if row["name"].startswith("ghor") else "black")
-    axes.set(
-        xscale="log", xlabel=f"ms a step, {found['machine']['threads']} threads", ylim=(-0.7, len(rows) - 0.3)
-    )
+    names = [row["name"].replace("RiemannianAdam", "RAdam") for row in rows]
+    layouts = [row["layout"].replace("one ", "") for row in rows]
+    axes.set(xscale="log", xlabel=f"ms a step, {found['machine']['threads']} threads")
     axes.set_xlim(right=2.5 * rows[0]["ms"][2])
-    axes.grid(axis="x", alpha=0.25)
+    labels = [f"{name}, {layout}" for name, layout in zip(names, layouts, strict=True)]
+    label(axes, labels, [name.startswith("ghor") for name in names], 7.5)
     return figure
 
 
@@ -107,30 +107,26 @@ SCALING = {
 }
 
 
+def look(color: str) -> dict[str, Any]:
+    """How a line of `scaling` looks."""
+    return {"color": color, "marker": "o", "markersize": 2.5, "linewidth": 2 if color == GHOR else 1.2}
+
+
 def scaling(n: int, batch: int) -> Figure:
     """Times as N grows; a cross where a larger N is over the budget."""
+    found = sorted(record("scaling/scaling.json")["rows"], key=lambda r: r["N"])
     figure, axes = panel()
     for name, (color, style, _) in SCALING.items():
-        rows = [
-            r
-            for r in record("scaling/scaling.json")["rows"]
-            if (r["contender"], r["n"], r["batch"]) == (name, n, batch)
-        ]
-        rows = sorted(rows, key=lambda r: r["N"])
+        rows = [r for r in found if (r["contender"], r["n"], r["batch"]) == (name, n, batch)]
         done = [r for r in rows if r.get("ms")]
         if done:
             x, y = [r["N"] for r in done], [median(r["ms"]) for r in done]
-            axes.plot(
-                x, y, style, color=color, marker="o", markersize=2.5, linewidth=2 if "ghor" in name else 1.2
-            )
+            axes.plot(x, y, style, **look(color))
             if rows[-1].get("stopped"):
                 axes.plot(x[-1], y[-1], "x", color=color, markersize=8, markeredgewidth=1.8)
     axes.set_xscale("log", base=2)
-    axes.set(
-        yscale="log",
-        xlabel="N",
-        title=f"{'one matrix' if batch == 1 else f'{batch} matrices'} N x {n}, ms a step",
-    )
+    matrices = "one matrix" if batch == 1 else f"{batch} matrices"
+    axes.set(yscale="log", xlabel="N", title=f"{matrices} N x {n}, ms a step")
     axes.grid(alpha=0.25)
     return figure
 
@@ -140,17 +136,8 @@ def legend() -> Figure:
     figure = Figure(figsize=(3.5, 1.55))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
-    for color, style, label in SCALING.values():
-        axes.plot(
-            [],
-            [],
-            style,
-            color=color,
-            marker="o",
-            markersize=2.5,
-            label=label,
-            linewidth=2 if color == GHOR else 1.2,
-        )
+    for color, style, name in SCALING.values():
+        axes.plot([], [], style, label=name, **look(color))
     axes.plot([], [], "x", color="black", markersize=8, linestyle="", label="a larger N is over the budget")
     axes.legend(loc="center left", fontsize=9)
     return figure
@@ -174,9 +161,8 @@ def sweep() -> Figure:
     """For each method a row: every rate is a dot, the best one large."""
     runs: dict[str, list[tuple[float, float]]] = {}
     for r in record("sweep/runs.json"):
-        runs.setdefault(r["method"], []).append(
-            (r["lr"], math.inf if r["losses"][-1] is None else r["losses"][-1])
-        )
+        last = r["losses"][-1]
+        runs.setdefault(r["method"], []).append((r["lr"], math.inf if last is None else last))
     keys = sorted(runs, key=lambda key: -min(loss for _, loss in runs[key]))
     figure, axes = panel(4.6, 0.3 * len(keys) + 0.9)
     for y, key in enumerate(keys):
@@ -185,15 +171,11 @@ def sweep() -> Figure:
             axes.plot(min(loss, 1.34), y, "o", color=color, markersize=4, alpha=0.35)
         lr, best = min(runs[key], key=lambda pair: pair[1])
         axes.plot(best, y, "o", color=color, markersize=6.5)
-        style = {"textcoords": "offset points", "va": "center", "fontsize": 7.5, "color": color}
-        axes.annotate(f"{best:.3f} at {lr:.2g}", (1.02, y), (0, 0), **style)
-    axes.set_yticks(range(len(keys)), [SWEEP.get(key, key) for key in keys], fontsize=8)
-    for text, key in zip(axes.get_yticklabels(), keys, strict=True):
-        text.set_color(GHOR if key == "ghor" else "black")
+        beside(axes, f"{best:.3f} at {lr:.2g}", (1.02, y), color, 0)
     axes.axvline(1.3416, color="black", linestyle=":", linewidth=0.8)
     axes.annotate("constant prediction ", (1.3416, -0.5), fontsize=7, ha="right", va="center")
+    label(axes, [SWEEP.get(key, key) for key in keys], [key == "ghor" for key in keys], 8)
     axes.set(xlabel="loss of the second epoch, at seven rates", ylim=(-0.8, len(keys) - 0.4))
-    axes.grid(axis="x", alpha=0.25)
     return figure
 
 
@@ -206,9 +188,8 @@ def muon(over: str) -> Figure:
     for row in found["rows"]:
         color, style = colors.get(row["method"], (OTHERS[0], "-"))
         x = [every * k * (row["ms"] / 1e3 if over == "seconds" else 1) for k in range(len(row["curve"]))]
-        axes.plot(
-            x, row["curve"], style, color=color, linewidth=1.3, label=f"{row['method']}, lr {row['lr']:g}"
-        )
+        name = f"{row['method']}, lr {row['lr']:g}"
+        axes.plot(x, row["curve"], style, color=color, linewidth=1.3, label=name)
     axes.set(yscale="log", ylabel="loss")
     if over == "seconds":
         axes.set(xscale="log", xlabel="seconds of steps on the manifolds")
@@ -235,16 +216,13 @@ def spheres(problem: str) -> Figure:
 PICTURES: dict[str, Callable[[], Figure]] = {
     "overview-step": overview,
     "step": step,
-    "scaling-16-1": lambda: scaling(16, 1),
-    "scaling-16-32": lambda: scaling(16, 32),
-    "scaling-64-1": lambda: scaling(64, 1),
-    "scaling-64-32": lambda: scaling(64, 32),
+    **{f"scaling-{n}-{batch}": partial(scaling, n, batch) for n in (16, 64) for batch in (1, 32)},
     "scaling-legend": legend,
     "sweep": sweep,
-    "muon-steps": lambda: muon("steps"),
-    "muon-seconds": lambda: muon("seconds"),
-    "spheres-s": lambda: spheres("s"),
-    "spheres-t": lambda: spheres("t"),
+    "muon-steps": partial(muon, "steps"),
+    "muon-seconds": partial(muon, "seconds"),
+    "spheres-s": partial(spheres, "s"),
+    "spheres-t": partial(spheres, "t"),
 }
 
 

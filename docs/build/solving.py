@@ -47,9 +47,8 @@ def main() -> None:
     figure, (left, right) = picture(2, 5)
     left.scatter(*(e.X @ e.pca.x).mT, c=e.kind, cmap="viridis", s=8)
     left.set(xlabel="first direction", ylabel="second", aspect="equal")
-    right.semilogy(
-        [h["evaluations"] for h in e.pca.history], [h["gradient_norm"] for h in e.pca.history], ".-"
-    )
+    x, y = ([h[key] for h in e.pca.history] for key in ("evaluations", "gradient_norm"))
+    right.semilogy(x, y, ".-")
     right.set(xlabel="evaluations", ylabel="gradient norm")
     save(figure, "pca")
 
@@ -61,18 +60,10 @@ def main() -> None:
     save(figure, "procrustes")
 
     figure, (ax,) = picture(1, 3.5)
-    for R, label, color in (
-        (e.chained, "relative to the first alone", "#8a8a8a"),
-        (e.found.x, "all measurements", "#3f51b5"),
-    ):
-        ax.plot(torch.arange(2, 13), degrees(R, e.truth)[1:], "o", color=color, label=label)
-    ax.vlines(
-        torch.arange(2, 13),
-        degrees(e.found.x, e.truth)[1:],
-        degrees(e.chained, e.truth)[1:],
-        color="#c4c4c4",
-        zorder=0,
-    )
+    number, before, after = torch.arange(2, 13), *(degrees(R, e.truth)[1:] for R in (e.chained, e.found.x))
+    ax.plot(number, before, "o", color="#8a8a8a", label="relative to the first alone")
+    ax.plot(number, after, "o", color="#3f51b5", label="all measurements")
+    ax.vlines(number, after, before, color="#c4c4c4", zorder=0)
     ax.set(xlabel="orientation", ylabel="error (degrees)", ylim=(0, 19))
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, loc="upper right")
@@ -81,13 +72,8 @@ def main() -> None:
     figure, (ax,) = picture(1, 4)
     side = e.sides[:, e.edges.argmax()]
     for i, j in e.W.triu().nonzero().tolist():
-        ends = e.place[[i, j]].mT
-        ax.plot(
-            *ends,
-            color="0.5",
-            linewidth=1.2 if side[i] != side[j] else 0.8,
-            ls="-" if side[i] != side[j] else ":",
-        )
+        style = {"linewidth": 1.2, "ls": "-"} if side[i] != side[j] else {"linewidth": 0.8, "ls": ":"}
+        ax.plot(*e.place[[i, j]].mT, color="0.5", **style)
     ax.scatter(*e.place.mT, c=side, cmap="coolwarm", s=25, zorder=2)
     ax.set(title=f"{int(e.edges.max())} edges cut, at most {float(e.bound):.1f}", xticks=[], yticks=[])
     save(figure, "maxcut")

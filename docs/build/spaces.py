@@ -17,14 +17,10 @@ import ghor
 
 OUT = Path(__file__).parents[1] / "pictures"
 GHOR, WARM, GREY, PALE = "#3f51b5", "#e08214", "#9e9e9e", "#d7dbee"
-STYLE = {
-    "svg.fonttype": "none",  # the reader's own font
-    "svg.hashsalt": "ghor",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ghor", "font.size": 9}  # the reader's own font
+STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 TURN = torch.linspace(0, 2 * torch.pi, 73)
+CIRCLE = torch.stack([TURN.cos(), TURN.sin()], -1)
 DRAWN: dict[str, Callable[[Axes], None]] = {}
 
 # an orthographic view: the rows are right, up and towards the reader
@@ -48,30 +44,34 @@ def line(ax: Axes, X: Tensor, color: str = GHOR, hide: bool = False, **style: ob
         ax.plot(x.where(there, torch.nan), y.where(there, torch.nan), color=color, alpha=alpha, **style)
 
 
-def arrow(
-    ax: Axes, start: Tensor, end: Tensor, color: str = GHOR, width: float = 1.8, scale: float = 9
-) -> None:
-    """An arrow between points of space, or of the plane."""
-    a, b = (seen(P)[:2] if P.shape[-1] == 3 else P for P in (start, end))
-    style = {
-        "arrowstyle": "-|>",
-        "color": color,
-        "lw": width,
-        "shrinkA": 0,
-        "shrinkB": 0,
-        "mutation_scale": scale,
-    }
-    ax.annotate("", tuple(b.tolist()), tuple(a.tolist()), arrowprops=style)
+def flat(P: Tensor) -> list[float]:
+    """Where a point of space, or of the plane, is on paper."""
+    return (seen(P)[:2] if P.shape[-1] == 3 else P).tolist()
+
+
+def arrow(ax: Axes, P: Tensor, Q: Tensor, color: str = GHOR, width: float = 1.8, scale: float = 9) -> None:
+    style = {"arrowstyle": "-|>", "color": color, "lw": width, "mutation_scale": scale}
+    ax.annotate("", flat(Q), flat(P), arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
 
 
 def dot(ax: Axes, P: Tensor, color: str = GHOR, size: float = 5) -> None:
-    x, y = seen(P)[:2] if P.shape[-1] == 3 else P
-    ax.plot(x, y, "o", color=color, markersize=size)
+    ax.plot(*flat(P), "o", color=color, markersize=size)
 
 
 def word(ax: Axes, text: str, P: Tensor, color: str = "black", shift: tuple[float, float] = (5, 3)) -> None:
-    x, y = seen(P)[:2] if P.shape[-1] == 3 else P
-    ax.annotate(text, (float(x), float(y)), shift, textcoords="offset points", color=color)
+    ax.annotate(text, flat(P), shift, textcoords="offset points", color=color)
+
+
+def fill(ax: Axes, X: Tensor, color: str = GHOR, alpha: float = 0.2) -> None:
+    """A filled polygon, (K, 2)."""
+    ax.add_patch(Polygon(X.numpy(), color=color, alpha=alpha, linewidth=0))
+
+
+def segments(M: Tensor, ticks: Tensor, end: float) -> list[Tensor]:
+    """The grid of a square, mapped by M (K, 2): pairs of points, (2, K)."""
+    ends = torch.tensor([-end, end])
+    pairs = [torch.stack(pair, -1) for k in ticks for pair in ((k.repeat(2), ends), (ends, k.repeat(2)))]
+    return [pair @ M.mT for pair in pairs]
 
 
 def ball(ax: Axes) -> None:
@@ -82,23 +82,17 @@ def ball(ax: Axes) -> None:
         r = (1 - height**2) ** 0.5
         circle = torch.stack([r * TURN.cos(), r * TURN.sin(), torch.full_like(TURN, height)], -1)
         line(ax, circle, GREY, hide=True, linewidth=0.5)
-    for angle in (0.3, 1.35, 2.4):
-        a = torch.tensor([torch.tensor(angle).cos(), torch.tensor(angle).sin(), 0.0])
-        line(
-            ax,
-            TURN.cos()[:, None] * a + TURN.sin()[:, None] * torch.eye(3)[2],
-            GREY,
-            hide=True,
-            linewidth=0.5,
-        )
+    for angle in torch.tensor([0.3, 1.35, 2.4]):
+        across = TURN.cos()[:, None] * torch.stack([angle.cos(), angle.sin(), torch.tensor(0.0)])
+        line(ax, across + TURN.sin()[:, None] * torch.eye(3)[2], GREY, hide=True, linewidth=0.5)
     ax.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
 
 
 def disc(ax: Axes, Y: Tensor, color: str, alpha: float) -> None:
     """The unit disc of span(Y), Y 3 x 2."""
-    x, y = seen(torch.stack([TURN.cos(), TURN.sin()], -1) @ Y.float().mT)[:2]
-    ax.add_patch(Polygon(torch.stack([x, y], -1).numpy(), color=color, alpha=alpha, linewidth=0))
-    ax.plot(x, y, color=color, linewidth=1)
+    edge = seen(CIRCLE @ Y.float().mT)[:2]
+    fill(ax, edge.mT, color, alpha)
+    ax.plot(*edge, color=color, linewidth=1)
 
 
 def unit(*x: float) -> Tensor:
@@ -106,10 +100,11 @@ def unit(*x: float) -> Tensor:
 
 
 ORIGIN = torch.zeros(3)
+SQUARE = torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
 # a plane that the reader sees half from the side: right, up and depth, back to space
 FRAME = ghor.Stiefel().project((torch.tensor([[0.9, -0.25, -0.4], [0.15, 0.75, -0.6]]) @ VIEW).mT)
 AXES3 = ghor.SpecialOrthogonal().project(
-    torch.tensor([[0.85, -0.4, 0.1], [0.45, 0.85, -0.1], [0.0, 0.2, 0.95]])
+    torch.tensor([[0.85, -0.4, 0.1], [0.45, 0.85, -0.1], [0, 0.2, 0.95]])
 )
 
 
@@ -139,12 +134,8 @@ def grassmann(ax: Axes) -> None:
 @drawn
 def special_orthogonal(ax: Axes) -> None:
     ball(ax)
-    path = [
-        ghor.SpecialOrthogonal().exp(
-            AXES3, t * AXES3 @ torch.tensor([[0.0, -1, 0.4], [1, 0, -0.2], [-0.4, 0.2, 0]])
-        )
-        for t in torch.linspace(0, 0.7, 15)
-    ]
+    turn = torch.tensor([[0.0, -1, 0.4], [1, 0, -0.2], [-0.4, 0.2, 0]])
+    path = [ghor.SpecialOrthogonal().exp(AXES3, t * AXES3 @ turn) for t in torch.linspace(0, 0.7, 15)]
     for k in range(3):
         line(ax, torch.stack([R[:, k] for R in path]), WARM, linewidth=1)
         arrow(ax, ORIGIN, path[0][:, k], GREY, 1.2)
@@ -186,26 +177,14 @@ def sphere(ax: Axes) -> None:
     word(ax, "y", Y, GHOR, (-10, 3))
 
 
-def grid(ax: Axes, M: Tensor, color: str, alpha: float, shift: float) -> None:
-    """The image of the unit square's grid under a 2 x 2 matrix."""
-    for k in torch.linspace(-0.5, 0.5, 6):
-        for ends in (
-            torch.stack([k.repeat(2), torch.tensor([-0.5, 0.5])]),
-            torch.stack([torch.tensor([-0.5, 0.5]), k.repeat(2)]),
-        ):
-            x, y = M @ ends
-            ax.plot(x + shift, y, color=color, linewidth=0.8)
-    corners = M @ torch.tensor([[-0.5, 0.5, 0.5, -0.5], [-0.5, -0.5, 0.5, 0.5]])
-    ax.add_patch(
-        Polygon((corners.T + torch.tensor([shift, 0.0])).numpy(), color=color, alpha=alpha, linewidth=0)
-    )
-
-
 @drawn
 def symplectic_stiefel(ax: Axes) -> None:
     M = torch.tensor([[1.35, 0.55], [0.3, (1 + 0.3 * 0.55) / 1.35]])  # of determinant one
-    grid(ax, torch.eye(2), GREY, 0.15, -0.75)
-    grid(ax, M, GHOR, 0.2, 0.75)
+    for N, color, alpha, shift in ((torch.eye(2), GREY, 0.15, -0.75), (M, GHOR, 0.2, 0.75)):
+        moved = torch.tensor([shift, 0.0])
+        for ends in segments(N, torch.linspace(-0.5, 0.5, 6), 0.5):
+            ax.plot(*(ends + moved).mT, color=color, linewidth=0.8)
+        fill(ax, SQUARE / 2 @ N.mT + moved, color, alpha)
     arrow(ax, torch.tensor([-0.2, 0.75]), torch.tensor([0.4, 0.75]), WARM)
     word(ax, "U", torch.tensor([0.02, 0.8]), WARM)
     word(ax, "the same area", torch.tensor([-0.55, -1.05]))
@@ -215,13 +194,11 @@ def symplectic_stiefel(ax: Axes) -> None:
 @drawn
 def symplectic_grassmann(ax: Axes) -> None:
     Y = 0.95 * FRAME
-    corners = torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]]) @ Y.mT
-    x, y = seen(corners)[:2]
-    ax.add_patch(Polygon(torch.stack([x, y], -1).numpy(), color=GHOR, alpha=0.2, linewidth=0))
-    for k in torch.linspace(-1, 1, 7):
-        for ends in ([[k, -1], [k, 1]], [[-1, k], [1, k]]):
-            line(ax, torch.tensor(ends) @ Y.mT, GHOR, linewidth=0.6, alpha=0.6)
-    loop = 0.6 * torch.stack([TURN.cos(), TURN.sin()], -1)[:62] @ Y.mT
+    corners = SQUARE @ Y.mT
+    fill(ax, seen(corners)[:2].mT)
+    for ends in segments(Y, torch.linspace(-1, 1, 7), 1.0):
+        line(ax, ends, GHOR, linewidth=0.6, alpha=0.6)
+    loop = 0.6 * CIRCLE[:62] @ Y.mT
     line(ax, loop, WARM, linewidth=1.6)
     arrow(ax, loop[-2], loop[-1], WARM)
     word(ax, "span(U)", corners[3], GHOR, (-4, 6))
@@ -236,17 +213,13 @@ def hyperbolic(ax: Axes) -> None:
     ax.fill(TURN.cos(), TURN.sin(), color="#f3f4fa", zorder=0)
     t = torch.linspace(0, 1, 25)[:, None].double()
     for k in range(7):
-        for a, b, color in ((0.0, 1.1, GHOR), (1.1, 2.3, GHOR)):
-            for turn in (0,) if a == 0 else (-0.25, 0.25):
-                angle = torch.tensor(2 * torch.pi * k / 7).double()
-                end = [
-                    torch.tanh(torch.tensor(r / 2)) * torch.stack([(angle + s).cos(), (angle + s).sin()])
-                    for r, s in ((a, 0.0), (b, turn))
-                ]
-                x, y = space.from_ball(torch.stack(end))
-                path = space.to_ball(space.exp(x.expand(25, 3), t * space.log(x, y)))
-                ax.plot(*path.T, color=color, linewidth=1.2)
-                dot(ax, path[-1], size=3)
+        for a, b, turn in ((0.0, 1.1, 0.0), (1.1, 2.3, -0.25), (1.1, 2.3, 0.25)):
+            angle = torch.tensor(2 * torch.pi * k / 7).double() + torch.tensor([0.0, turn])
+            radius = torch.tanh(torch.tensor([a, b]) / 2)
+            x, y = space.from_ball(radius[:, None] * torch.stack([angle.cos(), angle.sin()], -1))
+            path = space.to_ball(space.exp(x.expand(25, 3), t * space.log(x, y)))
+            ax.plot(*path.T, color=GHOR, linewidth=1.2)
+            dot(ax, path[-1], size=3)
     ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
 
 
@@ -256,7 +229,7 @@ def spd(ax: Axes) -> None:
     P, Q = torch.tensor([[[1.0, 0.6], [0.6, 0.5]], [[0.25, -0.15], [-0.15, 0.9]]])
     for k, t in enumerate(torch.linspace(0, 1, 5)):
         M = space.exp(P, t * space.log(P, Q))
-        x, y = torch.linalg.cholesky(M) @ torch.stack([TURN.cos(), TURN.sin()]) * 0.55
+        x, y = torch.linalg.cholesky(M) @ CIRCLE.mT * 0.55
         ax.plot(x + 0.6 * k, y - 0.35 * k, color=GHOR if k in (0, 4) else "#9aa5d8", linewidth=1.6)
     word(ax, "P", torch.tensor([-0.1, 0.6]), GHOR)
     word(ax, "Q", torch.tensor([2.6, -1.15]), GHOR)
@@ -290,11 +263,8 @@ def positions_orientations(ax: Axes) -> None:
     ax.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5))
 
 
-# -- the idea ------------------------------------------------------------------------------------------------
-
-
 SHADES = ("#3f51b5", "#e08214", "#2e7d5b")
-SHOWN = (0, 5, 10)
+SHOWN = {0: "₀", 5: "₅", 10: "₁₀"}
 
 
 def way(steps: int = 16) -> list[dict[str, Tensor]]:
@@ -321,36 +291,28 @@ def idea_sphere(ax: Axes) -> None:
     line(ax, torch.stack([f["Y"] for f in found]), GREY, linewidth=1)
     for f in found:
         dot(ax, f["Y"], GREY, size=2.5)
-    for k, shade in zip(SHOWN, SHADES, strict=True):
+    for (k, number), shade in zip(SHOWN.items(), SHADES, strict=True):
         f = found[k]
         for i in range(2):
             arrow(ax, f["Y"], f["Y"] + 0.27 * f["Lambda"][:, 1 + i], "#606060", 1.1, 6)
         arrow(ax, f["Y"], f["Y"] + f["Lambda"][:, 1:] @ f["W"] * 2.6, shade, 2.2)
         dot(ax, f["Y"], shade, size=5)
-        word(
-            ax,
-            f"Y{'₀₁₂₃₄₅₆₇₈₉'[k % 10] if k < 10 else '₁₀'}",
-            f["Y"],
-            shade,
-            (-5, 14) if k == 5 else (-14, -11),
-        )
+        word(ax, f"Y{number}", f["Y"], shade, (-5, 14) if k == 5 else (-14, -11))
     ax.set_title("The weight Y moves, and its frame Λ moves with it.", fontsize=9)
 
 
 def idea_plane(ax: Axes) -> None:
     found = way()
-    square = 0.5 * torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
-    ax.add_patch(Polygon(square.numpy(), color="#f3f4fa", zorder=0))
+    ax.add_patch(Polygon((SQUARE / 2).numpy(), color="#f3f4fa", zorder=0))
     ax.plot([-0.5, 0.5], [0, 0], color=GREY, linewidth=0.6)
     ax.plot([0, 0], [-0.5, 0.5], color=GREY, linewidth=0.6)
     origin = torch.zeros(2)
     for i in range(2):
         arrow(ax, origin, 0.17 * torch.eye(2)[i], "#606060", 1.1, 6)
-    for k, shade in zip(SHOWN, SHADES, strict=True):
+    for (k, number), shade in zip(SHOWN.items(), SHADES, strict=True):
         W = 2.2 * found[k]["W"]
         arrow(ax, origin, W, shade, 2.2)
-        ends = {"ha": "center", "va": "center", "color": shade}
-        ax.text(*(1.22 * W).tolist(), f"W{'₀₁₂₃₄₅₆₇₈₉'[k % 10] if k < 10 else '₁₀'}", **ends)
+        ax.text(*(1.22 * W).tolist(), f"W{number}", ha="center", va="center", color=shade)
     ax.set_title("In the frame every step is a vector of one plane, g$^{hor}$.", fontsize=9)
     ax.set(xlim=(-0.55, 0.55), ylim=(-0.55, 0.55))
 
