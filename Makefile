@@ -48,7 +48,7 @@ test-torch: .venv/.created  ## run the tests of the core against another torch: 
 	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
 	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt $(if $(filter newest,$(TORCH)),--upgrade torch,"torch==$(TORCH)") numpy scipy matplotlib rich typer jinja2 filelock pytest \
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
-	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/nn tests/optim tests/pytorch tests/spaces \
+	PYTHONPATH=src:lab/src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
 
 mutants: .venv/.installed-dev  ## take out the guards of the library, one by one: which of them does no test miss?
@@ -67,13 +67,13 @@ docs: .venv/.installed-docs  ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict  # not --quiet: --strict would not see any warning
 	@echo "documentation: site/index.html"
 
-pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, and what is recorded in results/
+pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, and what is recorded in lab/results/
 	@$(PY) examples/pictures.py $(ARGS)
 	@$(PY) docs/build/solving.py
 	@$(PY) docs/build/spaces.py
 	@$(PY) docs/build/records.py
-	@$(PY) -m ghor_lab report results/mnist results/caught results/fashion-mnist results/pendulum --out runs/report --brief
-	@$(PY) -m ghor_lab report results/text --out runs/report-text --brief
+	@$(PY) -m ghor_lab report $(addprefix lab/results/,mnist caught fashion-mnist pendulum) --out runs/report --brief
+	@$(PY) -m ghor_lab report lab/results/text --out runs/report-text --brief
 	@for name in mnist-loss mnist-drift fashion-mnist-loss pendulum-error-as-run; do cp runs/report/figures/$$name.svg docs/pictures/; done
 	@for name in text-curves text-rates; do cp runs/report-text/figures/$$name.svg docs/pictures/; done
 
@@ -97,10 +97,11 @@ clean:  ## remove the environment, caches and builds
 	echo "creating .venv with $$("$$chosen" --version)"; \
 	"$$chosen" -m venv --clear .venv && touch $@
 
-# again only when the project's requirements changed
-.venv/.installed-%: pyproject.toml constraints.txt .venv/.created
-	@echo "installing ghor[$*] into .venv (the first time torch comes with it: minutes)"
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[$*]"
+# The library and the lab, with the extras of either. Again only when the requirements of a project changed.
+.venv/.installed-%: pyproject.toml lab/pyproject.toml constraints.txt .venv/.created
+	@echo "installing ghor and ghor-lab for $* into .venv (the first time torch comes with it: minutes)"
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt \
+	  -e ".[$(filter-out lab ray,$*)]" -e "lab[$(filter ray,$*)]"
 	@touch $@
 
 endif

@@ -49,8 +49,8 @@ from common import commit
 from torch import Generator, Tensor
 
 import ghor
-from ghor.nn import VisionTransformer
 from ghor_lab import data
+from ghor_lab.networks import VisionTransformer
 
 SECTIONS = ("transported", "implicit")
 CONTROL = "turned"

@@ -24,7 +24,7 @@ from common import commit, machine, machine_lines, write_json
 from torch import Tensor, nn
 
 import ghor
-from ghor.baselines import ManifoldMuon
+from ghor_lab.baselines import ManifoldMuon
 
 SPACE = ghor.Stiefel()
 RATES = (3e-3, 1e-2, 3e-2, 0.1)

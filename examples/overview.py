@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 import ghor
-from ghor.baselines import SoftConstraintAdam
+from ghor_lab.baselines import SoftConstraintAdam
 
 COLORS = {"ghor": "#3f51b5", "Adam": "#8a8a8a", "Adam, penalty": "#e08214"}
 

@@ -13,7 +13,7 @@ try:
     from ghor_lab.files import store
     from ghor_lab.sphere import transport
 except ImportError as error:
-    sys.exit(f"this figure needs {error.name}: in a clone of ghor, pip install '.[lab]'")
+    sys.exit(f"this figure needs {error.name}: in a clone of ghor, pip install . ./lab")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ ROOT = Path(ghor.__file__).parent
 
 # A room imports from itself and from those before it.
 ROOMS = ["_torch", "linalg", "retraction", "spaces", "constraints", "lifting", "solve", "optim"]
-ROOMS += ["baselines", "nn", "adapters", "interop"]
+ROOMS += ["baselines", "adapters", "interop"]
 
 
 def modules() -> dict[str, Path]:
