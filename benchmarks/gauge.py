@@ -573,7 +573,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     commit()
     if not args.report:
-        images = data.load("mnist", args.data) if "c" in problems else None
+        images = data.load(data.MNIST, args.data) if "c" in problems else None
         for problem, (seeds, epochs) in plan.items():
             for group in [[s] for s in seeds] if problem == "c" else [seeds]:
                 for section in SECTIONS if problem == "c" else (*SECTIONS, CONTROL):

@@ -8,6 +8,7 @@ tell them apart, and line styles carry the same information.
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,15 +21,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, NullLocator
-from numpy.typing import NDArray
 
 from . import paper
-from .pool import FEW, OPTIMIZERS, Array, Pool, counted, name
+from .language import METHODS
+from .pools import NAMES, Array, Pool
+from .quantities import ERROR, FEW, Quantity
+from .tables import counted
+from .trials import AROUND, Book
 
-INK, PAPER = (
-    "#1b1d22",
-    "#fffffe",
-)  # placeholders for the page's text and background: no other colour may equal them
+# placeholders for the page's text and background: no other colour may equal them
+INK, PAPER = "#1b1d22", "#fffffe"
 GREY = "#808080"
 WIDTH = 5.2  # inches: a phone shows it at 3/4 of this, still legible
 POINTS = 200  # points per line at most: more could not be told apart at this width
@@ -40,10 +42,11 @@ STYLES: dict[str, tuple[str, Any]] = {
     "gradient": ("#CC79A7", (0, (1.5, 1))),
     "standard-adam": (GREY, (0, (3, 1, 1, 1, 1, 1))),
 }
-SHORT = {"geometric-adam": "geometric", "scalar-moment-adam": "scalar-moment", "standard-adam": "standard"}
 OTHER = ("#9A8A00", "-")
 RECONSTRUCTION = "#D55E00"
-MARKERS = ("", "s", "^", "D", "v", "P", "X")  # these tell pools of one optimizer apart
+# of the language model: a colour for each place where matrices can live
+PLACES = {"adamw": INK, "torch": INK, "adamh": "#D55E00", "muonh": "#D55E00", "unit-rows": "#CC79A7"}
+PLACES |= {"sphere": "#0072B2", "rows": "#009E73", "heads": "#9A8A00", "stiefel": GREY}
 
 RC: dict[Any, Any] = {
     "figure.facecolor": PAPER,
@@ -73,22 +76,31 @@ class Figure:
     """A figure and its description in words, `alt`. It is drawn when `svg` is first requested."""
 
     name: str
-    drawn: Callable[[], str]
     caption: str
     alt: str
+    draw: Callable[[Canvas], None]
+    height: float = 3.9
+    width: float = WIDTH
 
     @cached_property
     def svg(self) -> str:
         """The file's content."""
-        return self.drawn()
+        with matplotlib.rc_context(RC), warnings.catch_warnings():
+            # a label in letters that the font lacks: boxes will do
+            warnings.filterwarnings("ignore", message="Glyph")
+            canvas = Canvas(figsize=(self.width, self.height), layout="constrained")
+            self.draw(canvas)
+            out = io.StringIO()
+            nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            canvas.savefig(out, format="svg", metadata=nothing)
+        return out.getvalue()
 
     def inline(self) -> str:
         """For a page: ink in the page's text colour, no background, unique ids, no addresses."""
         svg = self.svg[self.svg.index("<svg") :]
         svg = svg.replace(INK, "currentColor").replace(PAPER, "none")
         svg = re.sub(r'\s(?:xmlns(?::\w+)?|version)="[^"]*"', "", svg)
-        svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
         svg = svg.replace("xlink:href", "href")
         used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
         svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
@@ -96,253 +108,135 @@ class Figure:
         return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true">', svg, count=1)
 
 
-def figure(
-    file: str,
-    caption: str,
-    alt: str,
-    draw: Callable[[Canvas], None],
-    height: float = 3.9,
-    width: float = WIDTH,
-) -> Figure:
-    """Draw on a canvas in the report's style."""
-
-    def drawn() -> str:
-        with matplotlib.rc_context(RC), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="Glyph"
-            )  # a label in letters that the font lacks: boxes will do
-            canvas = Canvas(figsize=(width, height), layout="constrained")
-            draw(canvas)
-            out = io.StringIO()
-            canvas.savefig(
-                out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-            )
-        return out.getvalue()
-
-    return Figure(file, drawn, caption, alt)
+def style(optimizer: str) -> tuple[str, Any]:
+    """Colour and line style."""
+    return STYLES.get(optimizer, OTHER)
 
 
 # -- curves over epochs --------------------------------------------------------------------------------------
 
-Reported = Callable[[str, str], tuple[float, float, float] | None]
+Drawn = list[tuple[Pool, Array]]  # (epochs, seeds)
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """What is drawn by epoch: keys of the record, words, and the paper's (mid, low, high) by optimizer."""
-
-    keys: tuple[str, ...]
-    words: str
-    log: bool = False
-    worst: bool = False  # for many seeds draw only the largest value; the paper gives smallest and largest
-    reported: Reported = lambda experiment, optimizer: None
-
-
-def reported(key: str) -> Reported:
-    """The paper's number of that name: mean, mean - s.d., mean + s.d.; for the drift its middle and ends."""
-
-    def find(experiment: str, optimizer: str) -> tuple[float, float, float] | None:
-        outcome = paper.OUTCOMES.get(experiment, {}).get(optimizer)
-        pair = getattr(outcome, key, None)
-        if pair is None:
-            return None
-        if key == "drift":
-            return float(np.sqrt(pair[0] * pair[1])), pair[0], pair[1]
-        return pair[0], pair[0] - pair[1], pair[0] + pair[1]
-
-    return find
-
-
-LOSS = Quantity(("loss",), "training loss", reported=reported("final"))
-ERROR = Quantity(("loss",), "relative reconstruction error", log=True, reported=reported("final"))
-ACCURACY = Quantity(("test_accuracy",), "test accuracy (%)", reported=reported("accuracy"))
-DRIFT = Quantity(("drift",), "drift ‖YᵀY - I‖", log=True, worst=True, reported=reported("drift"))
-ENCODER = Quantity(("symplecticity", "encoder"), "encoder ‖M J Mᵀ - J‖", log=True, worst=True)
-DECODER = Quantity(("symplecticity", "decoder"), "decoder ‖Mᵀ J M - J‖", log=True, worst=True)
-
-Drawn = list[tuple[Pool, Array]]  # (epochs, seeds), no run twice
-
-
-def series(quantity: Quantity, pools: Sequence[Pool]) -> Drawn:
-    """The quantity for every run once, at its full length."""
-    seen: set[Any] = set()
-    found: Drawn = []
-    for p in sorted(pools, key=lambda p: -p.epochs):
-        values = p.series(*quantity.keys)
-        if values is None:
-            continue
-        owners = [(run.path, seed) for run in p.runs for seed in run.header["config"]["seeds"]]
-        new = [i for i, owner in enumerate(owners) if owner not in seen]
-        seen.update(owners)
-        if new:
-            found.append((p, values[:, new]))
-    return sorted(found, key=lambda each: pools.index(each[0]))
-
-
-def curves(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
+def curves(
+    file: str, title: str, quantity: Quantity, pools: Sequence[Pool], panels: bool = False
+) -> Figure | None:
     """The quantity by epoch on a logarithmic axis: a line per run, and the paper's bars at its last epoch.
 
-    Optimizers are named on the right, at the height of the paper's bar or of the end of their line. Returns
-    None if no pool has the quantity.
+    Optimizers are named on the right, or have a panel each, for many seeds whose lines would cover one
+    another. Returns None if no pool has the quantity.
     """
-    drawn = series(quantity, pools)
+    drawn: Drawn = [(p, x) for p in pools if (x := p.series(*quantity.keys)) is not None]
     if not drawn:
         return None
-    experiment = drawn[0][0].experiment
-    theirs = {p.optimizer: mark for p, _ in drawn if (mark := quantity.reported(experiment, p.optimizer))}
-    authors = paper.AUTHORS.get(quantity.keys[0]) if experiment == "mnist" else None
-    end = max(p.epochs for p, _ in drawn)
+    experiment, end = drawn[0][0].experiment, max(p.epochs for p, _ in drawn)
+    optimizers = list(dict.fromkeys(p.optimizer for p, _ in drawn))
+    bars = {o: bar for o in optimizers if (bar := quantity.bar(experiment, o))}
+    authors = paper.AUTHORS.get(quantity.keys[0]) if experiment == "mnist" and not panels else None
+    columns = min(2, len(optimizers))
+    rows = -(-len(optimizers) // columns)
 
-    def draw(canvas: Canvas) -> None:
+    def together(canvas: Canvas) -> None:
         axes = canvas.subplots()
         for p, values in drawn:
-            _lines(axes, p, values, quantity)
-        optimizers = list(dict.fromkeys(p.optimizer for p, _ in drawn))
-        if authors:
-            for optimizer in optimizers:
-                _points(axes, authors, optimizer, end)
-        for i, (optimizer, mark) in enumerate(theirs.items()):
-            _bar(axes, end * (1.12 + 0.1 * i), mark, STYLES.get(optimizer, OTHER)[0])
-        _epochs(axes, quantity, end, len(theirs))
-        if theirs:
-            _above_bars(axes, experiment, end)
-        ends = {p.optimizer: _end(values, quantity) for p, values in reversed(drawn)}
-        _names(axes, {o: theirs[o][0] if o in theirs else ends[o] for o in optimizers})
+            lines(axes, p, values, quantity)
+        for i, (optimizer, bar) in enumerate(bars.items()):
+            upright(axes, end * (1.12 + 0.1 * i), bar, style(optimizer)[0])
+        for optimizer in optimizers if authors else ():
+            circles(axes, authors, optimizer, end)
+        epochs(axes, quantity, end, end * (1.1 + 0.1 * len(bars)) if bars else end * 1.03)
+        axes.set(xlabel="epoch", ylabel=quantity.drawn or quantity.words)
+        ends = {p.optimizer: float(x.max() if quantity.ends else x[-1].mean()) for p, x in reversed(drawn)}
+        named(axes, {o: bars[o][0] if o in bars else ends[o] for o in optimizers})
 
-    about = f"{title}. {_what(drawn, quantity)}"
-    if theirs:
-        what = "smallest and largest" if quantity.worst else "mean and standard deviation"
-        about += f" Bars: the paper's {what} after {paper.EPOCHS[experiment]} epochs."
-    if authors and any(p.optimizer in authors.values for p, _ in drawn):
-        about += " Circles: the authors' published run."
-    return figure(file, about, f"{title}: {_in_words(drawn, quantity)}", draw, height=3.4)
-
-
-def panels(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
-    """The same with a panel for each optimizer, for many seeds whose lines would cover one another."""
-    drawn = series(quantity, pools)
-    if not drawn:
-        return None
-    experiment = drawn[0][0].experiment
-    optimizers = list(dict.fromkeys(p.optimizer for p, _ in drawn))
-    theirs = {o: mark for o in optimizers if (mark := quantity.reported(experiment, o))}
-    end = max(p.epochs for p, _ in drawn)
-    columns = min(2, len(optimizers))
-
-    def draw(canvas: Canvas) -> None:
-        grid = canvas.subplots(
-            -(-len(optimizers) // columns), columns, squeeze=False, sharex=True, sharey=True
-        )
+    def apart(canvas: Canvas) -> None:
+        grid = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         for axes in grid.flat[len(optimizers) :]:
             axes.set_visible(False)
         for axes, optimizer in zip(grid.flat, optimizers, strict=False):
             for p, values in drawn:
                 if p.optimizer == optimizer:
-                    _lines(axes, p, values, quantity)
+                    lines(axes, p, values, quantity)
                 else:
-                    epochs = drawn_epochs(len(values))
-                    axes.plot(
-                        epochs, values[epochs - 1].mean(1), color=GREY, alpha=0.5, linewidth=1, zorder=1
-                    )
-            if optimizer in theirs:
-                _bar(axes, end * 1.15, theirs[optimizer], INK)
-            axes.set_title(name(OPTIMIZERS, optimizer), color=STYLES.get(optimizer, OTHER)[0], loc="left")
-            _epochs(axes, quantity, end, len(theirs) > 0, alone=False)
+                    shown = selected(len(values))
+                    axes.plot(shown, values[shown - 1].mean(1), color=GREY, alpha=0.5, linewidth=1, zorder=1)
+            if optimizer in bars:
+                upright(axes, end * 1.15, bars[optimizer], INK)
+            axes.set_title(NAMES.get(optimizer, optimizer), color=style(optimizer)[0], loc="left")
+            epochs(axes, quantity, end, end * (1.35 if bars else 1.03), few=True)
         canvas.supxlabel("epoch", fontsize=12)
-        canvas.supylabel(quantity.words, fontsize=12)
+        canvas.supylabel(quantity.drawn or quantity.words, fontsize=12)
 
-    about = f"{title}. {_what(drawn, quantity)} Grey lines: the means of the others."
-    if theirs:
-        about += f" Bar: the paper's mean and standard deviation after {paper.EPOCHS[experiment]} epochs."
-    height = 1.1 + 1.6 * -(-len(optimizers) // columns)
-    return figure(file, about, f"{title}: {_in_words(drawn, quantity)}", draw, height=height)
-
-
-def variants(file: str, title: str, quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
-    """Runs with a label or another setting, each named in a legend."""
-    drawn = series(quantity, pools)
-    if not drawn:
-        return None
-    last = max(p.epochs for p, _ in drawn)
-
-    def draw(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        for i, (p, values) in enumerate(drawn):
-            _lines(axes, p, values, quantity, MARKERS[i % len(MARKERS)])
-        _epochs(axes, quantity, last, 0)
-        styles: dict[str, Any] = {"handlelength": 2.6, "ncols": 1}
-        canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **styles)
-
-    about = f"{title}. {_what(drawn, quantity)}"
-    alt = f"{title}: {_in_words(drawn, quantity)}"
-    return figure(file, about, alt, draw, height=2.9 + 0.22 * len(drawn))
+    many = any(values.shape[1] > FEW for _, values in drawn)
+    what = (
+        "Line: the largest of all seeds so far." if quantity.ends else "Thin lines: seeds; thick: their mean."
+    )
+    about = [f"{title}.", what if many else "Each line is a run."]
+    about += ["Grey lines: the means of the others."] if panels else []
+    numbers = "smallest and largest" if quantity.ends else "mean and standard deviation"
+    about += [f"Bars: the paper's {numbers} after {paper.EPOCHS[experiment]} epochs."] if bars else []
+    about += ["Circles: the authors' published run."] if authors else []
+    ends = [(p.title(), x[0].mean(), x[-1].mean(), counted(p.epochs, "epoch")) for p, x in drawn]
+    alt = "; ".join(f"{name} from {a:.3g} to {b:.3g} in {length}" for name, a, b, length in ends)
+    height = 1.1 + 1.6 * rows if panels else 3.4
+    return Figure(file, " ".join(about), f"{title}: {alt}.", apart if panels else together, height)
 
 
-def _lines(axes: Axes, p: Pool, values: Array, quantity: Quantity, marker: str = "") -> None:
+def lines(axes: Axes, p: Pool, values: Array, quantity: Quantity) -> None:
     """Draw every seed; for many seeds thin lines and their mean, or the largest if only the worst counts."""
-    colour, style = STYLES.get(p.optimizer, OTHER)
-    epochs = drawn_epochs(len(values))
-    many = values.shape[1] > FEW
-    if many and quantity.worst:
+    colour, dashes = style(p.optimizer)
+    shown, many = selected(len(values)), values.shape[1] > FEW
+    if many and quantity.ends:
         values = np.maximum.accumulate(values)
-    values = values[epochs - 1]
-    strong = values.max(1, keepdims=True) if quantity.worst else values.mean(1, keepdims=True)
+    values = values[shown - 1]
+    strong = values.max(1, keepdims=True) if quantity.ends else values.mean(1, keepdims=True)
     if quantity.log:
         values, strong = (np.where(x > 0, x, np.nan) for x in (values, strong))
-    if many and not quantity.worst:
-        axes.plot(epochs, values, color=colour, linewidth=0.6, alpha=0.45)
-    axes.plot(
-        *(epochs, strong if many else values),
-        color=colour,
-        linestyle=style,
-        linewidth=1.8,
-        alpha=1.0 if p.finished else 0.6,
-        marker=marker or ("o" if len(epochs) == 1 else None),
-        markevery=max(1, len(epochs) // 6),
-        markersize=5,
-        label=_legend(p),
-    )
+    if many and not quantity.ends:
+        axes.plot(shown, values, color=colour, linewidth=0.6, alpha=0.45)
+    how: dict[str, Any] = {
+        "linestyle": dashes,
+        "linewidth": 1.8,
+        "alpha": 1.0 if p.epochs >= p.asked else 0.6,
+    }
+    axes.plot(shown, strong if many else values, color=colour, marker="o" if len(shown) == 1 else None, **how)
 
 
-def _end(values: Array, quantity: Quantity) -> float:
-    """Where the line of `_lines` ends."""
-    return float(values.max() if quantity.worst and values.shape[1] > FEW else values[-1].mean())
+def selected(count: int) -> Any:
+    """1 ... count, or a selection that is even on a logarithmic axis and includes the last."""
+    return np.unique(np.round(np.geomspace(1, count, POINTS)).astype(np.int64))
 
 
-def _epochs(axes: Axes, quantity: Quantity, end: int, bars: int, alone: bool = True) -> None:
+def epochs(axes: Axes, quantity: Quantity, end: int, right: float, few: bool = False) -> None:
     """Set up the axes of a curve, with room on the right for the paper's bars."""
-    right = end * (1.1 + 0.1 * bars if alone else 1.35) if bars else end * 1.03
     axes.set(xscale="log", yscale="log" if quantity.log else "linear", xlim=(0.9, max(right, 1.2)))
     ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= end]
-    ticks = (
-        ticks
-        if alone and len(ticks) < 7
-        else [tick for tick in (1, 10, 100, 500, 1000) if tick <= end and (tick != 500 or end == 500)]
-    )
+    if few or len(ticks) > 6:
+        ticks = [tick for tick in (1, 10, 100, 500, 1000) if tick <= end and (tick != 500 or end == 500)]
     axes.set_xticks(ticks, [f"{tick}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    if alone:
-        axes.set(xlabel="epoch", ylabel=quantity.words)
     if quantity is ERROR:  # less than two decades: numbers, not powers of ten
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         axes.yaxis.set_minor_formatter("{x:g}")
 
 
-def _above_bars(axes: Axes, experiment: str, end: int) -> None:
-    """Say whose bars these are, and after how many epochs if the axis ends earlier."""
-    epochs = paper.EPOCHS[experiment]
-    words = "paper" if end >= epochs else f"paper, {epochs} epochs"
-    axes.annotate(words, (1, 1.01), xycoords="axes fraction", ha="right", fontsize=10)
-
-
-def _bar(axes: Axes, x: float, mark: tuple[float, float, float], colour: str) -> None:
-    mid, low, high = mark
+def upright(axes: Axes, x: float, bar: tuple[float, float, float], colour: str) -> None:
+    """The paper's number: its middle, and its ends."""
+    middle, low, high = bar
     axes.plot([x, x], [low, high], color=colour, linewidth=4, alpha=0.6, solid_capstyle="butt")
-    axes.plot(x, mid, marker="_", markersize=8, markeredgewidth=2, color=colour)
+    axes.plot(x, middle, marker="_", markersize=8, markeredgewidth=2, color=colour)
 
 
-def _names(axes: Axes, heights: dict[str, float]) -> None:
+def circles(axes: Axes, authors: Any, optimizer: str, end: int) -> None:
+    """Draw the authors' published run as far as the axis goes."""
+    values = zip(authors.epochs, authors.values.get(optimizer, ()), strict=False)
+    if points := [point for point in values if point[0] <= end]:
+        how: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 5, "markerfacecolor": "none"}
+        axes.plot(*zip(*points, strict=True), color=style(optimizer)[0], **how)
+
+
+def named(axes: Axes, heights: dict[str, float]) -> None:
     """Write the optimizers' names right of the axes at these heights, moved apart if they would touch."""
     axes.set_ylim(axes.get_ylim())
     scale = axes.transScale + axes.transLimits
@@ -355,49 +249,51 @@ def _names(axes: Axes, heights: dict[str, float]) -> None:
             if gap > 1e-6:
                 places[i - 1], places[i] = places[i - 1] - gap / 2, places[i] + gap / 2
     for y, (_, o) in zip(places, want, strict=True):
-        style = {
-            "xycoords": "axes fraction",
-            "va": "center",
-            "color": STYLES.get(o, OTHER)[0],
-            "annotation_clip": False,
-        }
-        axes.annotate(SHORT.get(o, o), (1.02, y), **style)  # type: ignore[arg-type]
+        how: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "annotation_clip": False}
+        axes.annotate(o.removesuffix("-adam"), (1.02, y), color=style(o)[0], **how)
 
 
-def _legend(p: Pool) -> str:
-    title = p.title().replace("$", r"\$")  # text between two of them would be read as TeX
-    return title if p.finished else f"{title} ({p.epochs} of {p.asked} epochs)"
+# -- the first screen ----------------------------------------------------------------------------------------
 
 
-def drawn_epochs(count: int) -> NDArray[np.int64]:
-    """1 ... count, or a selection that is even on a logarithmic axis and includes the last."""
-    return np.unique(np.round(np.geomspace(1, count, POINTS)).astype(np.int64))
+def dots(quantity: Quantity, pools: Sequence[Pool]) -> Figure | None:
+    """Every run a dot, filled at the paper's number of epochs; the paper's mean and deviation a grey bar."""
+    found = [(p, x) for p in pools if (x := quantity.of(p)) is not None and np.isfinite(x).any()]
+    if not found:
+        return None
+    experiment = found[0][0].experiment
+    optimizers = list(dict.fromkeys(p.optimizer for p in pools))
 
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        for y, optimizer in enumerate(optimizers):
+            colour = style(optimizer)[0]
+            if bar := quantity.bar(experiment, optimizer):
+                middle, low, high = bar
+                axes.plot([low, high], [y, y], color=GREY, alpha=0.55, linewidth=11, solid_capstyle="butt")
+                axes.plot(middle, y, marker="|", markersize=11, markeredgewidth=2, color=INK)
+            same = [(p, values) for p, values in found if p.optimizer == optimizer]
+            for p, values in same:
+                inside = colour if p.epochs == paper.EPOCHS.get(experiment) else "none"
+                how: dict[str, Any] = {"markerfacecolor": inside, "markeredgewidth": 1.5, "alpha": 0.85}
+                axes.plot(values, np.full(len(values), y), "o", color=colour, markersize=7, **how)
+            at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            name = NAMES.get(optimizer, optimizer)
+            axes.annotate(name, (0, y), (0, 10), **at, color=colour, weight="bold", fontsize=11)
+            lengths = ", ".join(f"{len(x)} x {p.epochs}" for p, x in same[:2]) + (", ..." if same[2:] else "")
+            words = f"{lengths} epochs" if same else "not on a manifold"
+            axes.annotate(words, (1, y), (0, 10), **at, ha="right", fontsize=9)
+        axes.set(ylim=(len(optimizers) - 0.6, -0.65), yticks=[], xlabel=quantity.words)
+        axes.set_xscale("log" if quantity.log and quantity is not ERROR else "linear")
+        axes.spines["left"].set_visible(False)
+        axes.margins(x=0.06)
 
-def _points(axes: Axes, authors: paper.Curve, optimizer: str, last: int) -> None:
-    """Draw the authors' published run as far as the axis goes."""
-    points = [
-        (e, v) for e, v in zip(authors.epochs, authors.values.get(optimizer, ()), strict=False) if e <= last
-    ]
-    if points:
-        style: dict[str, Any] = {"color": STYLES.get(optimizer, OTHER)[0], "linestyle": ""}
-        axes.plot(*zip(*points, strict=True), **style, marker="o", markersize=5, markerfacecolor="none")
-
-
-def _what(drawn: Drawn, quantity: Quantity) -> str:
-    if not any(values.shape[1] > FEW for _, values in drawn):
-        return "Each line is a run."
-    return (
-        "Line: the largest of all seeds so far."
-        if quantity.worst
-        else "Thin lines: seeds; thick: their mean."
+    title = f"{NAMES.get(experiment, experiment)}: {quantity.words}"
+    numbers = [f"{p.title()} {', '.join(f'{v:.3g}' for v in values)}" for p, values in found]
+    height = 0.75 + 0.52 * len(optimizers)
+    return Figure(
+        f"headline-{quantity.key}", f"{title}.", f"{title}: {'; '.join(numbers)}.", draw, height, 4.1
     )
-
-
-def _in_words(drawn: Drawn, quantity: Quantity) -> str:
-    ends = [(p.title(), values[0].mean(), values[-1].mean(), p.epochs) for p, values in drawn]
-    parts = [f"{title} from {a:.3g} to {b:.3g} in {counted(epochs, 'epoch')}" for title, a, b, epochs in ends]
-    return f"{quantity.words} over epochs; {'; '.join(parts)}."
 
 
 # -- the pendulum --------------------------------------------------------------------------------------------
@@ -432,29 +328,24 @@ def phase_space(sample: dict[str, Any]) -> Figure:
         "The pendulum in phase space: trajectories of the data, θ″ = sin θ, and what decoder and encoder "
         "make of them. θ is taken modulo 2π; the stable position is π."
     )
-    alt = (
-        f"Phase space of {len(original)} trajectories: closed curves around π oscillate, those from 0 to 2π "
-        "rotate."
-    )
-    return figure("pendulum-phase-space", caption, alt, draw)
+    alt = f"Phase space of {len(original)} trajectories: closed curves around π, those from 0 to 2π rotate."
+    return Figure("pendulum-phase-space", caption, alt, draw)
 
 
 def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
     """The four coordinates of one trajectory by time: data and reconstruction."""
     original, rebuilt = (np.array(sample[key], dtype=np.float64) for key in ("original", "reconstruction"))
-    t = np.array(sample["t"], dtype=np.float64)
     # the trajectory that moves most among the sample: one at rest would show nothing
     i = int(np.argmax(original.std(1).sum(-1)))
     error = float(np.linalg.norm(original[i] - rebuilt[i]) / np.linalg.norm(original[i]))
 
     def draw(canvas: Canvas) -> None:
         panels = canvas.subplots(2, 2, sharex=True)
-        for k, (axes, title) in enumerate(
-            zip(panels.T.flat, ("q₁ = sin θ", "q₂ = cos θ", "p₁", "p₂"), strict=True)
-        ):
-            axes.plot(t, original[i, :, k], color=INK, linewidth=1.4, label=None if k else "data")
-            style = {"color": RECONSTRUCTION, "linestyle": "--", "linewidth": 1.6}
-            axes.plot(t, rebuilt[i, :, k], label=None if k else "reconstruction", **style)
+        titles = ("q₁ = sin θ", "q₂ = cos θ", "p₁", "p₂")
+        for k, (axes, title) in enumerate(zip(panels.T.flat, titles, strict=True)):
+            axes.plot(sample["t"], original[i, :, k], color=INK, linewidth=1.4, label=None if k else "data")
+            how: dict[str, Any] = {"color": RECONSTRUCTION, "linestyle": "--", "linewidth": 1.6}
+            axes.plot(sample["t"], rebuilt[i, :, k], label=None if k else "reconstruction", **how)
             axes.set_title(title)
         for axes in panels[1]:
             axes.set_xlabel("t")
@@ -465,35 +356,67 @@ def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
         f"sample's {len(original)} trajectories the one that moves most; its relative error is {error:.2g}."
     )
     alt = f"Four coordinates over time, data and reconstruction, with a relative error of {error:.2g}."
-    return figure("pendulum-reconstruction", caption, alt, draw, height=4.6)
+    return Figure("pendulum-reconstruction", caption, alt, draw, 4.6)
 
 
-def latent(samples: Sequence[tuple[Pool, dict[str, Any]]]) -> Figure:
-    """The learned coordinates of the sample's trajectories, one panel per configuration."""
-    columns = min(2, len(samples))
-    lines = -(-len(samples) // columns)
+# -- the language model --------------------------------------------------------------------------------------
+
+
+def language_curves(book: Book, file: str) -> Figure:
+    """Held-out loss by step, the mean over seeds at the best rate."""
+    drawn = {m: book.course(m) for m in book.methods}
+    ends = [float(y[-1]) for _, y in drawn.values() if math.isfinite(y[-1])] or [math.nan]
 
     def draw(canvas: Canvas) -> None:
-        panels = canvas.subplots(lines, columns, squeeze=False)
-        for axes in panels.flat[len(samples) :]:
-            axes.set_visible(False)
-        for axes, (p, sample) in zip(panels.flat, samples, strict=False):
-            data = np.array(sample["latent"], dtype=np.float64)  # (trajectories, points, 2)
-            shades = matplotlib.colormaps["viridis"](np.linspace(0.3, 0.8, len(data)))
-            for trajectory, shade in zip(data, shades, strict=True):
-                axes.plot(*trajectory.T, color=shade, linewidth=1.2)
-            axes.set_title(name(OPTIMIZERS, p.optimizer))
-        for axes in panels[-1]:
-            axes.set_xlabel("q, learned")
-        for axes in panels[:, 0]:
-            axes.set_ylabel("p, learned")
+        axes = canvas.subplots()
+        for m, (x, y) in drawn.items():
+            axes.plot(x, y, **line_of(m))
+        axes.set(xlabel="step", ylabel="held-out loss (nats a byte)")
+        finish(canvas, axes, min(ends), max(ends))
 
-    label = samples[0][0].label
-    caption = (
-        "The learned coordinates in R² of the sample's trajectories"
-        + (f", reading “{label}”" if label else "")
-        + ", first seed of each configuration: a set of coordinates that is not (θ, dθ/dt)."
+    return of_methods(
+        book, f"{file}-curves", "held-out loss by step", draw, {m: y[-1] for m, (_, y) in drawn.items()}
     )
-    titles = ", ".join(name(OPTIMIZERS, p.optimizer) for p, _ in samples)
-    alt = f"Curves in the plane of learned coordinates for {titles}."
-    return figure("pendulum-latent", caption, alt, draw, height=1.2 + 2.2 * lines)
+
+
+def language_rates(book: Book, file: str) -> Figure:
+    """The loss at the end by learning rate, relative to the best: how forgiving is a method?"""
+    around = {m: book.around(m) for m in book.methods}
+    lowest = min(t.final for trials in around.values() for t in trials)
+
+    def draw(canvas: Canvas) -> None:
+        axes = canvas.subplots()
+        for m, trials in around.items():
+            middle = min(trials, key=lambda t: (t.final, t.rate)).rate
+            ends = [t.final if math.isfinite(t.final) else math.nan for t in trials]
+            axes.plot([t.rate / middle for t in trials], ends, marker="o", markersize=3, **line_of(m))
+        axes.set(xscale="log", xlabel="learning rate / best", ylabel="held-out loss at the end")
+        axes.set_xticks(AROUND, ["1/4", "1/2", "1", "2", "4"])
+        axes.xaxis.set_minor_locator(NullLocator())
+        finish(canvas, axes, lowest, lowest)
+
+    worst = {m: max(t.final for t in trials) for m, trials in around.items()}
+    return of_methods(book, f"{file}-rates", "loss by learning rate, seed 0", draw, worst)
+
+
+def line_of(method: str) -> dict[str, Any]:
+    """Colour and style of a method's lines: by the place of its matrices, and by its rule."""
+    colour = next(c for place, c in PLACES.items() if method.startswith(place))
+    dashes: Any = (0, (4, 1.5)) if "muon" in method else (0, (1.2, 1)) if method.endswith("anchor") else "-"
+    return {"color": colour, "linestyle": dashes, "linewidth": 1.6, "label": METHODS[method].title}
+
+
+def finish(canvas: Canvas, axes: Axes, low: float, high: float) -> None:
+    """The legend below the axes; more than a nat above `high` nothing is drawn."""
+    if math.isfinite(low):
+        axes.set_ylim(low - 0.05, high + 1.0)
+    how: dict[str, Any] = {"handlelength": 2.4, "ncols": 2, "fontsize": 9, "columnspacing": 1.0}
+    canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **how)
+
+
+def of_methods(book: Book, file: str, words: str, draw: Any, numbers: dict[str, Any]) -> Figure:
+    """A figure with its caption, and the numbers at its end in words."""
+    caption = f"Language model, {book.steps} steps: {words}."
+    alt = "; ".join(f"{METHODS[m].title} {value:.3f}" for m, value in numbers.items())
+    height = 3.3 + 0.19 * math.ceil(len(book.methods) / 2)
+    return Figure(file, caption, f"{caption} {alt}.", draw, height, 6.2)

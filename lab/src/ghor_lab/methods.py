@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 import ghor
 from ghor.baselines import ScalarMomentAdam
-from ghor_lab import baselines
 
-from .table import Column, Row, Table
+from . import baselines
+from .tables import Table
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,6 @@ class Method:
     vector: bool  # has a second moment per entry
     unprojected: bool | None  # second moments turn tangent vectors into tangent vectors
     paper: bool = False  # a row of the paper's table
-
-    def cells(self) -> tuple[str, ...]:
-        """The cells for people, in the order of COLUMNS."""
-        words = {True: "yes", False: "no", None: "not applicable"}
-        return (
-            self.title,
-            *(words[x] for x in (self.so, self.stiefel, self.vector, self.unprojected, self.paper)),
-        )
 
 
 # On Stiefel() with n = N, weights move as on SO(N).
@@ -57,27 +49,19 @@ METHODS = (
     Method("qr", "Adam, then QR", baselines.QRAdam, Y, Y, Y, N),
     Method("soft", "soft constraint, Adam", baselines.SoftConstraintAdam, N, N, Y, Y),
 )
-
-COLUMNS = (
-    Column("method", "method"),
-    Column("so", "on SO(N)"),
-    Column("stiefel", "on St(n, N)"),
-    Column("vector", "second moment per entry"),
-    Column("unprojected", "no projections"),
-    Column("paper", "in the paper's table"),
-)
-WORDS = (
-    "The table shows what published methods can do. The first five rows and four columns are the paper's "
-    "table. A test of this package checks the cells by experiment, except “not applicable”, which follows "
-    "from the column before, and the last cell of the soft constraint, whose weights may be any matrices. "
-    "Li's two algorithms stay on the manifold up to the error of their two iterations, which short steps "
-    "make small (the test asks for 1e-5) and long ones do not.",
-    "The paper cites the first of Lezcano-Casado's two papers of 2019. The second has Stiefel too; if its "
-    "base is moved after every step, it equals the paper's algorithm with the geodesic retraction, step for "
-    "step.",
+HEADINGS = (
+    "method",
+    "on SO(N)",
+    "on St(n, N)",
+    "second moment per entry",
+    "no projections",
+    "in the paper's table",
 )
 
 
 def table() -> Table:
     """The comparison as a table."""
-    return Table("methods", "Methods", COLUMNS, [Row(method.cells()) for method in METHODS])
+    words = {True: "yes", False: "no", None: "not applicable"}
+    cells = [(m.so, m.stiefel, m.vector, m.unprojected, m.paper) for m in METHODS]
+    rows = [[m.title, *(words[x] for x in row)] for m, row in zip(METHODS, cells, strict=True)]
+    return Table("Methods", HEADINGS, rows, HEADINGS)

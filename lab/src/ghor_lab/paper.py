@@ -39,6 +39,11 @@ class Cost:
     seconds: float
     peak: float
 
+    @property
+    def step(self) -> float:
+        """The optimizer's part."""
+        return self.direction + self.retraction
+
 
 @dataclass(frozen=True)
 class State:

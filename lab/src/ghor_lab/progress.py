@@ -12,25 +12,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from .config import Config
-from .execute import Show
-from .pool import counted
+from .runs import Show
+from .tables import counted
 
 EVERY = 10.0  # seconds between two lines of progress where there is no terminal
 
 
 class Pace:
-    """How far all runs are, and how long the rest will take at the pace of this call."""
+    """How far all runs are, and how long the rest will take at the pace since each was first seen."""
 
     def __init__(self, configs: list[Config]) -> None:
-        self.began = time.monotonic()
-        self.first: dict[str, int] = {}  # epochs that were there before this call
+        self.began = 0.0
+        self.first: dict[str, int] = {}  # epochs when a run was first seen: they began before that
         self.last: dict[str, int] = {}
         self.total = sum(config.epochs for config in configs)
 
     def see(self, config: Config, epoch: int) -> bool:
         """Note the epoch; returns whether it is new."""
         new = self.last.get(config.name) != epoch
-        self.first.setdefault(config.name, epoch - 1 if epoch < config.epochs else epoch)
+        self.began = self.began or time.monotonic()
+        self.first.setdefault(config.name, epoch)
         self.last[config.name] = epoch
         return new
 
@@ -58,15 +59,10 @@ def found(line: dict[str, Any]) -> str:
 
 
 @contextmanager
-def progress(console: Console, configs: list[Config], rank: int) -> Iterator[Show]:
+def progress(console: Console, configs: list[Config]) -> Iterator[Show]:
     """A bar for every active run and one for all of them; occasional lines if there is no terminal."""
-    pace = Pace(configs)
-    if rank > 0:
-        yield lambda config, epoch, line: None
-    elif console.is_terminal:
-        yield from bars(console, configs, pace)
-    else:
-        yield from lines(console, configs, pace)
+    shown = bars if console.is_terminal else lines
+    yield from shown(console, configs, Pace(configs))
 
 
 def bars(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:

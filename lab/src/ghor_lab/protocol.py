@@ -7,48 +7,39 @@ configuration or is recorded with every run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ghor.constraints.declare import declared_spaces
-from ghor.spaces import Euclidean
-
 from .record import Run
 
-STARTS = ("uniform", "authors")
-FRAMES = ("closed-form", "random")
+AUTHORS = {"start": "authors", "frame": "random", "loss": "after"}
 JUDGED = 50  # epochs, from which on the accuracy counts
 TRIVIAL = math.sqrt(1.8)  # the loss of a constant prediction for ten classes
 
 
-def on_manifolds(model: nn.Module) -> Iterator[Tensor]:
-    """The weights that are on a manifold."""
-    return (p for _, p, space in declared_spaces(model) if not isinstance(space, Euclidean))
-
-
 @torch.no_grad()
-def authors_start(model: nn.Module) -> None:
+def authors_start(points: Iterable[Tensor]) -> None:
     """Turn uniform points Y into the authors': the Q of LAPACK's X = Q R without correcting signs.
 
     Their mean is E[Y] = -0.11 [I; 0]. X is the normal matrix that Y was made from, Y = Q sign(R). X and Y
     have the same Householder reflections, and hence the same Q.
     """
-    for p in on_manifolds(model):
+    for p in points:
         p.copy_(torch.linalg.qr(p.double()).Q)
 
 
 @torch.no_grad()
-def random_frames(opt: Optimizer, model: nn.Module, generator: Generator) -> None:
+def random_frames(opt: Optimizer, points: Iterable[Tensor], generator: Generator) -> None:
     """First sections Lambda = [Y, Q] with random Q, from the QR decomposition of (I - Y Y^T) X, X normal.
 
     It is computed from that of [Y, X], where Q is as orthogonal to Y as possible. Only the signs of its
     columns can differ, which makes no difference to any lifted optimizer.
     """
-    for p in on_manifolds(model):
+    for p in points:
         Y = p.double()
         *batch, N, n = Y.shape
         X = torch.randn(*batch, N, N - n, generator=generator, dtype=Y.dtype).to(Y.device)
@@ -68,21 +59,20 @@ def judge(optimizer: str, epochs: Sequence[dict[str, Any]]) -> list[str | None]:
     """
     last = epochs[-1]
     losses = list(zip(*(line["loss"] for line in epochs), strict=True))
-    drifts, accuracies = (last.get(key) or [0.0] * len(losses) for key in ("drift", "test_accuracy"))
-    known = last.get("test_accuracy") is not None
+    drifts, accuracies = (last.get(key) or [None] * len(losses) for key in ("drift", "test_accuracy"))
     found: list[str | None] = []
     for loss, drift, accuracy in zip(losses, drifts, accuracies, strict=True):
         why = None
-        if any(x is None or not math.isfinite(x) for x in (*loss, drift)):
+        if any(x is None or not math.isfinite(x) for x in (*loss, drift if last.get("drift") else 0)):
             why = "not finite"
-        elif drift > 1e-2:
+        elif drift is not None and drift > 1e-2:
             why = f"drift {drift:.1e}"
         elif optimizer == "standard-adam":
             if not abs(loss[-1] - TRIVIAL) <= 0.05:
                 why = f"loss {loss[-1]:.3f}, not within 0.05 of {TRIVIAL:.3f}"
         elif len(loss) > 1 and not loss[-1] < 0.98 * loss[0]:
             why = f"loss {loss[-1]:.3f} after {loss[0]:.3f} in the first epoch"
-        elif len(loss) >= JUDGED and known and not accuracy >= 30:
+        elif len(loss) >= JUDGED and accuracy is not None and not accuracy >= 30:
             why = f"accuracy {accuracy:.1f} %"
         found.append(why)
     return found

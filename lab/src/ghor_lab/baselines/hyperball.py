@@ -5,25 +5,23 @@ Hyperball Optimization", 2026 (arXiv 2606.16899).
 
 u is the update of a base optimizer (here Adam or Muon), of which only the direction counts, so `lr` is the
 angle of a step. It replaces weight decay. The step leaves the sphere and is scaled back; u is not tangent,
-and its part along W only makes the step shorter. Moments are those of the Euclidean gradient.
+and its part along W only makes the step shorter. Moments are those of the Euclidean gradient. A zero matrix
+has no direction to keep and stays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from ghor._torch.bare_step import bare_step
-from ghor.optim.muon import _Muon
+import ghor
 
 
-class _Hyperball(Optimizer):
-    """The step of `Base`, for matrices by Hyperball's rule, unless their group says {"hyperball": False}."""
-
-    Base: ClassVar[type[Optimizer]]
+class Hyperball(Optimizer):
+    """The base class's step, for matrices by Hyperball's rule unless their group has "hyperball": False."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -42,7 +40,7 @@ class _Hyperball(Optimizer):
         try:
             for p, _, _ in held:
                 p.zero_()
-            bare_step(self.Base)(self)
+            super().step()
         except BaseException:
             for p, W, _ in held:
                 p.copy_(W)
@@ -52,19 +50,16 @@ class _Hyperball(Optimizer):
             R = self.state[p].setdefault("radius", torch.linalg.vector_norm(W))
             size = torch.linalg.vector_norm(p)
             W.add_(p * torch.where(size > 0, lr * R / size, 0))
-            p.copy_(W * (R / torch.linalg.vector_norm(W)))
+            length = torch.linalg.vector_norm(W)
+            p.copy_(W * torch.where(length > 0, R / length, 1))
         return loss
 
 
-class AdamH(_Hyperball, torch.optim.AdamW):
+class AdamH(Hyperball, torch.optim.AdamW):
     """Hyperball with Adam's update; all else is AdamW's."""
 
-    Base = torch.optim.AdamW
 
-
-class MuonH(_Hyperball, _Muon):
+class MuonH(Hyperball, ghor.optim.Muon):
     """Hyperball with the update of torch.optim.Muon; groups with {"adamw": True, "hyperball": False} are
     AdamW's, and so is what is not a matrix.
     """
-
-    Base = _Muon

@@ -17,18 +17,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ghor.retraction import RETRACTIONS
-from ghor.spaces import SpecialOrthogonal
-from ghor_lab.baselines.matrices import OnMatrices, adam, average, check_options, polar, tick
+from ghor import SpecialOrthogonal
+
+from .matrices import OnMatrices, adam, average, check_options, eye, polar, tick
 
 EXPONENTIALS = ("cayley", "euler", "geodesic")
 
 
 def moved(X: Tensor, xi: Tensor, expm: str) -> Tensor:
     """X expm(xi) or an approximation; "euler" is X + X xi, off the manifold until polar() is taken."""
-    return X + X @ (xi if expm == "euler" else RETRACTIONS[expm].dense(xi))
+    if expm == "geodesic":
+        return X @ torch.linalg.matrix_exp(xi)
+    # Cayley: (I - xi/2)^-1 (I + xi/2) = I + (I - xi/2)^-1 xi
+    return X + X @ (xi if expm == "euler" else torch.linalg.solve(eye(xi) - xi / 2, xi))
 
 
 def along(X: Tensor, G: Tensor, a: float) -> Tensor:

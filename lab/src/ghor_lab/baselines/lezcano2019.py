@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghor.linalg import phi
-from ghor.spaces import SpecialOrthogonal
-from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
+from ghor import SpecialOrthogonal
+
+from .matrices import OnMatrices, adam, check_options
 
 
 class Trivialization(OnMatrices):
@@ -53,23 +53,26 @@ class Trivialization(OnMatrices):
         """g by automatic differentiation of exp; the block A of W and of g is skew."""
         n = Y.shape[-1]
         if "base" not in state:
-            state["base"], state["W"] = self.space.section_matrix(Y).clone(), torch.zeros_like(Y)
+            state["base"], state["W"] = self.space.section(Y).clone(), torch.zeros_like(Y)
         base, W = state["base"], state["W"]
         with torch.enable_grad():
             X = W.detach().requires_grad_()
-            (g,) = torch.autograd.grad(base @ self.exp(X)[..., :n], X, G)
-        g[..., :n, :] = self.space.skew(g[..., :n, :])
+            (g,) = torch.autograd.grad(base @ exp(X)[..., :n], X, G)
+        A = g[..., :n, :]
+        g[..., :n, :] = (A - A.mT) / 2
         W -= group["lr"] * adam(state, g, group)
-        moved = base @ self.exp(W)
+        moved = base @ exp(W)
         Y.copy_(moved[..., :n])
         if group["every"] is not None and int(state["step"]) % group["every"] == 0:
             base.copy_(moved)
             W.zero_()
 
-    def exp(self, W: Tensor) -> Tensor:
-        """exp of the N x N matrix whose first columns are W (..., N, n)."""
-        full = self.space.algebra(W)
-        return torch.eye(full.shape[-1], dtype=W.dtype, device=W.device) + full @ phi(full)
+
+def exp(W: Tensor) -> Tensor:
+    """exp of the skew N x N matrix whose first columns are W (..., N, n), and whose last block is zero."""
+    n = W.shape[-1]
+    rest = torch.cat([-W[..., n:, :].mT, W.new_zeros(*W.shape[:-2], W.shape[-2] - n, W.shape[-2] - n)], -2)
+    return torch.linalg.matrix_exp(torch.cat([W, rest], -1))
 
 
 class CheapOrthogonal(Trivialization):

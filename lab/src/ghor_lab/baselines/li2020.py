@@ -31,8 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghor.linalg import frobenius
-from ghor_lab.baselines.matrices import OnMatrices, average, check_options, tick
+from .matrices import OnMatrices, average, check_options, norm, tick
 
 
 def cayley_iterations(X: Tensor, W: Tensor, alpha: Tensor | float, s: int) -> Tensor:
@@ -142,7 +141,7 @@ class CayleyAdam(_Cayley):
         """Lines 4 to 14."""
         t, (beta1, beta2) = tick(state), group["betas"]
         M = average(state, "exp_avg", G, beta1)
-        v = average(state, "exp_avg_sq", frobenius(G)[..., None, None] ** 2, beta2)
+        v = average(state, "exp_avg_sq", norm(G) ** 2, beta2)
         r = (1 - beta1**t) * torch.sqrt(v / (1 - beta2**t) + group["eps"])
         W = rotation(Y, M) / -r
         torch.mul(W @ Y, -r, out=M)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghor.linalg import frobenius
-from ghor_lab.baselines.matrices import OnMatrices, check_options, polar
+from .matrices import OnMatrices, check_options, norm, polar
 
 
 def steepest(Y: Tensor, G: Tensor, alpha: float, steps: int, tol: float) -> Tensor:
@@ -28,7 +27,7 @@ def steepest(Y: Tensor, G: Tensor, alpha: float, steps: int, tol: float) -> Tens
         A = -polar(G + 2 * Y @ Lambda)
         H = A.mT @ Y
         H = H + H.mT
-        off = frobenius(H)[..., None, None] > tol * n
+        off = norm(H) > tol * n
         if k == steps or not bool(off.any()):
             break
         Lambda = torch.where(off, Lambda + alpha * (1 - k / steps) * H, Lambda)

@@ -11,11 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ghor._torch.precision import COMPUTE_DTYPE, full_precision
-from ghor.lifting.param_groups import name_of
-from ghor.linalg import eye_like
-from ghor.spaces import Stiefel
-from ghor.spaces.orthogonal import Orthogonal
+from ghor import Space, Stiefel
 
 
 class OnMatrices(Optimizer):
@@ -25,7 +21,7 @@ class OnMatrices(Optimizer):
     torch.optim.Muon.
     """
 
-    space: ClassVar[Orthogonal] = Stiefel()
+    space: ClassVar[Space] = Stiefel()
     # How far off the space, beyond rounding, weights may start: for methods that do not stay on it.
     room: ClassVar[float] = 0.0
 
@@ -37,31 +33,25 @@ class OnMatrices(Optimizer):
         """As torch's; refuses weights that are not on the space."""
         super().add_param_group(param_group)
         try:
-            group, gi = self.param_groups[-1], len(self.param_groups) - 1
-            for i, p in enumerate(group["params"]):
-                self._check(p, name_of(group, gi, i))
+            for i, p in enumerate(self.param_groups[-1]["params"]):
+                self.check(p, f"parameter {i} of group {len(self.param_groups) - 1}")
         except BaseException:
             self.param_groups.pop()
             raise
 
-    def _check(self, p: Tensor, name: str) -> None:
-        kind, space = type(self).__name__, self.space
-        if not p.is_floating_point():
-            raise TypeError(f"{name}: weights of {kind} are real floating point tensors, not {p.dtype}")
-        if p.dtype in COMPUTE_DTYPE:
-            raise TypeError(
-                f"{name} is {p.dtype}, which has too few digits for {kind}; convert it with .float()"
-            )
-        space.check_shape(p.shape)
-        off = float(space.residual(p.detach()).max())
-        if not off <= float(space.tolerance(p).max()) + self.room:
+    def check(self, p: Tensor, name: str) -> None:
+        """Raise an error unless p is a weight of this method."""
+        kind = type(self).__name__
+        if p.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{name} is {p.dtype}; weights of {kind} are float32 or float64")
+        off = float(self.space.residual(p.detach()).max())
+        if not off <= torch.finfo(p.dtype).eps ** 0.6 + self.room:
             raise ValueError(
-                f"{name} of shape {tuple(p.shape)} is {off:.1e} off {space}; copy "
-                f"ghor.{space}.project(weight) into it"
+                f"{name} of shape {tuple(p.shape)} is {off:.1e} off {self.space}; copy "
+                f"ghor.{self.space}.project(weight) into it"
             )
 
     @torch.no_grad()
-    @full_precision()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every weight that has a gradient; returns the loss if there is a closure."""
         loss = None
@@ -71,8 +61,13 @@ class OnMatrices(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self.update(self.space.matrix(p), self.space.matrix(p.grad), self.state[p], group)
+                    self.update(tall(p), tall(p.grad), self.state[p], group)
         return loss
+
+
+def tall(X: Tensor) -> Tensor:
+    """The matrices, or their transposes if they are wide."""
+    return X.mT if X.shape[-2] < X.shape[-1] else X
 
 
 def check_options(lr: float, betas: tuple[float, ...] = (), **nonnegative: float) -> None:
@@ -108,8 +103,18 @@ def adam(state: dict[str, Any], g: Tensor, group: dict[str, Any]) -> Tensor:
     return m / (1 - beta1**t) / ((v.sqrt() / math.sqrt(1 - beta2**t)).add_(group["eps"]))
 
 
+def eye(X: Tensor) -> Tensor:
+    """The identity of as many columns as X has."""
+    return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+
+
+def norm(X: Tensor) -> Tensor:
+    """The Frobenius norm of every matrix, (..., 1, 1)."""
+    return torch.linalg.matrix_norm(X, keepdim=True)
+
+
 def polar(X: Tensor) -> Tensor:
     """X (X^T X)^(-1/2), the matrix with orthonormal columns nearest to tall X: Muon's "msign", by SVD."""
     U, _, Vh = torch.linalg.svd(X, full_matrices=False)
     Y = U @ Vh
-    return Y + Y @ (eye_like(Y) - Y.mT @ Y) / 2  # single precision SVD is orthogonal to 1e-5 only
+    return Y + Y @ (eye(Y) - Y.mT @ Y) / 2  # single precision SVD is orthogonal to 1e-5 only

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
+from .matrices import OnMatrices, adam, check_options
 
 
 class QRAdam(OnMatrices):

@@ -11,9 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ghor.linalg import eye_like
-from ghor.spaces import Stiefel
-from ghor_lab.baselines.matrices import OnMatrices, adam, check_options
+from .matrices import OnMatrices, adam, check_options, eye, tall
 
 
 def soft_constraint(Y: Tensor, mu: float = 1.0) -> Tensor:
@@ -23,9 +21,8 @@ def soft_constraint(Y: Tensor, mu: float = 1.0) -> Tensor:
     >>> soft_constraint(torch.eye(3)[:, :2])
     tensor(0.)
     """
-    Stiefel().check_shape(Y.shape)
-    Y = Stiefel().matrix(Y)
-    return mu * (Y.mT @ Y - eye_like(Y)).square().sum()
+    Y = tall(Y)
+    return mu * (Y.mT @ Y - eye(Y)).square().sum()
 
 
 class SoftConstraintAdam(OnMatrices):
@@ -50,5 +47,5 @@ class SoftConstraintAdam(OnMatrices):
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Adam of G + 4 mu Y (Y^T Y - I)."""
-        penalty = 4 * group["mu"] * (Y @ (Y.mT @ Y - eye_like(Y)))
+        penalty = 4 * group["mu"] * (Y @ (Y.mT @ Y - eye(Y)))
         Y -= group["lr"] * adam(state, G + penalty, group)

@@ -14,7 +14,7 @@ BYTES = 256
 class Matrix(nn.Module):
     """x -> x W^T, or x -> (x W^T) s: `scale` has a learned number for each of `parts` equal groups of rows.
 
-    A weight on a space of fixed size needs the scale; see `Decoder.add_scales`.
+    A weight on a space of fixed size needs the scale.
     """
 
     scale: Tensor | None
@@ -89,31 +89,23 @@ class Decoder(nn.Module):
         heads: int = 4,
         context: int = 128,
         generator: Generator | None = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__()
         if width % (2 * heads):
             raise ValueError(f"width must be a multiple of 2 * heads, got width={width}, heads={heads}")
-        factory = {"device": device, "dtype": dtype}
         self.embedding = nn.Embedding(BYTES, width, **factory)
         self.layers = nn.ModuleList(Layer(width, heads, **factory) for _ in range(layers))
         self.norm = nn.RMSNorm(width, **factory)
         for name, values in zip(("cos", "sin"), rotations(context, width // heads), strict=True):
             self.register_buffer(name, values.to(self.embedding.weight), persistent=False)
-        self.reset_parameters(generator)
-
-    @torch.no_grad()
-    def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Draw everything again, on the generator's device."""
-        device = generator.device if generator is not None else None
-        of_branch = (2 * len(self.layers)) ** -0.5
         sizes = {self.embedding.weight: 0.02}
         for name, matrix in self.matrices().items():
-            last = name.endswith((".o", ".down"))
-            sizes[matrix.weight] = matrix.weight.shape[1] ** -0.5 * (of_branch if last else 1)
-        for p, size in sizes.items():
-            p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype, device=device) * size)
+            of_branch = (2 * layers) ** -0.5 if name.endswith((".o", ".down")) else 1.0
+            sizes[matrix.weight] = matrix.weight.shape[1] ** -0.5 * of_branch
+        with torch.no_grad():
+            for p, size in sizes.items():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * size)
 
     def matrices(self) -> dict[str, Matrix]:
         """The modules of the 24 matrices, by name."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ghor_lab.networks.phase_space import PSD, Chain, Generators, GradientP, GradientQ, PhaseSpaceMap
+from .phase_space import PSD, Chain, Generators, GradientP, GradientQ, PhaseSpaceMap
 
 
 class SymplecticAutoencoder(PhaseSpaceMap):
@@ -26,10 +24,7 @@ class SymplecticAutoencoder(PhaseSpaceMap):
     `decoder_output_layers` at full_dim. Gradient layers of one dimension alternate, GradientQ first; their
     width is upscale * d.
 
-    `encoder` and `decoder` are modules of their own. With copies=(10,) ten networks are one model; given ten
-    generators, it has the weights of the ten networks that these give one by one.
-
-    >>> model = SymplecticAutoencoder(copies=(10,))
+    >>> model = SymplecticAutoencoder(copies=10)
     >>> z = torch.randn(256, 4)
     >>> model.encoder(z).shape, model(z).shape
     (torch.Size([10, 256, 2]), torch.Size([10, 256, 4]))
@@ -45,42 +40,28 @@ class SymplecticAutoencoder(PhaseSpaceMap):
         decoder_layers: int = 20,
         decoder_output_layers: int = 10,
         upscale: int = 20,
-        copies: Iterable[int] = (),
-        generator: Generators = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        copies: int = 1,
+        generators: Generators = (),
+        **factory: Any,
     ) -> None:
         super().__init__(full_dim, full_dim, copies)
-        if min(encoder_layers, decoder_layers, decoder_output_layers) < 0:
-            raise ValueError(
-                f"numbers of layers cannot be negative, got encoder_layers={encoder_layers}, "
-                f"decoder_layers={decoder_layers}, decoder_output_layers={decoder_output_layers}"
-            )
-        factory: dict[str, Any] = {
-            "copies": self.copies,
-            "generator": generator,
-            "device": device,
-            "dtype": dtype,
-        }
 
         def gradients(dim: int, count: int) -> list[PhaseSpaceMap]:
-            kinds = (GradientQ, GradientP)
-            return [kinds[i % 2](dim, upscale * (dim // 2), **factory) for i in range(count)]
+            width = upscale * (dim // 2)
+            return [
+                (GradientQ, GradientP)[i % 2](dim, width, copies, generators, **factory) for i in range(count)
+            ]
 
         def blocks(dims: list[int], count: int) -> list[PhaseSpaceMap]:
             layers: list[PhaseSpaceMap] = []
             for dim, following in pairwise(dims):
-                layers += [*gradients(dim, count), PSD(dim, following, **factory)]
+                layers += [*gradients(dim, count), PSD(dim, following, copies, generators, **factory)]
             return layers
 
         down = dimensions(full_dim, reduced_dim, encoder_blocks)
         up = dimensions(full_dim, reduced_dim, decoder_blocks)[::-1]
         self.encoder = Chain(blocks(down, encoder_layers))
         self.decoder = Chain([*blocks(up, decoder_layers), *gradients(full_dim, decoder_output_layers)])
-
-    def reset_parameters(self, generator: Generators = None) -> None:
-        self.encoder.reset_parameters(generator)
-        self.decoder.reset_parameters(generator)
 
     def features_first(self, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         return self.decoder.features_first(*self.encoder.features_first(q, p))
@@ -96,7 +77,5 @@ def dimensions(full_dim: int, reduced_dim: int, blocks: int) -> list[int]:
         raise ValueError(f"reduced_dim must be even and less than full_dim={full_dim}, got {reduced_dim}")
     fall = (full_dim - reduced_dim) // 2
     if not 2 <= blocks <= fall + 1:
-        raise ValueError(
-            f"from {full_dim} to {reduced_dim} dimensions there are 2 to {fall + 1} blocks, got {blocks}"
-        )
+        raise ValueError(f"from {full_dim} to {reduced_dim} there are 2 to {fall + 1} blocks, got {blocks}")
     return [full_dim - 2 * (i * fall // (blocks - 1)) for i in range(blocks)]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
-from ghor.spaces import Space
-from ghor_lab.networks.attention import STIEFEL, Scale, StiefelAttention, feed_forward, glorot_
+import ghor
+
+from .attention import STIEFEL, Scale, StiefelAttention, glorot_
 
 
 def patches(images: Tensor, size: int) -> Tensor:
@@ -24,43 +24,18 @@ def patches(images: Tensor, size: int) -> Tensor:
 
 
 class TransformerBlock(nn.Module):
-    """x <- attention(x); x <- x + tanh(A x + b), on (batch, dim, tokens).
+    """x <- attention(x); x <- x + tanh(A x + b), on (dim, batch, tokens)."""
 
-    Both are one call of the attention's `formula`, unless hooks have to see the output of the attention.
-    """
-
-    def __init__(self, dim: int, heads: int, space: Space | None, scale: Scale, **factory: Any) -> None:
+    def __init__(self, dim: int, heads: int, space: ghor.Space | None, scale: Scale, **factory: Any) -> None:
         super().__init__()
         self.attention = StiefelAttention(dim, heads, space, scale, **factory)
         self.weight = nn.Parameter(torch.empty(dim, dim, **factory))
         self.bias = nn.Parameter(torch.empty(dim, **factory))
-        self.reset_parameters()
-
-    def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Draw A Glorot-uniform and set b to zero; the attention has a method of its own."""
-        glorot_(self.weight, generator)
-        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, dim, tokens) -> (batch, dim, tokens)."""
-        if can_be_fused(self.attention):
-            return self.attention.tokens_last(x, self.weight, self.bias)
-        return feed_forward(self.attention(x.mT).mT, self.weight, self.bias)
-
-
-Block = TransformerBlock  # its name in pickles of version 0.1.0
-
-
-def can_be_fused(module: nn.Module) -> bool:
-    """True if fusing the attention with what follows cannot be observed: no hooks, no other `forward`."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    ours = getattr(module.forward, "__func__", None) is StiefelAttention.forward
-    return ours and not any(hooks) and not _has_any_global_hook()
+        """(dim, batch, tokens) -> (dim, batch, tokens)."""
+        z = self.attention.features_first(x).flatten(1)
+        return (z + torch.tanh(torch.addmm(self.bias[:, None], self.weight, z))).view(x.shape)
 
 
 class VisionTransformer(nn.Module):
@@ -79,49 +54,36 @@ class VisionTransformer(nn.Module):
 
     def __init__(
         self,
-        image_size: int = 28,
         patch_size: int = 7,
         blocks: int = 16,
         heads: int = 7,
-        classes: int = 10,
-        space: Space | None = STIEFEL,
         scale: Scale = "dim",
+        space: ghor.Space | None = STIEFEL,
+        image_size: int = 28,
+        classes: int = 10,
         generator: Generator | None = None,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__()
         if patch_size < 1 or image_size % patch_size:
             raise ValueError(
                 f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}"
             )
-        self.image_size, self.patch_size = image_size, patch_size
-        dim, factory = patch_size**2, {"device": device, "dtype": dtype}
-        self.blocks = nn.ModuleList(
-            TransformerBlock(dim, heads, space, scale, **factory) for _ in range(blocks)
-        )
+        self.patch_size, dim = patch_size, patch_size**2
+        made = [TransformerBlock(dim, heads, space, scale, **factory) for _ in range(blocks)]
+        self.blocks = nn.ModuleList(made)
         self.head = nn.Parameter(torch.empty(classes, dim, **factory))
-        self.reset_parameters(generator)
-
-    def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Draw everything again, the Euclidean weights first, so that they are the same for every space."""
+        # the Euclidean weights first, so that they are the same for every space
         glorot_(self.head, generator)
-        for block in self.blocks:
-            assert isinstance(block, TransformerBlock)
-            block.reset_parameters(generator)
-        for block in self.blocks:
-            assert isinstance(block, TransformerBlock)
+        for block in made:
+            glorot_(block.weight, generator)
+            nn.init.zeros_(block.bias)
+        for block in made:
             block.attention.reset_parameters(generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, 28, 28) or (batch, 1, 28, 28), values in [0, 1] -> (batch, classes), rows of sum 1."""
-        x = images.squeeze(1) if images.dim() == 4 else images
-        if x.shape[1:] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"expected images (batch, {self.image_size}, {self.image_size}) of one channel, got "
-                f"{tuple(images.shape)}"
-            )
-        x = patches(x, self.patch_size).transpose(0, 1)
+        """(batch, 28, 28), values in [0, 1] -> (batch, classes), rows of sum 1."""
+        x = patches(images, self.patch_size)
         for block in self.blocks:
             x = block(x)
-        return torch.softmax(x[..., -1] @ self.head.mT, -1)
+        return torch.softmax(x[..., -1].mT @ self.head.mT, -1)

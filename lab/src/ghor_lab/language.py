@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ghor import optim
-from ghor.constraints.declare import constrain
-from ghor.spaces import Euclidean, Space, Sphere, Stiefel
-from ghor_lab.baselines import AdamH, MuonH, UnitRowsAdam
-from ghor_lab.networks.decoder import Decoder, Matrix
+from ghor import Euclidean, Space, Sphere, Stiefel, constrain, optim
+
+from .baselines import AdamH, MuonH, UnitRowsAdam
+from .config import Config
+from .networks.decoder import Decoder, Matrix
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def declare(model: Decoder, method: Method) -> Decoder:
     return model
 
 
-def optimizer_of(config: Any, model: Decoder) -> Optimizer:
+def optimizer_of(config: Config, model: Decoder) -> Optimizer:
     """The optimizer of a configuration: the matrices of the method, and AdamW for all else."""
     method = METHODS[config.optimizer]
     chosen = {id(m.weight): name for name, m in model.matrices().items() if method.chosen(name)}
