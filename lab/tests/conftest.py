@@ -1,16 +1,15 @@
-"""Fixtures of runs in this process."""
+"""Small data in place of the real, and a run of two epochs."""
 
 import hypothesis
 import pytest
 import torch
-from configs import PENDULUM
-from runs import make_mnist, small_mnist
+from helpers import PENDULUM, TINY, fill
 
-from ghor_lab import data, train
+from ghor_lab import tasks, train
+from ghor_lab.tasks import text
 
-pytest.register_assert_rewrite("faults")
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes what time it takes
 hypothesis.settings.load_profile("any machine")
 
 
@@ -19,34 +18,32 @@ def gen():
     return torch.Generator().manual_seed(0)
 
 
-@pytest.fixture(scope="module")
-def as_before():
-    """Training sets torch's threads and what becomes of subnormal numbers."""
-    yield
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(False)
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_commit(monkeypatch):
+    """Git takes a while, and an edit between two runs is a change."""
     monkeypatch.setattr(train, "commit", lambda: "0000000")
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    make_mnist(folder)
-    before = data.DATASETS["mnist"]
-    small_mnist(folder)
-    yield folder
-    data.DATASETS["mnist"] = before
+@pytest.fixture(scope="session", autouse=True)
+def small(tmp_path_factory):
+    """Images and a library of a few kilobytes; trajectories in a cache of their own."""
+    folder = tmp_path_factory.mktemp("small")
+    fill(folder / "data" / "tiny")
+    (folder / "library").mkdir()
+    for i in range(64):
+        content = f"def f{i}(x):\n    return {i} * x  # {'law ' * (i % 7)}\n"
+        (folder / "library" / f"m{i}.py").write_text(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GHOR_CACHE", str(folder / "cache"))
+        patch.setenv("GHOR_DATA", str(folder / "data"))
+        patch.setattr(tasks.Mnist, "dataset", TINY)
+        patch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": str(folder / "library")})
+        yield folder
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """A run of two epochs: its folder."""
-    folder = tmp_path_factory.mktemp("finished")
+    """The record of a run of two epochs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "commit", lambda: "0000000")
-        train.train(PENDULUM, folder)
-    return folder
+        return train.train(PENDULUM, tmp_path_factory.mktemp("finished"))

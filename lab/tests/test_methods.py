@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from table import randn
+from helpers import randn
 
 import ghor
-from ghor_lab import methods, sections
+from ghor_lab import methods
 from ghor_lab.methods import METHODS
 
 every = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.key)
@@ -27,10 +27,8 @@ def stays(method, shape, gen):
     before = Y.detach().clone()
     try:
         opt = method.make([Y], lr=RATES.get(method.key, 0.01))
-    except ValueError as error:
-        return "holds square matrices" not in str(
-            error
-        )  # that it refuses so is the one way of not being there
+    except (ValueError, RuntimeError):
+        return False
     for _ in range(30):
         Y.grad = randn(shape, gen)
         opt.step()
@@ -114,6 +112,3 @@ def test_it_is_drawn_in_every_form():
     assert "| Kong et al. 2022, Algorithm 2 | yes | yes | yes | no | yes |" in text
     assert "| Li et al. 2020, Algorithm 2 | yes | yes | no | not applicable | yes |" in text
     assert len(text.splitlines()) == len(METHODS) + 2
-    assert table.csv().splitlines()[0] == "method,so,stiefel,vector,unprojected,paper"
-    section = next(s for s in sections.sections([], []) if s.title == "Methods")
-    assert section.parts[0].table == table

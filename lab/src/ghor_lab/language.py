@@ -99,14 +99,13 @@ def optimizer_of(config: Config, model: Decoder) -> Optimizer:
             return optim.AdamW([main, rest], **adam, **how)
         case "anchor":
             return optim.AdamW([{**main, "anchor": "start"}, rest], **adam, **how)
-        case "muon":
-            groups = [{**main, "adamw": False}, {**rest, "adamw": True}]
+        case "muon" | "muonh":
+            groups = [{**main, "adamw": False}, {**rest, "adamw": True, "hyperball": False}]
             if method.space is None:  # there it is torch's Muon, with AdamW beside it
                 groups = [{**group, "space": Euclidean()} for group in groups]
-            return optim.Muon(groups, adamw=adam, **how)
-        case "muonh":
-            of_adamw = {**rest, "adamw": True, "hyperball": False}
-            return MuonH([{**main, "adamw": False}, of_adamw], adamw=adam)
+            return (
+                MuonH(groups, adamw=adam) if method.rule == "muonh" else optim.Muon(groups, adamw=adam, **how)
+            )
         case "adamh":
             return AdamH([main, {**rest, "hyperball": False}], **adam)
         case _:

@@ -11,6 +11,7 @@ W starts at zero, and `base` is the section of the first Y.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Trivialization(OnMatrices):
             X = W.detach().requires_grad_()
             (g,) = torch.autograd.grad(base @ exp(X)[..., :n], X, G)
         A = g[..., :n, :]
-        g[..., :n, :] = (A - A.mT) / 2
+        g[..., :n, :] = A - A.mT  # with respect to the entries below the diagonal
         W -= group["lr"] * adam(state, g, group)
         moved = base @ exp(W)
         Y.copy_(moved[..., :n])
@@ -69,10 +70,21 @@ class Trivialization(OnMatrices):
 
 
 def exp(W: Tensor) -> Tensor:
-    """exp of the skew N x N matrix whose first columns are W (..., N, n), and whose last block is zero."""
+    """exp of the skew N x N matrix X whose first columns are W (..., N, n), and whose last block is zero.
+
+    exp(X) = exp(X/2^s)^(2^s) by Taylor's series: torch.matrix_exp has 12 digits, and errors of a base add up.
+    """
     n = W.shape[-1]
     rest = torch.cat([-W[..., n:, :].mT, W.new_zeros(*W.shape[:-2], W.shape[-2] - n, W.shape[-2] - n)], -2)
-    return torch.linalg.matrix_exp(torch.cat([W, rest], -1))
+    X = torch.cat([W, rest], -1)
+    s = max(0, math.frexp(float(torch.linalg.matrix_norm(X.detach(), ord=1).max()))[1] + 2)
+    out = term = torch.eye(X.shape[-1], dtype=X.dtype, device=X.device).expand_as(X)
+    for k in range(1, 14):  # (1/4)^14 / 14! < 1e-19
+        term = term @ X / (2**s * k)
+        out = out + term
+    for _ in range(s):
+        out = out @ out
+    return out
 
 
 class CheapOrthogonal(Trivialization):
