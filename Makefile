@@ -30,10 +30,9 @@ help:  ## list the targets
 	@echo "  variables: PYTHON (interpreter for .venv), JOBS (test processes), TORCH (a version), ARGS (passed on)"
 
 # one learning rate for all: with the paper's the two Adams, which are one algorithm on St(1, 2), would differ tenfold
-demo: .venv/.installed-lab  ## the pendulum in about a minute (four optimizers, one learning rate, 10 seeds), and its page
-	@cores=$$($(PY) -c 'import os; print(min(4, os.cpu_count() or 1))') && \
-	$(PY) -m ghor_lab run pendulum --lr 1e-2 --epochs 60 --jobs $$cores --out runs/demo $(ARGS) && \
-	$(PY) -m ghor_lab report runs/demo --brief
+demo: .venv/.installed-lab  ## the pendulum in about a minute (four optimizers, one learning rate, 5 seeds), and its page
+	@$(PY) -m ghor_lab run pendulum --lr 1e-2 --epochs 60 --seeds 0-4 --out runs/demo $(ARGS)
+	@$(PY) -m ghor_lab report runs/demo --brief
 
 # one thread a process: the processes already fill the cores
 test: .venv/.installed-dev  ## run the tests
@@ -48,7 +47,7 @@ test-torch: .venv/.created  ## run the tests of the core against another torch: 
 	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
 	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt $(if $(filter newest,$(TORCH)),--upgrade torch,"torch==$(TORCH)") numpy scipy matplotlib rich typer jinja2 filelock pytest \
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
-	PYTHONPATH=src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/nn tests/optim tests/pytorch tests/spaces \
+	PYTHONPATH=src:lab/src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
 
 mutants: .venv/.installed-dev  ## leave things out of the library, one by one, and name what no test misses (ARGS="--since main")
@@ -70,13 +69,13 @@ docs: .venv/.installed-docs  ## build the documentation into site/ (needs npm, f
 docs-check: docs  ## build the documentation, and look at every page in a browser: does all fit?
 	@$(PY) docs/build/layout.py
 
-pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, and what is recorded in results/
+pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, and what is recorded in lab/results/
 	@$(PY) examples/pictures.py $(ARGS)
 	@$(PY) docs/build/solving.py
 	@$(PY) docs/build/spaces.py
 	@$(PY) docs/build/records.py
-	@$(PY) -m ghor_lab report results/mnist results/caught results/fashion-mnist results/pendulum --out runs/report --brief
-	@$(PY) -m ghor_lab report results/text --out runs/report-text --brief
+	@$(PY) -m ghor_lab report $(addprefix lab/results/,mnist caught fashion-mnist pendulum) --out runs/report --brief
+	@$(PY) -m ghor_lab report lab/results/text --out runs/report-text --brief
 	@for name in mnist-loss mnist-drift fashion-mnist-loss pendulum-error-as-run; do cp runs/report/figures/$$name.svg docs/pictures/; done
 	@for name in text-curves text-rates; do cp runs/report-text/figures/$$name.svg docs/pictures/; done
 
@@ -100,10 +99,11 @@ clean:  ## remove the environment, caches and builds
 	echo "creating .venv with $$("$$chosen" --version)"; \
 	"$$chosen" -m venv --clear .venv && touch $@
 
-# again only when the project's requirements changed
-.venv/.installed-%: pyproject.toml constraints.txt .venv/.created
-	@echo "installing ghor[$*] into .venv (the first time torch comes with it: minutes)"
-	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[$*]"
+# The library and the lab, with the extras of either. Again only when the requirements of a project changed.
+.venv/.installed-%: pyproject.toml lab/pyproject.toml constraints.txt .venv/.created
+	@echo "installing ghor and ghor-lab for $* into .venv (the first time torch comes with it: minutes)"
+	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt \
+	  -e ".[$(filter-out lab ray,$*)]" -e "lab[$(filter ray,$*)]"
 	@touch $@
 
 endif

@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import ghor
 from ghor import adapters
-from ghor_lab.data import load
+from ghor_lab.data import DATASETS, load
 from ghor_lab.train import machine
 
 DIM, HEADS, BLOCKS, PATCH = 64, 4, 2, 7
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
 
 @cache
 def images(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    data = load(name)
+    data = load(DATASETS[name])
     scale = [x.float().div_(x.max()).sub_(0.3) for x in (data.train_images, data.test_images)]
     return scale[0], data.train_labels, scale[1], data.test_labels
 

@@ -26,7 +26,7 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, list[dict[str, float]]] = {}
     for name in DATASETS:
-        data = load(name)
+        data = load(DATASETS[name])
         train, test = (
             torch.bincount(y, minlength=10) / len(y) for y in (data.train_labels, data.test_labels)
         )

@@ -25,8 +25,7 @@ from torch import Tensor
 import ghor
 from ghor_lab.caught import ABOVE
 from ghor_lab.config import Config
-from ghor_lab.tasks import Classification
-from ghor_lab.train import optimizer_of
+from ghor_lab.tasks import Mnist
 
 STEPS, STILL = 15, 1e-12  # a learning rate that moves nothing in float32
 HELD: dict[str, dict[str, Any]] = {
@@ -37,7 +36,7 @@ HELD: dict[str, dict[str, Any]] = {
 
 
 @torch.no_grad()
-def favourite(task: Classification, images: Tensor) -> tuple[int, float]:
+def favourite(task: Mnist, images: Tensor) -> tuple[int, float]:
     """The class with the largest mean probability over the images, and that probability."""
     mean = task.model(images).double().mean(0)
     return int(mean.argmax()), float(mean.max())
@@ -45,14 +44,14 @@ def favourite(task: Classification, images: Tensor) -> tuple[int, float]:
 
 def first_steps(seed: int, held: dict[str, Any], steps: int) -> list[dict[str, float]]:
     config = Config("mnist", "geometric-adam", (seed,), 1, batch_size=2048, **{"lr": 1e-3, **held})
-    task = Classification(config)
-    opt = optimizer_of(config, task.model)
-    images = task._pixels(task.images.test_images[:2000])
+    task = Mnist(config)
+    task.read()
+    opt = task.optimizer()
+    images = task.pixels(task.images.test_images[:2000])
     found = []
     for batch in islice(task.batches(1), steps):
         opt.zero_grad()
-        objective, loss = task.loss(batch)
-        objective.backward()
+        loss = task.losses(batch)
         opt.step()
         label, probability = favourite(task, images)
         found.append({"loss_before": loss[0], "class": label, "probability": probability})
@@ -62,13 +61,13 @@ def first_steps(seed: int, held: dict[str, Any], steps: int) -> list[dict[str, f
 def last_loss_with_delta_inside(seed: int) -> float:
     """The loss of the last step of the first epoch."""
     config = Config("mnist", "geometric-adam", (seed,), 1, batch_size=2048, lr=1e-3)
-    task = Classification(config)
+    task = Mnist(config)
+    task.read()
     opt = ghor.optim.PaperAdam(task.model, lr=config.lr, betas=config.betas, delta=config.eps)
     last = 0.0
     for batch in task.batches(1):
         opt.zero_grad()
-        objective, loss = task.loss(batch)
-        objective.backward()
+        loss = task.losses(batch)
         opt.step()
         last = loss[0]
     return last

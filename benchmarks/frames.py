@@ -29,7 +29,8 @@ from torch import Generator, Tensor, nn
 import ghor
 from ghor_lab.config import Config
 from ghor_lab.protocol import random_frames
-from ghor_lab.tasks import Classification
+from ghor_lab.tasks import Mnist
+from ghor_lab.tasks.task import on_spaces
 
 COUNT, SAMPLES = 30, 32
 STEPS = {"a": 400, "b": 400, "d": 100}  # with exact gradients, stop before the loss is down to rounding
@@ -85,7 +86,7 @@ def outcomes(key: str, rule: str, starts: Tensor, frames: bool, section: str, st
     model, samples = Weights(starts), Generator().manual_seed(2)
     opt = RULES[rule](model, section=section)
     if frames:
-        random_frames(opt, model, Generator().manual_seed(3))
+        random_frames(opt, [p for _, p, _ in on_spaces(model)], Generator().manual_seed(3))
     curve = []
     for step in range(steps):
         Z = torch.randn(SAMPLES, 2 * starts.shape[-2], generator=samples, dtype=torch.float64)
@@ -127,25 +128,25 @@ def transformer(rule: str, out: Path, folder: Path | None, count: int) -> dict[s
     """
     path, count = out / "frames-mnist.json", count if rule == "Adam" else min(count, 4)
     kept: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-    task = Classification(Config("mnist", "geometric-adam", (0,), 1, 1e-3, 2048), folder)
+    task = Mnist(Config("mnist", "geometric-adam", (0,), 1, 1e-3, 2048), folder)
+    task.read()
 
     def outcome(start: int, frame: int | None, section: str) -> Tensor:
         name = f"{rule}, start {start}, frame {'closed form' if frame is None else frame}, {section}"
         if name not in kept:
-            task.predict = model = task.network(replace(task.config, seeds=(start,)))
+            task.config = replace(task.config, seeds=(start,))
+            task.model = model = task.network()
             opt = RULES[rule](model, section=section)
             for group in opt.param_groups:
                 turns = rule == "Muon" and not isinstance(group["space"], ghor.Euclidean)
                 group["lr"] = 3e-3 if turns else 1e-3
             if frame is not None:
-                random_frames(opt, model, Generator().manual_seed(1000 + frame))
+                random_frames(opt, [p for _, p, _ in on_spaces(model)], Generator().manual_seed(1000 + frame))
             losses = []
             for batch in task.batches(1):
                 opt.zero_grad()
-                objective, loss = task.loss(batch)
-                objective.backward()
+                losses += task.losses(batch)
                 opt.step()
-                losses += loss
             kept[name] = sum(losses[-5:]) / 5
             write_json(kept, path)
             print(f"{name}: {kept[name]:.4f}", flush=True)

@@ -49,8 +49,8 @@ from common import commit
 from torch import Generator, Tensor
 
 import ghor
-from ghor.nn import VisionTransformer
 from ghor_lab import data
+from ghor_lab.networks import VisionTransformer
 
 SECTIONS = ("transported", "implicit")
 CONTROL = "turned"
@@ -573,7 +573,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     commit()
     if not args.report:
-        images = data.load("mnist", args.data) if "c" in problems else None
+        images = data.load(data.MNIST, args.data) if "c" in problems else None
         for problem, (seeds, epochs) in plan.items():
             for group in [[s] for s in seeds] if problem == "c" else [seeds]:
                 for section in SECTIONS if problem == "c" else (*SECTIONS, CONTROL):

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from common import commit, machine, machine_lines, quartiles, seconds
+from contenders import LR, Contender, measure
 from torch import Tensor, nn
 
 import ghor
-from ghor_lab.bench import LR, Contender, measure
 
 SIZES = ((1024, 768), (1024, 512), (1024, 256), (2048, 512), (4096, 1024), (4096, 256), (2048, 64))
 SECTIONS = ("transported", "implicit", "auto")

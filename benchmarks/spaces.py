@@ -1,6 +1,6 @@
 """What the spaces promise in floating point, at full length: drift, seeds, targets, invariance, means.
 
-    python benchmarks/spaces.py [--steps 10000] [--seeds 200] [--out results/spaces/spaces.txt]
+    python benchmarks/spaces.py [--steps 10000] [--seeds 200] [--out lab/results/spaces/spaces.txt]
 
 A row is a figure and its bound; the tests run the same with fewer steps.
 """

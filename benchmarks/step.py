@@ -23,15 +23,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import contenders as parts
 import large
 import torch
 from common import Weight, commit, machine, machine_lines, parametrized_step, quartiles, write_json
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations
-
-from ghor import Stiefel, optim
-from ghor_lab import bench
-from ghor_lab.bench import (
+from contenders import (
     COUNT,
     LAYOUTS,
     LR,
@@ -45,6 +41,10 @@ from ghor_lab.bench import (
     points,
     split,
 )
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from ghor import Stiefel, optim
 
 GHOR, GHOR_FUSED = "ghor Adam, Cayley", "ghor Adam, Cayley, fused"
 TORCH, TORCH_FUSED = "torch Adam, foreach", "torch Adam, fused"
@@ -60,23 +60,23 @@ def ghor_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
     for retraction in ("cayley", "geodesic"):
         for fused in (False, True):
             for layout in LAYOUTS:
-                yield bench.ghor_adam(Y, G, layout, retraction, fused)
+                yield parts.ghor_adam(Y, G, layout, retraction, fused)
 
 
 def torch_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
     """Plain Euclidean Adam on the same tensors: the cost of a step without any manifold, which it leaves."""
     for implementation in ("foreach", "fused"):
         for layout in LAYOUTS:
-            yield bench.torch_adam(Y, G, layout, implementation)
+            yield parts.torch_adam(Y, G, layout, implementation)
 
 
 def muon(Y: Tensor, G: Tensor) -> Iterator[Contender]:
     """Ours in both layouts; torch's takes matrices one by one and leaves the manifold."""
     for layout in LAYOUTS:
-        params = bench.leaves(Y, G, layout)
+        params = parts.leaves(Y, G, layout)
         opt = optim.Muon(params, space=Stiefel(), lr=LR)
         yield Contender(GHOR_MUON, layout, opt.step, partial(list, params))
-    params = bench.leaves(Y, G, SEPARATE)
+    params = parts.leaves(Y, G, SEPARATE)
     yield Contender(TORCH_MUON, SEPARATE, torch.optim.Muon(params, lr=LR).step, partial(list, params))
 
 
@@ -84,7 +84,7 @@ def geoopt_adam(Y: Tensor, G: Tensor) -> Iterator[Contender]:
     """geoopt as in its documentation."""
     for metric in ("canonical", "Euclidean"):
         for layout in LAYOUTS:
-            yield bench.geoopt_adam(Y, G, layout, metric)
+            yield parts.geoopt_adam(Y, G, layout, metric)
 
 
 def parametrized(name: str, layout: str, modules: list[nn.Module], G: Tensor) -> Contender:
@@ -124,7 +124,7 @@ PEERS: tuple[Callable[[Tensor, Tensor], Iterable[Contender]], ...] = (
 
 def contenders(only: str) -> tuple[list[Contender], list[str]]:
     """The contenders whose label matches `only`, with the same weights; a sentence for each missing one."""
-    Y, G = bench.problem()
+    Y, G = parts.problem()
     found: list[Contender] = []
     skipped: list[str] = []
     for peer in PEERS:

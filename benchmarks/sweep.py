@@ -32,10 +32,10 @@ from rich.console import Console
 
 import ghor
 from ghor_lab.config import Config
-from ghor_lab.data import load
+from ghor_lab.data import MNIST, load
 from ghor_lab.methods import METHODS, Method
-from ghor_lab.table import Column, Row, Table
-from ghor_lab.tasks import Classification
+from ghor_lab.tables import Table, number
+from ghor_lab.tasks import Mnist
 from ghor_lab.train import machine
 
 RATES = tuple(float(f"{10 ** (e / 2):.2g}") for e in range(-8, -1))  # 1e-4, 3.2e-4, ..., 0.1
@@ -59,10 +59,11 @@ def run(
     """Train; returns losses by epoch, test accuracy, drift, and milliseconds of the method's steps."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
-    task = Classification(Config("mnist", "geometric-adam", (seed,), epochs, lr, batch, threads=threads))
+    task = Mnist(Config("mnist", "geometric-adam", (seed,), epochs, lr, batch, threads=threads))
+    task.read()
     on, off = [], []
-    for _, p, space in ghor.constraints.declared_spaces(task.model):
-        (off if isinstance(space, ghor.Euclidean) else on).append(p)
+    for group in ghor.param_groups(task.model):
+        (off if group["space"] == ghor.Euclidean() else on).extend(p for _, p in group["params"])
     opts = (
         method.make(on, lr=lr, **OPTIONS.get(method.key, ADAM)),
         torch.optim.Adam(off, lr=1e-3, fused=True, **ADAM),
@@ -73,8 +74,7 @@ def run(
         for images in islice(task.batches(epoch), steps):
             for opt in opts:
                 opt.zero_grad()
-            objective, loss = task.loss(images)
-            objective.backward()
+            loss = task.losses(images)
             opts[1].step()
             t0 = time.perf_counter()
             try:
@@ -101,7 +101,7 @@ def sweep(folder: Path, options: argparse.Namespace, console: Console) -> None:
     """Do all runs that have no record yet."""
     setting = {k: getattr(options, k) for k in SETTING}
     folder.mkdir(parents=True, exist_ok=True)
-    load("mnist")
+    load(MNIST)
     done = kept(folder)
     for rate in options.rates:  # so that an unfinished sweep has every method
         for method in CONTENDERS:
@@ -152,19 +152,12 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> Table:
         drift = best["drift"][0] if best.get("drift") else None
         accuracy = best["test_accuracy"][0] if "test_accuracy" in best else None
         time_ = median(r["step_ms"] for r in rs)
-        rows.append(
-            Row((titles[key], final(best), best["lr"], f"{good} of {len(rs)}", accuracy, drift, time_))
-        )
-    columns = (
-        Column("method", "method"),
-        Column("loss", "best loss", "number", ".4f"),
-        Column("lr", "at lr", "number", ".2g"),
-        Column("good", f"rates within {NEAR:g} x"),
-        Column("accuracy", "test accuracy %", "number", ".2f"),
-        Column("drift", "drift", "number", ".1e"),
-        Column("ms", "ms a step", "number", ".1f"),
-    )
-    return Table("sweep", "Loss of the last epoch, by method, at its best learning rate", columns, rows)
+        numbers = (number(final(best), ".4f"), number(best["lr"], ".2g"), f"{good} of {len(rs)}")
+        others = (number(accuracy, ".2f"), number(drift, ".1e"), number(time_, ".1f"))
+        rows.append((titles[key], *numbers, *others))
+    headings = ("method", "best loss", "at lr", f"rates within {NEAR:g} x", "test accuracy %", "drift")
+    title = "Loss of the last epoch, by method, at its best learning rate"
+    return Table(title, (*headings, "ms a step"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,9 +4,8 @@
     python benchmarks/training.py --rounds 1 --warmup 1   # does everything run? (not for quoting)
     python benchmarks/training.py --json training.json
 
-The transformer at batch 2048, on random images: forward and backward with the blocks as compiled C and by the
-plain formula, and the step of each optimizer of the comparison, split into direction (gradient to velocity)
-and retraction. The pendulum's autoencoder: ten networks at once at batch 256, one thread, on random points.
+The transformer at batch 2048, on random images: forward and backward, and the step of each optimizer of the
+comparison. The pendulum's autoencoder: ten networks at once at batch 256, one thread, on random points.
 All contenders take turns within a round, in shuffled order. Subnormal numbers are flushed to zero, as in
 training.
 """
@@ -28,17 +27,17 @@ from common import commit, machine, machine_lines, quartiles, write_json
 from rich.console import Console
 from rich.progress import Progress
 
-from ghor_lab import compiled, paper
-from ghor_lab.config import OPTIMIZERS, Config
-from ghor_lab.table import Column, Row, Table
-from ghor_lab.tasks import CLASSES, Autoencoder, Classification
-from ghor_lab.train import Stopwatch, optimizer_of
+from ghor_lab import paper
+from ghor_lab.config import PAPER, Config
+from ghor_lab.tables import Table, number
+from ghor_lab.tasks import Mnist, Pendulum
+from ghor_lab.tasks.mnist import CLASSES
 
 BATCH, TOKENS, DIM, BLOCKS = 2048, 16, 49, 16
 POINTS, SEEDS, STEPS = 256, 10, 10  # STEPS: of a visit
 BAR, BAR_GFLOPS, BAR_GBS = 0.5, 200.0, 10.0  # seconds, on a machine of these rates
-COMPILED, PLAIN = "geometric-adam", "geometric-adam, plain formula"
-PARTS = ("ad", "direction", "retraction")
+FIRST = "geometric-adam"
+PARTS = ("ad", "step")
 
 
 # -- contenders ----------------------------------------------------------------------------------------------
@@ -49,8 +48,7 @@ class Contender:
 
     def __init__(self, name: str, task: Any, batch: Any, threads: int, steps: int) -> None:
         self.name, self.task, self.batch, self.threads, self.steps = name, task, batch, threads, steps
-        self.opt = optimizer_of(task.config, task.model)
-        self.watch = Stopwatch(self.opt)
+        self.opt = task.optimizer()
         self.ms: dict[str, list[float]] = {part: [] for part in PARTS}
 
     def visit(self) -> None:
@@ -63,66 +61,43 @@ class Contender:
         for part in PARTS:
             self.ms[part].append(total[part] / self.steps)
 
-    def step(self) -> tuple[float, float, float]:
-        """Milliseconds of automatic differentiation, direction, retraction."""
-        self.watch.retraction = 0.0
+    def step(self) -> tuple[float, float]:
+        """Milliseconds of automatic differentiation and of the optimizer."""
         t0 = time.perf_counter()
         self.opt.zero_grad()
-        self.task.loss(self.batch)[0].backward()
+        self.task.losses(self.batch)
         t1 = time.perf_counter()
         self.opt.step()
         t2 = time.perf_counter()
-        retraction = self.watch.retraction
-        return 1e3 * (t1 - t0), 1e3 * (t2 - t1 - retraction), 1e3 * retraction
-
-    def compiled(self) -> bool:
-        """Whether compiled C is really in use; otherwise a warning has said why."""
-        return compiled.used(self.task.model)
+        return 1e3 * (t1 - t0), 1e3 * (t2 - t1)
 
     def summary(self) -> dict[str, Any]:
         rounds = list(zip(*self.ms.values(), strict=True))
         return {
             "name": self.name,
-            "compiled": self.compiled(),
             **{part: quartiles(values) for part, values in self.ms.items()},
-            "share_percent": quartiles([100 * (d + r) / (ad + d + r) for ad, d, r in rounds]),
+            "share_percent": quartiles([100 * step / (ad + step) for ad, step in rounds]),
             "rounds_ms": self.ms,
         }
 
 
-class Images(Classification):
-    """The task without its data set: nothing is downloaded, and times do not depend on the pixels."""
-
-    def __init__(self, config: Config) -> None:
-        self.config, self.rank, self.world = config, 0, 1
-        self.dtype, self.device = torch.float32, torch.device("cpu")
-        self.model = self.predict = self.network(config)
-
-
-class Points(Autoencoder):
-    """The same for the pendulum."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.model = self.predict = self.network(config)
+# Random images and points: nothing is downloaded, and times do not depend on them.
 
 
 def transformers(threads: int) -> Iterator[Contender]:
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(BATCH, 28, 28, generator=generator)
     labels = torch.randint(CLASSES, (BATCH,), generator=generator)
-    for name in OPTIMIZERS:
-        for c in (True, False) if name == COMPILED else (True,):
-            config = Config("mnist", name, (0,), 1, 1e-3, BATCH, threads=threads, compile=c)
-            yield Contender(name if c else PLAIN, Images(config), (images, labels), threads, steps=1)
+    for name in PAPER:
+        config = Config("mnist", name, (0,), 1, 1e-3, BATCH, threads=threads)
+        yield Contender(name, Mnist(config), (images, labels), threads, steps=1)
 
 
 def autoencoders() -> Iterator[Contender]:
     z = torch.randn(SEEDS, 4, POINTS, generator=torch.Generator().manual_seed(1))
-    for name in OPTIMIZERS[:-1]:  # without standard-adam
-        for c in (True, False) if name == COMPILED else (True,):
-            config = Config("pendulum", name, tuple(range(SEEDS)), 1, 1e-3, POINTS, compile=c)
-            yield Contender(name if c else PLAIN, Points(config), z, 1, steps=STEPS)
+    for name in PAPER[:-1]:  # without standard-adam
+        config = Config("pendulum", name, tuple(range(SEEDS)), 1, 1e-3, POINTS)
+        yield Contender(name, Pendulum(config), z, 1, steps=STEPS)
 
 
 def measure(contenders: list[Contender], rounds: int, warmup: int, tell: Callable[[], object]) -> None:
@@ -211,8 +186,7 @@ def make_record(console: Console, threads: int, rounds: int, warmup: int) -> dic
             "flush_subnormals": True,
         },
         **rows,
-        "compiled_over_plain": quartiles([a / b for a, b in zip(ad[COMPILED], ad[PLAIN], strict=True)]),
-        "limits": limits(rates, quartiles(ad[COMPILED])[1] / 1e3),
+        "limits": limits(rates, quartiles(ad[FIRST])[1] / 1e3),
     }
 
 
@@ -226,38 +200,27 @@ def table(record: dict[str, Any], what: str) -> Table:
         "transformer": f"Transformer, batch {s['batch']}, {s['threads']} threads: ms a step",
         "pendulum": f"Pendulum, {s['seeds']} networks at once, batch {s['points']}, 1 thread: ms a step",
     }[what]
-    columns = (
-        Column("configuration", "configuration"),
-        Column("ad", "AD", "number", ".1f"),
-        Column("direction", "direction", "number", ".2f"),
-        Column("retraction", "retraction", "number", ".2f"),
-        Column("share", "geometric share (%)", "number", ".2f"),
-        Column("paper", "paper (%)", "number", ".1f"),
-    )
     theirs = paper.COSTS["mnist"] if what == "transformer" else {}
     rows = []
     for row in record[what]:
-        numbers = [row[key][1] for key in (*PARTS, "share_percent")]
         reported = theirs.get(row["name"])
-        rows.append(Row((row["name"], *numbers, reported and reported.share)))
-    return Table(f"training-{what}", title, columns, rows)
+        numbers = [number(row[key][1], ".2f") for key in (*PARTS, "share_percent")]
+        rows.append((row["name"], *numbers, number(reported and reported.share, ".1f")))
+    headings = ("configuration", "AD", "optimizer", "geometric share (%)", "paper (%)")
+    return Table(title, headings, rows)
 
 
 def report(record: dict[str, Any]) -> list[str]:
     """The rest of the record in words; measures nothing."""
     low, s = record["limits"], record["settings"]
     count = sum(low["flops"].values())
-    faster = sorted(1 / ratio for ratio in record["compiled_over_plain"])
     verdict = {True: "met", False: "NOT MET"}
-    minutes = paper.OUTCOMES["pendulum"][COMPILED].minutes[0]
+    minutes = paper.OUTCOMES["pendulum"][FIRST].minutes[0]
     theirs = minutes * 60e3 / (39 * paper.EPOCHS["pendulum"])  # 39 steps an epoch
     lines = [
         f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are "
-        "flushed to zero, as in training. Geometric share: (direction + retraction) / (AD + direction + "
-        "retraction).",
-        f"Forward + backward with compiled blocks is {faster[1]:.2f} ({faster[0]:.2f} - {faster[2]:.2f}) "
-        "times as fast as with the plain formula.",
-        f"Its {count / 1e9:.1f} GFlop of products "
+        "flushed to zero, as in training. Geometric share: optimizer / (AD + optimizer).",
+        f"The transformer's {count / 1e9:.1f} GFlop of products "
         f"({', '.join(f'{k} {v / 1e9:.1f}' for k, v in low['flops'].items())}; backward counted as twice "
         f"forward) take {low['floor_seconds']:.3f} s at the rate of a 2048 x 2048 product. Measured: "
         f"{low['seconds']:.3f} s, {low['over_floor']:.1f} times that.",
@@ -273,10 +236,6 @@ def report(record: dict[str, Any]) -> list[str]:
     lines.append(
         f"Pendulum in the paper: {theirs:.1f} ms a step of geometric Adam, one network, everything included."
     )
-    for what in ("transformer", "pendulum"):
-        missing = [row["name"] for row in record[what] if not row["compiled"] and row["name"] != PLAIN]
-        if missing:
-            lines.append(f"Compiled C could not be had; by the plain formula: {what} {', '.join(missing)}.")
     for key, unit in (("matmul_gflops", "GFlop/s"), ("copy_gbs", "GB/s")):
         values = [rates[key] for rates in record["rates"]]
         if max(values) > 1.2 * min(values):

@@ -120,7 +120,7 @@ def pogo(Ys: Sequence[Tensor]) -> torch.optim.Optimizer:
 
 
 def adam_so(Ys: Sequence[Tensor]) -> torch.optim.Optimizer:
-    out: torch.optim.Optimizer = import_module("ghor.baselines").AdamSO(leaves(Ys), lr=LR)
+    out: torch.optim.Optimizer = import_module("ghor_lab.baselines").AdamSO(leaves(Ys), lr=LR)
     return out
 
 

@@ -26,7 +26,7 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
 except ImportError as error:
-    sys.exit(f"this example needs {error.name}: in a clone of ghor, pip install '.[lab]'")
+    sys.exit(f"this example needs {error.name}: in a clone of ghor, pip install . ./lab")
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 import torch
 
-pytest.register_assert_rewrite("table", "steps", "refusals", "faults")
+pytest.register_assert_rewrite("table", "steps", "refusals")
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes what time it takes
 hypothesis.settings.load_profile("any machine")

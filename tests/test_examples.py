@@ -45,7 +45,7 @@ def test_pictures_are_there_and_small():
         assert (ROOT / "docs" / "pictures" / file).stat().st_size < 70_000
 
 
-@pytest.mark.skipif(not (ROOT / "results").is_dir(), reason="not in a clone")
+@pytest.mark.skipif(not (ROOT / "lab" / "results").is_dir(), reason="not in a clone")
 def test_what_is_recorded_is_drawn():
     """Every picture of docs/build/records.py, from records; none has bars on a logarithmic axis."""
     records = script("records")

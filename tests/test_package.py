@@ -66,10 +66,7 @@ def test_imports_in_the_source_are_torch_and_the_standard_library():
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
             for name in names:
-                lazy = module in ("ghor.baselines", "ghor.nn") and name.startswith(
-                    "ghor_lab"
-                )  # names of version 0.1.0
-                assert lazy or name.partition(".")[0] in allowed, f"{module} imports {name}"
+                assert name.partition(".")[0] in allowed, f"{module} imports {name}"
 
 
 def test_quickstart_runs_and_learns():

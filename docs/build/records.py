@@ -1,4 +1,4 @@
-"""Draw what benchmarks have recorded in results/: `make pictures`. Nothing is measured here.
+"""Draw what benchmarks have recorded in lab/results/: `make pictures`. Nothing is measured here.
 
 Each picture is narrow enough for a phone, and the pages put panels beside each other where there is room.
 """
@@ -25,7 +25,7 @@ STYLE |= {"axes.spines.top": False, "axes.spines.right": False}
 
 
 def record(path: str) -> Any:
-    return json.loads((ROOT / "results" / path).read_text())
+    return json.loads((ROOT / "lab" / "results" / path).read_text())
 
 
 def panel(width: float = 3.5, height: float = 2.7) -> tuple[Figure, Axes]:

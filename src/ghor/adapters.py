@@ -573,8 +573,8 @@ def release(model: nn.Module) -> nn.Module:
 
     Declarations are removed, active adapters are merged into the weights, and the layers put back in place;
     multiples s Q (`ghor.constrain_multiples`) become ordinary weights.
-    Once saved, the model loads where ghor is not installed. If it has layers of ghor's own, such as those of
-    `ghor.nn`, this raises ValueError, and nothing is changed.
+    Once saved, the model loads where ghor is not installed. If it holds another object of ghor, such as a
+    space, this raises ValueError, and nothing is changed.
 
     >>> torch.save(release(model), "model.pt")
     """

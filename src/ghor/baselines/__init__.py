@@ -1,4 +1,4 @@
-"""The paper's baseline, for weights on any space as `ghor.optim`; others are in `ghor_lab.baselines`."""
+"""The paper's baseline, which like `ghor.optim` takes weights on any space; other methods are in the lab."""
 
 from ghor.baselines.scalar_moment_adam import ScalarMomentAdam
 

@@ -1,1 +1,0 @@
-"""The language model: its data, methods, sweep and report."""
