@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-from liftable import points
 from steps import STIEFEL, Net, gradients, same, sections, through_a_file, train, values
 from table import COMPLEX_CASES, MANIFOLDS, is_compact, name, point, randn, shapes, spoiled
 from table import sections as sections_of

@@ -23,7 +23,6 @@ from table import (
 from torch import nn
 
 import ghor
-from ghor._torch.values import as_on_an_accelerator
 from ghor.linalg import spectral_bound
 from ghor.spaces.orthogonal import Orthogonal
 
@@ -155,7 +154,6 @@ def test_on_an_accelerator_it_is_the_same():
         net = Net(torch.float32)
         opt = build("SGD", net, lr=10.0, max_angle=0.3)
         if there:
-            with as_on_an_accelerator():
                 train(net, opt, gradients(net, 5))
         else:
             train(net, opt, gradients(net, 5))

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import sys
 
 import pytest
 import torch
@@ -206,3 +207,34 @@ def test_float32_stays_on_the_space(shape, kind, rule, lr, gen):
         worst = max(worst, float(ST.residual(p.detach().double())))
     assert type(opt._batches[0].frame) is Tangent
     assert worst <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:the last step was interrupted")
+@pytest.mark.parametrize("rule", ["Muon", "momentum", "one moment"])
+def test_interrupts_at_every_line(rule):
+    """Weights are whole, and after one more step on the space."""
+    files = ("lifted.py", "batch.py", "tangent.py", "muon.py", "scalar_moment_adam.py")
+    for at in range(1, 4000, 3):
+        run, count = Run(rule, ST, (12, 4), F64).run(2), [0]
+
+        def trace(frame, event, arg, at=at, count=count):
+            if frame.f_code.co_filename.rsplit("/", 1)[-1] not in files:
+                return None
+            if event == "line":
+                count[0] += 1
+                if count[0] == at:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            run.run(1)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert ST.residual(run.values()).max() <= 1e-13
+        copy.deepcopy(run.opt).state_dict()
+        assert ST.residual(run.run(1).values()).max() <= 1e-13
+    assert at > 100
