@@ -38,7 +38,7 @@ def test_it_draws(name, capsys):
 
 
 def test_pictures_are_there_and_small():
-    pages = "".join((ROOT / "docs" / page).read_text() for page in ("index.md", "spaces.md"))
+    pages = "".join((ROOT / "docs" / page).read_text() for page in ("index.md", "gallery.md"))
     for name in NAMES:
         file = pictures.FILES.get(name, f"{name}.png")
         assert f"(pictures/{file})" in pages
