@@ -48,6 +48,11 @@ class Orthogonal(Matrices):
             return self.frame(y, section, held, eps)
         return Tangent(self, y, held, eps, by_rows)
 
+    def hor_(self, w: Tensor, factor: float = 0.5) -> None:
+        # What is 0 in every skew matrix is 0, also where a rule without eps has divided 0 by 0.
+        w[..., : w.shape[-1], :].diagonal(dim1=-2, dim2=-1).real.zero_()
+        super().hor_(w, factor)
+
     def complement(self, y: Tensor) -> Tensor:
         """The closed form, formed, with R = polar(y_1), so that Lambda(E) = I; to autograd R is constant."""
         n = y.shape[-1]
