@@ -257,6 +257,7 @@ class Batch:
                 self.warn(
                     "dtype", f"{name} was half precision: it goes on from the point that its state holds"
                 )
+                self._write(self._in_units(known))
                 return known
             self._refuse(off)
             y = self._unit(self._weights())
@@ -423,10 +424,13 @@ class Batch:
             self.age += 1
             if self.age % REPAIR_EVERY == 0 and self.G.numel():
                 self._repair()
-        if self.G.numel() and (
-            self.steps % LOOK_EVERY.get(self.G.device.type, 100) == 0 or self._is_unusual()
-        ):
+        if not self.G.numel():
+            return
+        if self.steps % LOOK_EVERY.get(self.G.device.type, 100) == 0:
             self.look()
+        elif self._is_unusual():
+            self._say_long()
+            self.peak.zero_()
 
     def _is_unusual(self) -> bool:
         """Whether a velocity was too long, or not finite, where a value is read for nothing."""
@@ -635,9 +639,8 @@ class Batch:
         held = self.lost if self.frame.held is None else self.frame.held
         seen = [x.to(self.peak) for x in (self.peak.amax(), self.lost, off.any(), held.any())]
         peak, lost, any_off, any_held = torch.stack(seen).tolist()
-        longest = self.frame.longest
-        if not peak <= longest:
-            self._say_long(peak)
+        if not peak <= self.frame.longest:
+            self._say_long()
         if lost:
             self.warn(
                 "lost",
@@ -656,7 +659,7 @@ class Batch:
             self.scatter()
         self.peak.zero_(), self.lost.zero_()
 
-    def _say_long(self, peak: float) -> None:
+    def _say_long(self) -> None:
         longest = self.frame.longest
         bad = ~(self.peak < torch.inf)
         if bool(bad.any()):
