@@ -193,8 +193,11 @@ class Coordinates:
                 raise ValueError(
                     f"{space}: solvers and LBFGS move every row; use another optimizer for this weight"
                 )
+            flat = getattr(space, "flat", False)
+            if section == "implicit" and not (flat or space.implicit):
+                raise ValueError(f"{space} has no implicit section; use section='transported'")
             # Every Euclidean weight may have a unit of length of its own.
-            kinds[(space, i) if getattr(space, "flat", False) else (space, p.shape, p.dtype)].append(i)
+            kinds[(space, i) if flat else (space, p.shape, p.dtype)].append(i)
         self.R, self.section, self.count, self.size, parts = R, section, len(tensors), 0, list[Part]()
         order = sorted(kinds.items(), key=lambda kind: _place(kind[0][0], tensors[kind[1][0]]))
         for (space, *_), index in order:
