@@ -206,8 +206,9 @@ class Space:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options alone: files of torch.distributed hold spaces, and what is computed from them is not theirs."""
-        return {name: vars(self)[name] for name in (*self.__dataclass_fields__, "of_points") if name in vars(self)}
+        """The options alone: files of torch.distributed hold spaces, and nothing that is computed from them."""
+        kept = (*self.__dataclass_fields__, "of_points")
+        return {name: vars(self)[name] for name in kept if name in vars(self)}
 
     def has(self, name: str) -> bool:
         """Whether the space has this piece of geometry: "log", "metric", "transport", ..."""
