@@ -68,41 +68,41 @@ NOISE = 0.5  # the rounding of X^H X up to which it is iterated instead of compu
 # -- msign: by right factors, so what is tangent stays so ----------------------------------------------------
 
 
-def right_factors(blocks: Sequence[Tensor], G: Tensor, squares: Tensor, triples: Sequence[Triple]) -> Tensor:
-    """P (K, n, n) with X P = msign X for the matrices X of `blocks`, each (M, a, n), from G = X^H X of all.
+def right_factors(blocks: Sequence[Tensor], triples: Sequence[Triple], full: torch.dtype) -> Tensor:
+    """P (K, n, n) with X P = msign X for the matrices X of `blocks`, each (M, a, n) of norms ||X||_F = 1.
 
-    X <- X S, S = a I + b X^H X + c (X^H X)^2, from X/||X||_F; but T = X^H X alone is iterated, T <- S T S,
-    and P collects the S. `squares` are ||X||_F^2, infinite for blocks that count as 0. It runs in the dtype
-    of G; P is collected in that of `squares`, because it holds gains from 1 to 485. Rounding of T grows by
-    a^2 in each step, so before it matters T is computed anew: in bfloat16 every second step, in float32 every
-    seventh.
+    X <- X S, S = a I + B, B = b X^H X + c (X^H X)^2; but T = X^H X alone is iterated, T <- S T S, for all at
+    once, and P collects the S. It runs in the dtype of X, and P, which holds gains from 1 to 485, is
+    collected in `full`. Rounding of T grows by a^2 in each step, so before it matters T is computed anew: in
+    bfloat16 every second step, in float32 every seventh.
     """
-    count, eps = list(map(len, blocks)), torch.finfo(G.dtype).eps
-    full = torch.promote_types(G.dtype, squares.dtype)
-    r = squares.rsqrt().to(G.dtype).view(-1, 1, 1)
-    T, noise = G * r * r, eps
+    count, eps = list(map(len, blocks)), torch.finfo(blocks[0].dtype).eps
+    T, noise = gram_of(blocks), eps
     P: Tensor | None = None  # T = (X P Q)^H X P Q
     Q: Tensor | None = None
     for k, (a, b, c) in enumerate(triples, 1):
-        S = torch.baddbmm(T, T, T, beta=b, alpha=c)
-        S.diagonal(dim1=-2, dim2=-1).add_(a)
-        Q = S * r if k == 1 else S if Q is None else Q @ S
+        B = torch.baddbmm(T, T, T, beta=b, alpha=c)
+        if Q is None:
+            Q = B.clone()
+            Q.diagonal(dim1=-2, dim2=-1).add_(a)
+        else:
+            Q = torch.baddbmm(Q, Q, B, beta=a)
         noise *= a * a
-        if k == len(triples):
-            break
-        if noise > NOISE:
+        if k < len(triples) and noise > NOISE:
             blocks = [X @ q for X, q in zip(blocks, Q.split(count), strict=True)]
             P = Q.to(full) if P is None else P @ Q.to(full)
             T, Q, noise = gram_of(blocks), None, eps
-        else:
-            T = S @ T @ S
-    if Q is None:
-        return r * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    return Q if P is None else P @ Q.to(full)
+        elif k < len(triples):
+            ST = torch.baddbmm(T, B, T, beta=a)
+            T = torch.baddbmm(ST, ST, B, beta=a)
+    assert Q is not None
+    return Q.to(full) if P is None else P @ Q.to(full)
 
 
 def gram_of(blocks: Sequence[Tensor]) -> Tensor:
     """X^H X of all matrices of all blocks, one after the other."""
+    if len(blocks) == 1:
+        return blocks[0].mH @ blocks[0]
     X, n = blocks[0], blocks[0].shape[-1]
     G = X.new_empty(len(blocks), len(X), n, n)
     for X, out in zip(blocks, G, strict=True):
@@ -121,36 +121,38 @@ def orthogonalise_(
 
     Singular values end up in 0.7 ... 1.2 of rate, and 0 stays 0, whatever the scale of V.
     """
-    real, is_complex = blocks[0].real.dtype, blocks[0].is_complex()
-    wide, tiny = torch.complex128 if is_complex else torch.float64, torch.finfo(real).tiny
-    if real == torch.float64:  # no wider dtype for the squares: the largest entry is 1
-        top = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0).clamp_min(tiny)
-        for X in blocks:
-            X.div_(top)
-    norm = torch.linalg.vector_norm
-    sizes = torch.stack([norm(X, dim=(-2, -1), keepdim=True, dtype=wide) for X in blocks])
-    whole = sizes.square().sum(0).sqrt().clamp_min(tiny)
-    squares = nn.functional.threshold((sizes / whole).to(real).square(), floor**2, math.inf).flatten(1)
-    for X in blocks:
-        X.div_(whole.to(real))
-    for some, of_them in _of_a_width(blocks, squares):
-        if some[0].shape[-1] == 1:  # one singular value, 1
+    _normalise_(blocks, floor)
+    for some in _of_a_width(blocks) if triples else [blocks]:
+        if not triples or some[0].shape[-1] == 1:  # one singular value, 1
             x = 1.0
             for a, b, c in triples:
                 x = a * x + b * x**3 + c * x**5
-            P = (of_them.rsqrt() * x).view(-1, 1, 1)
-        else:
-            lower = [X.to(low) for X in some] if low else some
-            P = right_factors(lower, gram_of(lower), of_them, triples).to(some[0])
-        for X, p in zip(some, (P * rate).split(len(some[0])), strict=True):
+            for X in some:
+                X.mul_(x * rate)
+            continue
+        lower = [X.to(low) for X in some] if low else some
+        P = right_factors(lower, triples, some[0].dtype) * rate
+        for X, p in zip(some, P.split(len(some[0])), strict=True):
             X.copy_(times(X, p))
 
 
-def _of_a_width(blocks: Sequence[Tensor], squares: Tensor) -> list[tuple[Sequence[Tensor], Tensor]]:
+def _normalise_(blocks: Sequence[Tensor], floor: float) -> None:
+    """X <- X/||X||_F, and 0 where ||X||_F <= floor ||V||_F."""
+    real, is_complex = blocks[0].real.dtype, blocks[0].is_complex()
+    if real == torch.float64:  # there is no wider dtype for the squares: the largest entry is 1
+        top = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0)
+        for X in blocks:
+            X.div_(top.clamp_min(torch.finfo(real).tiny))
+    wide, norm = torch.complex128 if is_complex else torch.float64, torch.linalg.vector_norm
+    sizes = torch.stack([norm(X, dim=(-2, -1), keepdim=True, dtype=wide) for X in blocks])
+    sizes.masked_fill_(sizes <= floor * norm(sizes, dim=0), math.inf)
+    for X, own in zip(blocks, sizes.to(real), strict=True):
+        X.div_(own)
+
+
+def _of_a_width(blocks: Sequence[Tensor]) -> list[Sequence[Tensor]]:
     """Blocks with equally many columns together: only those of poses differ."""
-    if len({X.shape[-1] for X in blocks}) == 1:
-        return [(blocks, squares.flatten())]
-    return [([X], x) for X, x in zip(blocks, squares, strict=True)]
+    return [blocks] if len({X.shape[-1] for X in blocks}) == 1 else [[X] for X in blocks]
 
 
 # -- the rule of a batch -------------------------------------------------------------------------------------
@@ -172,7 +174,6 @@ def velocity(b: Batch) -> None:
     floor = min(max(group["eps"], ROUNDING * torch.finfo(b.params[0].dtype).eps), AT_MOST)
     rate = -group["lr"] * ratio(group["adjust_lr_fn"], *sides(b))
     low = None if W.is_complex() else group["ns_dtype"]
-    b.frame.hor_(W)  # of what is no part of g^hor, rounding or a user's, the polynomial would make as much
     orthogonalise_(b.frame.blocks(W), triples(group), floor, rate, low)
     if b.scale is not None:  # W is a length there, and lr stays an angle
         b.frame.scale_(W, b.scale)
