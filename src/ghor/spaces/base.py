@@ -206,7 +206,7 @@ class Space:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options alone: files of torch.distributed hold spaces, and nothing that is computed from them."""
+        """The options alone: files of torch.distributed hold spaces, and nothing that they compute."""
         kept = (*self.__dataclass_fields__, "of_points")
         return {name: vars(self)[name] for name in kept if name in vars(self)}
 
