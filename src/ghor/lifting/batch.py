@@ -383,6 +383,7 @@ class Batch:
         if start is not None or self.scale is not None or self.max_angle is not None:
             self.frame.multiple = None
         self.push(state, None if self.own is not None else start)
+        self.frame.multiple = None  # nothing of a step stays
 
     def push(self, state: dict[str, Any], start: Tensor | None) -> None:
         """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite ones "
