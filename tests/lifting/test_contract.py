@@ -359,11 +359,16 @@ def test_huge_steps_stay(case):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("case", "rule", "warm"),
-    [("stored", "Adam", 3), ("closed form", "SGD", 9), ("sphere", "RMSprop", 9), ("stored", "Muon", 3)]
-    + [pytest.param(case, "Adam", warm, marks=pytest.mark.slow) for case in FRAMES for warm in (0, 9)],
+    ("case", "rule", "warm", "stride"),
+    [
+        ("stored", "Adam", 3, 11),
+        ("closed form", "SGD", 9, 11),
+        ("sphere", "RMSprop", 9, 11),
+        ("stored", "Muon", 3, 11),
+    ]
+    + [pytest.param(case, "Adam", warm, 1, marks=pytest.mark.slow) for case in FRAMES for warm in (0, 9)],
 )
-def test_an_interrupt_at_any_line(case, rule, warm):
+def test_an_interrupt_at_any_line(case, rule, warm, stride):
     """Groups and state are whole, they load elsewhere, and one more step ends on the space."""
     start = Run(case, rule).run(range(warm))
     saved = copy.deepcopy(start.opt.state_dict())
@@ -373,7 +378,7 @@ def test_an_interrupt_at_any_line(case, rule, warm):
         for d in (saved["state"], done.opt.state_dict()["state"])
         for i in range(3)
     ]
-    for at in itertools.count(1, 7):
+    for at in itertools.count(1, stride):
         a = start.clone()
         a.opt.load_state_dict(copy.deepcopy(saved))
         a.gradients(warm)
@@ -395,7 +400,7 @@ def test_an_interrupt_at_any_line(case, rule, warm):
         for run in (a, b):
             run.run([warm + 1])
             assert all(bool((run.space.residual(p.detach()) <= 1e-6).all()) for p in run.ps)
-    assert at > 300
+    assert at > 200
 
 
 def test_a_rule_that_raises_leaves_weights_on_manifolds_where_they_are():
