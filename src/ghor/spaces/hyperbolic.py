@@ -151,7 +151,7 @@ class Hyperbolic(GroupSpace):
         y = frame.point()
         b = -self.seen(y, y0)
         out[..., :1, :] = 0
-        out[..., 1:, :] = frame.O @ b if isinstance(frame, Carried) else b
+        out[..., 1:, :] = frame.O[..., 1:] @ b if isinstance(frame, Carried) else b
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         """The point of the boost times R(W), or of as much of W as leads to where the digits end.
