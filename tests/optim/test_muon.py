@@ -380,6 +380,10 @@ def test_a_group_comes_in_whole_or_not_at_all(gen):
     assert len(groups) == len(opt.param_groups) == 2
     for group, params in zip(opt.param_groups, groups, strict=True):
         assert list(map(id, group["params"])) == list(map(id, params))
+    opt.add_param_group({"params": [v]})
+    v.grad = torch.ones_like(v)
+    opt.step()
+    assert not torch.equal(v, torch.ones_like(v))
 
 
 def test_newton_schulz_of_nothing_is_nothing():

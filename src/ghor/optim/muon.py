@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any, Literal, Unpack
@@ -209,6 +209,47 @@ def sides(b: Batch) -> tuple[int, int]:
 # -- the classes ---------------------------------------------------------------------------------------------
 
 
+def parts_of(
+    group: Any, adamw: dict[str, Any], sort: Callable[[list[Any], list[Any]], list[bool]]
+) -> Iterator[Any]:
+    """A group as it is, or its matrices and the rest in two; `adamw` are the options of the second.
+
+    `sort` says which are AdamW's, of parameters or of pairs of a name and one.
+    """
+    given = group.get("params") if isinstance(group, dict) else None
+    entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
+    tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
+    if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
+        yield group  # torch raises, and says what is wrong
+        return
+    flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
+    own = flag if isinstance(flag, dict) else {}
+    for key in own.keys() - adamw.keys():
+        raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(adamw)}")
+    if group.get("adjust_lr_fn") not in ADJUSTMENTS:
+        raise ValueError(
+            f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
+        )
+    if "ns_coefficients" in group:
+        _check_triples(group["ns_coefficients"], group.get("ns_steps", 0))
+    kinds = [flag] * len(entries) if isinstance(flag, bool) else sort(entries, tensors)
+    alone = flag is True or (bool(kinds) and all(kinds))
+    for kind in (True,) if alone else (False, True) if any(kinds) else (False,):
+        chosen = [i for i, k in enumerate(kinds) if k is kind]
+        part = {**rest, "params": [entries[i] for i in chosen], "adamw": kind}
+        for key in PER_WEIGHT:
+            if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(entries):
+                part[key] = [part[key][i] for i in chosen]
+        if kind:
+            part = {**part, **adamw, **own, **(rest if alone else {}), "params": part["params"]}
+        yield part
+
+
+def is_no_matrix(p: Tensor) -> bool:
+    """Whether torch.optim.Muon does not take it."""
+    return p.dim() != 2 or p.is_complex()
+
+
 class _Muon(Optimizer):
     """torch.optim.Muon and torch.optim.AdamW, each an optimizer that is lent its groups for a step."""
 
@@ -233,6 +274,13 @@ class _Muon(Optimizer):
         given = {"ns_coefficients": ns_coefficients, "ns_dtype": ns_dtype, "adamw": False}
         super().__init__(params, {**self._muon.defaults, **given})
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; matrices and other weights become two groups."""
+        for part in parts_of(
+            param_group, self._adamw.defaults, lambda _, params: [*map(is_no_matrix, params)]
+        ):
+            super().add_param_group(part)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A state dict of torch.optim.Muon does not say which groups are AdamW's: they stay what they are."""
         before = self.__dict__.get("param_groups", [])
@@ -242,8 +290,13 @@ class _Muon(Optimizer):
                 if key in known:
                     group.setdefault(key, known[key])
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """torch's two steps, each on its own groups, and ours for matrices that torch's does not take."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         theirs = [g for g in self.param_groups if not g["adamw"]]
         plain = [
             {**g, "params": [p for p in g["params"] if not is_sharded(p)]}
@@ -263,6 +316,7 @@ class _Muon(Optimizer):
             for p in group["params"]:
                 if p.grad is not None and (is_sharded(p) or not is_triple(group["ns_coefficients"])):
                     self._step_one(p, group)
+        return loss
 
     def _step_one(self, p: Any, group: dict[str, Any]) -> None:
         """A step of torch's Muon for a DTensor, or with a triple for each step.
@@ -377,42 +431,16 @@ class Muon(Lifted):
             for part in self._split(param_group):
                 super().add_param_group(part)
         except BaseException:
-            del self.param_groups[count:]
+            for of_groups in (self.param_groups, self._first, self._placed, self._seen):
+                del of_groups[count:]
             raise
 
     def _split(self, group: Any) -> Iterator[Any]:
-        given = group.get("params") if isinstance(group, dict) else None
-        entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
-        tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
-        if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
-            yield group  # torch raises, and says what is wrong
-            return
-        flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
-        own = flag if isinstance(flag, dict) else {}
-        for key in own.keys() - self._adamw.keys():
-            raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(self._adamw)}")
-        if group.get("adjust_lr_fn") not in ADJUSTMENTS:
-            raise ValueError(
-                f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
-            )
-        if "ns_coefficients" in group:
-            _check_triples(group["ns_coefficients"], group.get("ns_steps", 0))
-        spaces = self._spaces(group, tensors)
-        kinds = (
-            [flag] * len(entries)
-            if isinstance(flag, bool)
-            else [self._sorting.is_adamws(e, s) for e, s in zip(entries, spaces, strict=True)]
-        )
-        alone = flag is True or (bool(kinds) and all(kinds))
-        for kind in (True,) if alone else (False, True) if any(kinds) else (False,):
-            chosen = [i for i, k in enumerate(kinds) if k is kind]
-            part = {**rest, "params": [entries[i] for i in chosen], "adamw": kind}
-            for key in PER_WEIGHT:
-                if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(entries):
-                    part[key] = [part[key][i] for i in chosen]
-            if kind:
-                part = {**part, **self._adamw, **own, **(rest if alone else {}), "params": part["params"]}
-            yield part
+        def sort(entries: list[Any], tensors: list[Any]) -> list[bool]:
+            spaces = self._spaces(group, tensors)
+            return [self._sorting.is_adamws(e, space) for e, space in zip(entries, spaces, strict=True)]
+
+        return parts_of(group, self._adamw, sort)
 
     def _spaces(self, group: dict[str, Any], params: list[Tensor]) -> list[Any]:
         """The space of each weight, or None."""
@@ -435,7 +463,7 @@ class Muon(Lifted):
             if params and all(isinstance(p, Tensor) for p in params):
                 spaces = self._spaces(group, params)
                 flat = [p for p, space in zip(params, spaces, strict=True) if space is None]
-                found = [p for p in flat if p.dim() == 2 and not p.is_complex()]
+                found = [p for p in flat if not is_no_matrix(p)]
                 matrices += found if len(found) < len(flat) else []
         if matrices:
             largest = max(matrices, key=Tensor.numel)
@@ -466,7 +494,7 @@ class _Sorting:
         self.unused -= hits
         if space is not None:
             return bool(hits)
-        return p.dim() != 2 or p.is_complex() or bool(hits) or id(p) in self.tables
+        return is_no_matrix(p) or bool(hits) or id(p) in self.tables
 
     def check(self) -> None:
         """Raise for a pattern that no parameter is called by."""
