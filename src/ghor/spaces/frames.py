@@ -26,7 +26,8 @@ from ghor.spaces.lines import Line, Moved, Straight, Thin
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
 if TYPE_CHECKING:
-    from ghor.spaces.base import GroupSpace, Space
+    from ghor.spaces.base import Space
+    from ghor.spaces.group import GroupSpace
     from ghor.spaces.matrix import Matrices
 
 Tensors = Sequence[Tensor]

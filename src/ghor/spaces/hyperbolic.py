@@ -22,8 +22,10 @@ from ghor._torch.functions import apply, compilable
 from ghor._torch.precision import full_precision
 from ghor.layout import Layout
 from ghor.linalg import everywhere, largest, size
-from ghor.spaces.base import GroupSpace, on_points, room_of, warn_of_digits
+from ghor.spaces.base import room_of, warn_of_digits
 from ghor.spaces.frames import Frame
+from ghor.spaces.group import GroupSpace
+from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Cayley, Retraction, cayley, geodesic
 from ghor.spaces.sphere import check_padding
 from ghor.spaces.vectors import Carried, Turn, Vectors, in_plane

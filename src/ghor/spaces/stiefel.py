@@ -17,10 +17,11 @@ from torch import Tensor
 from ghor._torch.functions import frozen, with_value
 from ghor._torch.transforms import differentiated
 from ghor.linalg import everywhere, eye, eye_of, finite, inner, largest, polar, solve, spectral_bound
-from ghor.spaces.base import on_points, unit_of
+from ghor.spaces.base import unit_of
 from ghor.spaces.frames import ClosedForm, Frame, Stored
 from ghor.spaces.logarithms import canonical_log
 from ghor.spaces.matrix import Matrices, Subspaces
+from ghor.spaces.points import on_points
 from ghor.spaces.symmetric import gram_function
 from ghor.spaces.tangent import Tangent
 
