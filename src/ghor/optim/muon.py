@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any, Literal, Unpack
@@ -289,6 +289,9 @@ class _Muon(Optimizer):
             for key in self._adamw.defaults.keys() | self.defaults.keys():
                 if key in known:
                     group.setdefault(key, known[key])
+        for held in self.state.values():  # numbers in old state dicts become tensors, as in AdamW
+            if "step" in held and not torch.is_tensor(held["step"]):
+                held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -397,8 +400,8 @@ class Muon(Lifted):
 
     def sorted(self, params: Any) -> Any:
         """Groups that are Muon's or AdamW's as a whole."""
-        if isinstance(params, Tensor):  # torch raises, and says what is wrong
-            return params
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            return params  # torch raises, and says what is wrong
         groups = list(params)
         if groups and not isinstance(groups[0], dict):
             groups = [{"params": groups}]
