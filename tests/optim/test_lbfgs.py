@@ -420,8 +420,9 @@ def test_the_memory_can_be_made_smaller_and_larger():
 
 def test_a_memory_that_leads_uphill_is_emptied(monkeypatch):
     net = Net()
-    opt = ghor.optim.LBFGS(net, max_iter=4, line_search_fn="strong_wolfe")
+    opt = ghor.optim.LBFGS(net, max_iter=12, line_search_fn="strong_wolfe")
     loss = [float(opt.step(closure_of(net, opt)).detach())]
+    assert len(opt.state[net.Y]["old_dirs"]) > 3
     with monkeypatch.context() as patch:
         patch.setattr(Limited, "direction", lambda rule, g: g.clone())
         opt.step(closure_of(net, opt))
