@@ -93,6 +93,7 @@ class Space:
 
     compact: ClassVar[bool] = True  # points are bounded: any matrix of full rank has a nearest one
     complex: ClassVar[bool] = False  # points may be complex
+    flat: ClassVar[bool] = False  # points are vectors of R^d, and moved by translations
     implicit: ClassVar[bool] = False  # there is a frame in closed form: section="implicit"
     curvature: ClassVar[float] = (
         0.0  # the least sectional one where it is negative: `mean` takes shorter steps

@@ -25,7 +25,6 @@ class GroupSpace(Space):
     """
 
     exact: ClassVar[bool] = True  # whether L is the point
-    flat: ClassVar[bool] = False  # whether the group is that of translations
     unit: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
 
     def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:
