@@ -22,7 +22,7 @@ from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
 from ghor.linalg import perhaps
 from ghor.spaces.base import no_digits
-from ghor.spaces.frames import rows
+from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import RETRACTIONS
 
 REPAIR_EVERY = 10  # moves of a batch between two repairs of the rounding of its points
@@ -74,6 +74,7 @@ class Batch:
         self.R, self.max_angle = RETRACTIONS[group["retraction"]], group["max_angle"]
         self.stacks, self.odd, self.even = traits.stacks, sorted(traits.odd), sorted(traits.even)
         self.shards = ShardLayout(first.p, batch_dims(first.p, self.space)) if is_sharded(first.p) else None
+        self.before: Frame | None = None  # the frame that moments are in, if the group wants another kind
         self._lay_out()
         states = list(map(self._here, states))
         self._stand(group["section"], states, traits)
@@ -81,6 +82,8 @@ class Batch:
         self.H.grad = self.G = self._room()
         self.developed = self._developed(states) if traits.reads else None
         self.state = self._gathered(states)
+        for X in (self.state[k] for k in self.odd if self.before is not None and k in self.state):
+            X.copy_(self.frame.translated(X, self.before))
         moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.moves, self.age = moves.clone(), int(moves)
         self.steps = self.age  # also those that moved nothing
@@ -127,6 +130,7 @@ class Batch:
             self.frame = geometry.free_frame(at, section, kept, self.eps, by_rows=self.layout.blocks > 1)
         else:
             self.frame = geometry.frame(at, section, kept, self.eps)
+        self._convert(at, section, kept)
         self._put(self._differs(y), y)
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
@@ -134,6 +138,13 @@ class Batch:
         self.master = None if kept else self._viewable(self.frame.point())
         self.written = None if self.exact else self._weights().clone()
         self.anchor = self._anchor(y, held)
+
+    def _convert(self, y: Tensor, section: str, kept: dict[str, Tensor]) -> None:
+        """Take another kind of frame than the state has, if the group asks for it by name."""
+        if kept and section != "auto" and self.stacks:
+            asked = self.space.geometry.frame(y, section, {}, self.eps)
+            if asked.tensors().keys() != self.frame.tensors().keys():
+                self.before, self.frame = self.frame, asked
 
     def _check_room(self, y: Tensor) -> None:
         """Raise where a frame that the rule wants stored would be large."""
@@ -613,8 +624,10 @@ class Batch:
         """
         now = list(map(_version, self.params))
         touched = [a != b for a, b in zip(now, self.versions, strict=False)]
-        other = [w.p.shape != w.shape or w.p.dtype != self.kind for w in self.weights]
-        if any(other):
+        other = [w.p.dtype != self.kind for w in self.weights]
+        if any(w.p.shape != w.shape for w in self.weights):
+            pass  # an error, a little later
+        elif any(other):
             self._say_changed(other)
         elif self.G.numel() and self.versions and (any(touched) or self._places() != self.places):
             moved = self._differs(self._unit(self._read()))
