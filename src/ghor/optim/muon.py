@@ -138,12 +138,12 @@ def orthogonalise_(
 
 def _normalise_(blocks: Sequence[Tensor], floor: float) -> None:
     """X <- X/||X||_F, and 0 where ||X||_F <= floor ||V||_F."""
-    real, is_complex = blocks[0].real.dtype, blocks[0].is_complex()
-    if real == torch.float64:  # there is no wider dtype for the squares: the largest entry is 1
+    dtype, real, norm = blocks[0].dtype, blocks[0].real.dtype, torch.linalg.vector_norm
+    wide = dtype if blocks[0].device.type == "mps" else torch.promote_types(dtype, torch.float64)
+    if wide == dtype:  # there is no wider one for the squares: the largest entry is 1
         top = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0)
         for X in blocks:
             X.div_(top.clamp_min(torch.finfo(real).tiny))
-    wide, norm = torch.complex128 if is_complex else torch.float64, torch.linalg.vector_norm
     sizes = torch.stack([norm(X, dim=(-2, -1), keepdim=True, dtype=wide) for X in blocks])
     sizes.masked_fill_(sizes <= floor * norm(sizes, dim=0), math.inf)
     for X, own in zip(blocks, sizes.to(real), strict=True):
