@@ -52,31 +52,6 @@ def test_a_half_precision_weight_that_was_loaded_is_kept(section, dtype):
     assert (now != before).sum() < 0.1 * now.numel()
 
 
-def test_a_symplectic_weight_that_has_grown_is_copied_saved_and_projected():
-    space = ghor.SymplecticStiefel()
-    torch.manual_seed(0)
-    p = weight(8, 4, space=space)
-    opt = ghor.optim.Adam([p], space=space, lr=0.1)
-    for _ in range(60):
-        p.grad = -p.detach().clone()  # outwards
-        opt.step()
-        if p.detach().norm() > 60:
-            break
-    assert p.detach().norm() > 60
-    assert space.residual(p.detach()) <= space.tolerance(p.detach())
-    q, other = copy.deepcopy((p, opt))
-    q.grad = q.detach().clone()
-    other.step()
-    r = nn.Parameter(p.detach().clone())
-    third = ghor.optim.Adam([r], space=space, lr=0.1)
-    third.load_state_dict(opt.state_dict())
-    r.grad = r.detach().clone()
-    third.step()
-    assert torch.equal(q, r)
-    again = space.project(p.detach())
-    assert space.residual(again) <= space.tolerance(again)
-
-
 # -- silent surprises --------------------------------------------------------------------------------------
 
 

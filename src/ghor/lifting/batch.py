@@ -30,6 +30,8 @@ WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, 4 % 
 LOOK_EVERY = {"cpu": 10}  # and between two looks at its numbers, which reads one value; 100 on other devices
 ROWS, ROOM = 64, 1 << 22  # of a stored frame that nobody asked for: N <= 64 n, or so many numbers in all
 
+NEAR = 1e-5  # from the point of a half precision weight that has not moved, to that of its state
+
 FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
 POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; decay's anchor
 # The radii of spheres of any radius; the weight that the rule reads; and how often the weight has moved.
@@ -593,9 +595,16 @@ class Batch:
 
     def _differs(self, y: Tensor) -> Tensor:
         """Which points (M) are not the frame's, up to rounding."""
+        point = self.frame.point()
         largest = y.abs().amax((-2, -1), keepdim=True).clamp_min(1)
-        near = 4 * self.eps * (1 if self.frame.exact else y.shape[-2])
-        return ~((self.frame.point() - y).abs() <= near * largest).flatten(1).all(1)
+        if not self.half:
+            near = 4 * self.eps * (1 if self.frame.exact else y.shape[-2])
+            return ~((point - y).abs() <= near * largest).flatten(1).all(1)
+        # To the bit what is left of the frame's point; or a weight that has not moved yet.
+        weights = self._read()
+        kept = (self._in_units(point).to(self.kind) == weights).flatten(1).all(1)
+        still = (self._nearest(self._unit(weights)) - point).abs() <= NEAR * largest
+        return ~(kept | still.flatten(1).all(1))
 
     def _put(self, moved: Tensor, y: Tensor) -> None:
         """Put the frames of points that others have moved above them."""
