@@ -80,7 +80,7 @@ pictures: .venv/.installed-lab  ## draw the pictures again: examples, spaces, an
 	@for name in text-curves text-rates; do cp runs/report-text/figures/$$name.svg docs/pictures/; done
 
 bench: .venv/.installed-bench  ## time one optimizer step against other libraries
-	@$(PY) benchmarks/step.py $(ARGS)
+	@$(PY) benchmarks/measure.py time --only "^336" --seconds 60 $(ARGS)
 
 clean:  ## remove the environment, caches and builds
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

@@ -92,21 +92,14 @@ def parametrized_step(
 # -- the machine ---------------------------------------------------------------------------------------------
 
 
-def copy_gbs(entries: int, repeats: int) -> float:
-    """The rate of a copy, which reads and writes every entry."""
-    x = torch.rand(entries)
-    y = torch.empty_like(x)
-    return 2 * 4 * entries / min(seconds(lambda: y.copy_(x)) for _ in range(repeats)) / 1e9
-
-
-def machine(step_bytes: int | None = None) -> dict[str, Any]:
-    """The machine and its rates, each the best of several measurements, since they make a lower bound.
-
-    `step_bytes` is what a step reads and writes: a copy of that size may stay in the caches.
-    """
+def machine() -> dict[str, Any]:
+    """The machine and its rates, each the best of several measurements."""
     load = busy_cores()
     A, B, C = (torch.rand(2048, 2048) for _ in range(3))
     product = min(seconds(lambda: torch.mm(A, B, out=C)) for _ in range(8))
+    x = torch.rand(1 << 26)  # 256 MiB
+    y = torch.empty_like(x)
+    copy = min(seconds(lambda: y.copy_(x)) for _ in range(8))  # reads and writes every entry
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*:\s*(.*)", info.read_text()) if info.exists() else None
     return {
@@ -119,20 +112,17 @@ def machine(step_bytes: int | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "matmul_gflops": 2 * 2048**3 / product / 1e9,
-        "copy_gbs": copy_gbs(1 << 26, 8),  # 256 MiB
-        **({} if step_bytes is None else {"copy_small_gbs": copy_gbs(step_bytes // 8, 200)}),
+        "copy_gbs": 2 * 4 * x.numel() / copy / 1e9,
     }
 
 
 def machine_lines(record: dict[str, Any]) -> list[str]:
     """The machine, its rates and the commit of a record, in words."""
     m = record["machine"]
-    small = f", {m['copy_small_gbs']:.1f} GB/s (as much as a step moves)" if "copy_small_gbs" in m else ""
     return [
         f"{m['cpu']} ({m['capability']}), {m['cores']} cores, {m['threads']} threads, load {m['load']:.1f}, "
         f"torch {m['torch']}, Python {m['python']}, commit {record['commit']}, {record['date']}",
-        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 "
-        f"MiB){small}",
+        f"matmul 2048 float32: {m['matmul_gflops']:.0f} GFlop/s; copy: {m['copy_gbs']:.1f} GB/s (256 MiB)",
         *(
             ["The machine was busy with something else when this began: not to be quoted."]
             if m["busy"]
@@ -142,12 +132,10 @@ def machine_lines(record: dict[str, Any]) -> list[str]:
 
 
 @functools.cache  # the code that runs is the code of the start
-def commit() -> str:
+def commit(tree: Path = Path(__file__).parent) -> str:
     git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        return subprocess.run(
-            git, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        return subprocess.run(git, cwd=tree, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -9,8 +9,8 @@ is that of the authors' code:
 
     authors     R = (I + B' (I - B''^T B'/2)^-1 B''^T/2) (I + W/2) is formed, N x N, then Lambda <- Lambda R
     dense       R = (I - W/2)^-1 (I + W/2) by a solve, then Lambda <- Lambda R
-    increment   Lambda <- Lambda + Lambda (R - I), R - I from an n x n inverse: ghor without its polishing
-    ghor        the same with polishing, by ghor.optim.Adam and ghor.baselines.ScalarMomentAdam as they are
+    increment   Lambda <- Lambda + Lambda (R - I), R - I from an n x n inverse: ghor without repairs
+    ghor        the same with repairs, by ghor.optim.Adam and ghor.baselines.ScalarMomentAdam as they are
 
 Each runs with a second moment per coordinate and with one per matrix (steps about 18 times shorter). The
 output shows the largest ||Y^T Y - I||_F over the weights, in float64, after some numbers of steps, and the
@@ -30,7 +30,6 @@ from torch import Tensor
 
 import ghor
 from ghor.baselines import ScalarMomentAdam
-from ghor.retraction import cayley
 
 N, n = 49, 7
 Move = Callable[[Tensor, Tensor], Tensor]
@@ -59,8 +58,11 @@ def dense(Lambda: Tensor, W: Tensor) -> Tensor:
 
 
 def increment(Lambda: Tensor, W: Tensor) -> Tensor:
-    """ghor's line of Algorithm 3 on its own."""
-    return St.update_section(Lambda, W, cayley)
+    """D = Lambda [A - B^T B/2; B] (I - A/2 + B^T B/4)^-1, then Y <- Y + D and Q <- Q - (Y + D/2) B^T."""
+    A, B, Y, Q = W[..., :n, :], W[..., n:, :], Lambda[..., :n], Lambda[..., n:]
+    C = B.mT @ B
+    D = Lambda @ torch.cat([A - C / 2, B], -2) @ torch.linalg.inv(torch.eye(n) - A / 2 + C / 4)
+    return torch.cat([Y + D, Q - (Y + D / 2) @ B.mT], -1)
 
 
 MOVES: dict[str, Move | None] = {"authors": authors, "dense": dense, "increment": increment, "ghor": None}
@@ -70,7 +72,8 @@ def run(move: Move | None, scalar: bool, steps: int, weights: int) -> dict[str, 
     """Distances after some numbers of steps. The gradients' noise is the same in all runs."""
     generator = torch.Generator().manual_seed(0)
     Y, target = (St.random(weights, N, n, generator=generator) for _ in range(2))
-    Lambda = St.section(Y)
+    rest = torch.randn(weights, N, N - n, generator=generator)
+    Lambda = torch.cat([Y, torch.linalg.qr(torch.cat([Y, rest], -1)).Q[..., n:]], -1)
     p = torch.nn.Parameter(Y.clone())
     rates: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.99)}
     kind: Any = ScalarMomentAdam if scalar else ghor.optim.Adam
@@ -84,7 +87,8 @@ def run(move: Move | None, scalar: bool, steps: int, weights: int) -> dict[str, 
             opt.step()
             Y = p.detach()
         else:
-            g = St.global_grad(Lambda, G)
+            g = Lambda.mT @ G
+            g[:, :n] -= g[:, :n].mT.clone()  # skew to the bit: Adam divides by what is left of a diagonal
             square = g.square()
             if scalar:
                 square = (square.sum((1, 2)) - square[:, :n].sum((1, 2)) / 2)[:, None, None]

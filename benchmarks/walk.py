@@ -1,36 +1,25 @@
 """The way of one step through ghor's files: how many functions it calls, how often the file changes.
 
-    python benchmarks/walk.py                                  # Adam, 336 St(7,49) weights, 16 Euclidean
-    python benchmarks/walk.py --optimizer SGD --weights 1
-
-It counts with `sys.setprofile`, so the result is exact and involves no timing. Comprehensions and generator
-expressions are part of the function that contains them; a generator counts once, however often it is resumed.
+Counted by `sys.setprofile`, exactly and without any timing. Comprehensions and generator expressions are part
+of the function that contains them; a generator counts once, however often it is resumed.
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-from torch import nn
-
 import ghor
-from ghor.baselines import ScalarMomentAdam
 
 ROOT = Path(ghor.__file__).parent
-INLINE = {
-    "<listcomp>",
-    "<setcomp>",
-    "<dictcomp>",
-    "<genexpr>",
-}  # these have frames of their own or not, depending on the version of Python
+# These have frames of their own or not, depending on the version of Python.
+INLINE = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 
 @dataclass
@@ -50,10 +39,10 @@ class Walk:
         return out
 
 
-def walk(optimizer: torch.optim.Optimizer, steps: int) -> Walk:
+def walk(step: Callable[[], object], steps: int = 5) -> Walk:
     """The last of several steps with fixed gradients; what the first ones set up is left out."""
     for _ in range(steps - 1):
-        optimizer.step()
+        step()
     found, stack, generators = Walk(), [], set()
     files: dict[str, str | None] = {}
 
@@ -81,62 +70,19 @@ def walk(optimizer: torch.optim.Optimizer, steps: int) -> Walk:
     before = sys.getprofile()
     sys.setprofile(look)
     try:
-        optimizer.step()
+        step()
     finally:
         sys.setprofile(before)
     return found
 
 
-def problem(optimizer: str, weights: int, euclidean: int = 16, **options: Any) -> torch.optim.Optimizer:
-    """An optimizer of some weights on St(7,49) and some Euclidean ones, with gradients in place."""
-    generator = torch.Generator().manual_seed(0)
-    space = ghor.Stiefel()
-    on_space = [nn.Parameter(space.random(49, 7, generator=generator)) for _ in range(weights)]
-    others = [nn.Parameter(torch.randn(7, 7, generator=generator)) for _ in range(euclidean)]
-    for p in (*on_space, *others):
-        p.grad = torch.randn(p.shape, generator=generator)
-    groups: Any = [{"params": on_space, "space": space}, {"params": others, "space": ghor.Euclidean()}]
-    cls = ScalarMomentAdam if optimizer == "ScalarMomentAdam" else getattr(ghor.optim, optimizer)
-    return cls([g for g in groups if g["params"]], lr=1e-3, **options)
-
-
-def report(found: Walk, top: int) -> str:
-    lines = [
-        f"{found.calls.total()} calls of {len(found.calls)} functions in {len(found.files)} files, "
-        f"{found.switches.total()} switches of file, depth {found.depth}",
-        "",
-        f"{'calls':>7}  function",
-        *(f"{count:7}  {name}" for name, count in found.calls.most_common(top)),
-        *([f"{'':7}  and {len(found.calls) - top} more"] if len(found.calls) > top else []),
-        "",
-        f"{'calls':>7}  file",
-        *(f"{count:7}  {name}" for name, count in found.files.most_common()),
-        "",
-        f"{'switches':>8}",
-        *(f"{count:8}  {a} -> {b}" for (a, b), count in found.switches.most_common()),
-    ]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def report(found: Walk, top: int = 60) -> str:
+    return "\n".join(
+        [
+            f"{found.calls.total()} calls of {len(found.calls)} functions in {len(found.files)} files, "
+            f"{found.switches.total()} switches of file, depth {found.depth}",
+            *(f"{count:8}  {name}" for name, count in found.calls.most_common(top)),
+            *(f"{count:8}  {name}" for name, count in found.files.most_common()),
+            *(f"{count:8}  {a} -> {b}" for (a, b), count in found.switches.most_common()),
+        ]
     )
-    parser.add_argument("--optimizer", default="Adam", choices=[*ghor.optim.__all__, "ScalarMomentAdam"])
-    parser.add_argument("--weights", type=int, default=336, help="on St(7,49) (default: 336)")
-    parser.add_argument("--euclidean", type=int, default=16, help="Euclidean weights (default: 16)")
-    parser.add_argument("--section", default="auto", choices=("auto", "transported", "implicit"))
-    parser.add_argument("--step", type=int, default=5, help="which step (default: 5)")
-    parser.add_argument("--top", type=int, default=40, help="functions to list (default: 40)")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    optimizer = problem(args.optimizer, args.weights, args.euclidean, section=args.section)
-    print(
-        f"Step {args.step} of {args.optimizer}, {args.weights} weights on St(7,49), {args.euclidean} "
-        "Euclidean"
-    )
-    print(report(walk(optimizer, args.step), args.top))
-
-
-if __name__ == "__main__":
-    main()

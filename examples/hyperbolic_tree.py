@@ -57,8 +57,9 @@ def run(steps: int = 400, depth: int = 5, branching: int = 2) -> Figure:
             print(f"step {step}: mean distortion {float(off.detach().abs().mean()):.3f}")
 
     root = Y.detach()[:1].expand_as(Y)
-    W = H2.global_rep(H2.frame(root), H2.log(root, Y.detach()))
-    points = H2.exp(H2.E(Y.shape, dtype=Y.dtype), W)  # moved so that the root is at the origin
+    E = H2.E(Y.shape, dtype=Y.dtype)
+    W = H2.transport(root, H2.log(root, E), H2.log(root, Y.detach()))
+    points = H2.exp(E, W)  # moved so that the root is at the origin
     figure = Figure(figsize=(5, 5))
     axes = figure.add_axes(
         (0, 0, 1, 1), aspect="equal", xlim=(-1.02, 1.02), ylim=(-1.02, 1.02), frameon=False

@@ -26,9 +26,8 @@ def run(steps: int = 300) -> Figure:
     M0, V0 = torch.tensor([[[1.0, 0.2], [0.2, 0.3]], [[-1.2, 0.6], [0.6, 0.5]]], dtype=F64)
     t = torch.linspace(-1, 1, 25, dtype=F64)
     true = geodesic(M0, V0, t)
-    seen = SPD.exp(
-        true, SPD.push(SPD.section(true), SPD.hor(0.15 * torch.randn(25, 2, 2, generator=gen, dtype=F64)))
-    )
+    L, W = torch.linalg.cholesky(true), 0.15 * torch.randn(25, 2, 2, generator=gen, dtype=F64)
+    seen = SPD.exp(true, L @ (W + W.mT) @ L.mT)
 
     M, V = torch.nn.Parameter(torch.eye(2, dtype=F64)), torch.nn.Parameter(torch.zeros(2, 2, dtype=F64))
     opt = ghor.optim.Adam([{"params": [M], "space": SPD}, {"params": [V]}], lr=0.05)

@@ -18,8 +18,9 @@ import torch
 import ghor
 import ghor.spaces
 from ghor.linalg import size
-from ghor.spaces.base import GroupSpace, Space
+from ghor.spaces.base import Space
 from ghor.spaces.frames import Frame
+from ghor.spaces.group import GroupSpace
 from ghor.spaces.matrix import Matrices, Subspaces
 from ghor.spaces.rotations import OrthogonalGroup
 from ghor.spaces.stiefel import Orthogonal

@@ -54,16 +54,17 @@ def label(axes: Axes, labels: list[str], ours: list[bool], size: float) -> None:
 def overview() -> Figure:
     """Bars from zero: one Adam step over 336 separate weights."""
     names = {
-        "ghor Adam, Cayley": "ghor",
-        "torch Adam, fused": "torch, unconstrained",
-        "geoopt RiemannianAdam, Euclidean": "geoopt, Euclidean",
-        "geoopt RiemannianAdam, canonical": "geoopt, canonical",
-        "geotorch orthogonal, cayley": "geotorch",
-        "torch orthogonal, cayley": "torch orthogonal",
+        "ghor": "ghor",
+        "torch fused Adam, no constraint": "torch, unconstrained",
+        "geoopt Stiefel, Euclidean metric": "geoopt, Euclidean",
+        "geoopt Stiefel, canonical metric": "geoopt, canonical",
+        "geotorch orthogonal, Cayley": "geotorch",
+        "torch orthogonal, Cayley": "torch orthogonal",
     }
-    found = record("step/step.json")["contenders"]
-    rows = {r["name"]: r["ms"][1] for r in found if r["layout"] == "336 tensors"}
-    shown = {names[name]: rows[name] for name in names if name in rows}
+    rows = {
+        r["contender"]: r["ms"][1] for r in record("step/step.json")["rows"] if "one by one" in r["workload"]
+    }
+    shown = {label: rows[name] for name, label in names.items() if name in rows}
     labels, ms = list(shown)[::-1], list(shown.values())[::-1]
     figure, axes = panel()
     bars = axes.barh(labels, ms, color=[GHOR if name == "ghor" else "#c4c4c4" for name in labels])
@@ -78,32 +79,31 @@ def overview() -> Figure:
 def step() -> Figure:
     """All contenders: a dot is the median, the line spans the quartiles."""
     found = record("step/step.json")
-    rows = sorted(found["contenders"], key=lambda row: -row["ms"][1])
+    rows = sorted(found["rows"], key=lambda row: -row["ms"][1])
     figure, axes = panel(4.9, 0.19 * len(rows) + 0.9)
     for y, row in enumerate(rows):
-        color = GHOR if row["name"].startswith("ghor") else GREY
+        color = GHOR if row["contender"].startswith("ghor") else GREY
         axes.plot(row["ms"][::2], [y, y], color=color, linewidth=1.5)
         axes.plot(row["ms"][1], y, "o", color=color, markersize=4.5)
         beside(axes, short(row["ms"][1]), (row["ms"][2], y), color, 6)
-    axes.axvline(found["floor"]["ms"], color="black", linestyle=":", linewidth=0.8)
-    axes.annotate(" bound by memory and flops", (found["floor"]["ms"], 0), fontsize=7.5, va="center")
-    names = [row["name"].replace("RiemannianAdam", "RAdam") for row in rows]
-    layouts = [row["layout"].replace("one ", "") for row in rows]
     axes.set(xscale="log", xlabel=f"ms a step, {found['machine']['threads']} threads")
     axes.set_xlim(right=2.5 * rows[0]["ms"][2])
-    labels = [f"{name}, {layout}" for name, layout in zip(names, layouts, strict=True)]
-    label(axes, labels, [name.startswith("ghor") for name in names], 7.5)
+    labels = [
+        f"{row['contender'].removesuffix(', no constraint')}, {row['workload'].split(', ')[1]}"
+        for row in rows
+    ]
+    label(axes, labels, [row["contender"].startswith("ghor") for row in rows], 7.5)
     return figure
 
 
 SCALING = {
-    "ghor implicit": (GHOR, "-", "ghor, implicit section"),
-    "ghor transported": (GHOR, "--", "ghor, transported section"),
-    "torch Adam, fused": (GREY, "-", "torch, unconstrained"),
-    "geoopt, Euclidean": (OTHERS[0], "-", "geoopt, Euclidean metric"),
-    "geoopt, canonical": (OTHERS[0], "--", "geoopt, canonical metric"),
-    "geotorch orthogonal": (OTHERS[1], "-", "geotorch"),
-    "torch orthogonal": (OTHERS[1], "--", "torch orthogonal"),
+    "ghor, implicit": (GHOR, "-", "ghor, implicit section"),
+    "ghor, transported": (GHOR, "--", "ghor, transported section"),
+    "torch fused Adam, no constraint": (GREY, "-", "torch, unconstrained"),
+    "geoopt Stiefel, Euclidean metric": (OTHERS[0], "-", "geoopt, Euclidean metric"),
+    "geoopt Stiefel, canonical metric": (OTHERS[0], "--", "geoopt, canonical metric"),
+    "geotorch orthogonal, exponential": (OTHERS[1], "-", "geotorch"),
+    "torch orthogonal, Householder": (OTHERS[1], "--", "torch orthogonal"),
 }
 
 

@@ -242,7 +242,7 @@ def special_euclidean(ax: Axes) -> None:
     pose = torch.cat([torch.eye(3), torch.tensor([[0.9], [-0.6], [-0.95]])], 1)
     step = torch.tensor([[0.0, -0.75, 0, 0.15], [0.75, 0, 0, 0.55], [0, 0, 0, 0.24]])
     t = torch.linspace(0, 7, 80)[:, None, None]
-    W = space.push(space.section(pose), step)
+    W = space.tangent(pose, step)
     path = space.exp(pose.expand(80, 3, 4), t * W)
     line(ax, path[..., 3], GREY, linewidth=1)
     for k in range(0, 80, 13):
@@ -276,12 +276,14 @@ def way(steps: int = 16) -> list[dict[str, Tensor]]:
     Y, m, v, found = start, torch.zeros(3, 1), torch.zeros(3, 1), []
     Lambda = space.section(Y)
     for t in range(1, steps + 1):
-        B = space.global_grad(Lambda, -first if t < 6 else -then)  # a loss that changes, as batches do
+        B = Lambda.mT @ (-first if t < 6 else -then)  # a loss that changes, as batches do
+        B[0] = 0  # A of one column
         m, v = 0.7 * m + 0.3 * B, 0.9 * v + 0.1 * B**2
         W = -0.12 * (m / (1 - 0.7**t)) / ((v / (1 - 0.9**t)).sqrt() + 1e-8)
         found.append({"Y": Y.clone()[:, 0], "Lambda": Lambda.clone(), "W": W[1:, 0]})
-        Lambda = space.update_section(Lambda, W).clone()
-        Y = space.apply_section(Lambda, space.E((3, 1)))
+        I, K = torch.eye(3), space.algebra(W)
+        Lambda = Lambda @ torch.linalg.solve(I - K / 2, I + K / 2)
+        Y = Lambda[:, :1]
     return found
 
 

@@ -9,7 +9,7 @@ from steps import classes
 from table import SPACES, close, frame, is_flat, name, randn
 
 import ghor
-from ghor.spaces.base import GroupSpace
+from ghor.spaces.group import GroupSpace
 
 F64 = torch.float64
 GROUPS = [s for s in SPACES if isinstance(s, GroupSpace) and not is_flat(s)]

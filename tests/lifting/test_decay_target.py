@@ -12,24 +12,26 @@ from torch import nn
 
 import ghor
 
-COMPACT = [(s, shapes(s)[0], torch.float64, k) for s in MANIFOLDS if is_compact(s) for k in sections_of(s)]
-COMPACT += [(s, shape, torch.complex128, "auto") for s, shape in COMPLEX_CASES if is_compact(s)][::2]
+COMPACT = [
+    ("AdamW", s, shapes(s)[0], torch.float64, k) for s in MANIFOLDS if is_compact(s) for k in sections_of(s)
+]
+COMPACT += [("AdamW", s, shape, torch.complex128, "auto") for s, shape in COMPLEX_CASES if is_compact(s)][::2]
+COMPACT += [(cls, STIEFEL, (9, 3), torch.float64, "auto") for cls in ("SGD", "Muon")]
 
 
-@pytest.mark.parametrize(("space", "shape", "dtype", "section"), COMPACT, ids=name)
-def test_the_rate_of_decay(space, shape, dtype, section, gen):
-    """Without gradients -d/dt |Y - Y0|^2/2 = wd |global_grad(Lambda, Y0)|^2: fitted over a run, within 1
-    %."""
+@pytest.mark.parametrize(("cls", "space", "shape", "dtype", "section"), COMPACT, ids=name)
+def test_the_rate_of_decay(cls, space, shape, dtype, section, gen):
+    """Without gradients -d/dt |Y - Y0|^2/2 = wd |rgrad|^2 of it: fitted over a run, within 1 %."""
     Y = nn.Parameter(space.random(*shape, generator=gen, dtype=dtype))
     Y0, lr, wd = space.random(*shape, generator=gen, dtype=dtype), 0.02, 0.5
-    opt = ghor.optim.AdamW([Y], space=space, section=section, lr=lr, weight_decay=wd, anchor=Y0)
+    opt = getattr(ghor.optim, cls)([Y], space=space, section=section, lr=lr, weight_decay=wd, anchor=Y0)
     f, slope = [], []
     for _ in range(120):
-        X = Y.detach()
-        Z = space.representative(X, Y0)
-        B = space.global_grad(space.section(X), Z)
-        f.append((X - Z).abs().square().sum() / 2)
-        slope.append(wd * space.ghor_inner(B, B).sum())
+        y, y0 = space.layout.points(Y.detach()), space.layout.points(Y0)
+        away = space.layout.weight(y - space.geometry.representative(y, y0), shape)
+        V = space.rgrad(Y.detach(), away)
+        f.append(away.abs().square().sum() / 2)
+        slope.append(wd * space.metric(Y.detach(), V, V).sum())
         Y.grad = torch.zeros_like(Y)
         opt.step()
     f, slope = torch.stack(f), torch.stack(slope)
@@ -68,48 +70,6 @@ def test_the_rate_on_hyperbolic_space_does_not_depend_on_the_distance(r, section
         opt.step()
     rate = (space.dist(Y.detach(), Y0) / before) ** (1 / 40)
     assert (rate - (1 - lr * wd)).abs().max() <= 2e-3
-
-
-@pytest.mark.parametrize("size", [0, 8, 12])
-def test_the_rate_on_symplectic_spaces_does_not_depend_on_the_size(size, gen):
-    """Anchors of norm 1.4, 8 and 22, and weights near them: they used to run away from the large ones."""
-    space, lr, wd = ghor.SymplecticStiefel(), 0.05, 0.5
-    E = space.random(6, 2, generator=gen, dtype=torch.float64)
-    W = torch.diag(torch.tensor([0.25, -0.25], dtype=torch.float64))
-    W = torch.cat([W, 0.05 * randn((4, 2), gen, torch.float64)])  # squeezes a plane, and moves it
-    far = space.section(E)
-    for _ in range(size):
-        far = space.update_section(far, W, "geodesic")
-    anchor, V = space.apply_section(far, E).clone(), space.hor(0.05 * randn((6, 2), gen, torch.float64))
-    Y = nn.Parameter(space.apply_section(space.update_section(far, V, "geodesic"), E).clone())
-    opt = ghor.optim.AdamW([Y], space=space, lr=lr, weight_decay=wd, anchor=anchor)
-    before = torch.linalg.vector_norm(Y.detach() - anchor)
-    for _ in range(40):
-        Y.grad = torch.zeros_like(Y)
-        opt.step()
-    rate = (torch.linalg.vector_norm(Y.detach() - anchor) / before) ** (1 / 40)
-    assert abs(rate - (1 - lr * wd)) <= 1e-3
-
-
-@sections
-@pytest.mark.parametrize("cls", ["AdamW", "SGD", "Muon", "NAdam"])
-def test_the_formula(cls, section, gen):
-    """W <- W + lr wd global_grad(Lambda, Y0): the first step beside that of wd = 0, in coordinates."""
-    Y, Y0 = (point(STIEFEL, (7, 3), gen) for _ in range(2))
-    G, lr, wd = randn((7, 3), gen), 1e-3, 0.3
-    more = {"decoupled_weight_decay": True} if cls == "NAdam" else {}
-    ends = []
-    for decay in (0.0, wd):
-        p = nn.Parameter(Y.clone())
-        p.grad = G.clone()
-        opt = getattr(ghor.optim, cls)(
-            [p], space=STIEFEL, section=section, lr=lr, weight_decay=decay, anchor=Y0, **more
-        )
-        opt.step()
-        ends.append(p.detach())
-    Lambda = STIEFEL.section(Y)
-    W = STIEFEL.global_rep(Lambda, STIEFEL.tangent(Y, ends[1] - ends[0]))
-    same(W, lr * wd * STIEFEL.global_grad(Lambda, Y0), atol=lr**2)  # to second order in lr
 
 
 @pytest.mark.parametrize(
@@ -233,7 +193,7 @@ def test_some_of_a_group_have_one(gen):
 
 
 def test_what_is_refused(gen):
-    (p,), flat = points(STIEFEL, (7, 3), 1), nn.Parameter(randn((4,), gen))
+    p, flat = nn.Parameter(point(STIEFEL, (7, 3), gen)), nn.Parameter(randn((4,), gen))
     Y0, AdamW = point(STIEFEL, (7, 3), gen), ghor.optim.AdamW
 
     def group(**keys):

@@ -23,6 +23,7 @@ from table import each_shape_and_section, name, point, randn
 from torch import nn
 
 import ghor
+
 SELDOM = 10
 
 # -- weights -------------------------------------------------------------------------------------------------
@@ -135,24 +136,6 @@ def test_writes_to_a_large_stack_are_noticed_once(when, gen):
         opt.step()
 
 
-@pytest.mark.parametrize("written", [False, True])
-def test_a_stack_whose_sums_are_compared_splits(written, gen):
-    """Its parts, which are small, are compared by sums as well: what is known of them is nothing else."""
-    ws = [nn.Parameter(STIEFEL.random(64, 8, generator=gen)) for _ in range(66)]
-    opt = ghor.optim.SGD(ws, lr=1e-2, momentum=0.9, space=STIEFEL, section="implicit")
-    take_steps(opt, gen, 2)
-    for i, p in enumerate(ws):
-        p.grad = p.detach() @ torch.ones(8, 8).triu(1) if i < 3 else None
-    if written:
-        ws[1].data.copy_(STIEFEL.random(64, 8, generator=gen))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        opt.step()
-        opt.step()
-        take_steps(opt, gen)  # the others
-    assert ["parameter 1 of group 0 changed" in str(w.message) for w in caught] == [True] * written
-
-
 @each_shape_and_section
 @pytest.mark.parametrize("touch", [1e-9, 1e-4])
 def test_a_weight_moved_a_little_keeps_its_momentum(space, shape, section, touch, gen):
@@ -259,19 +242,6 @@ def test_dtype_of_the_model_changed(gen):
         take_steps(opt, gen)
 
 
-@sections
-def test_a_change_is_dealt_with_once_though_the_step_is_refused(section, gen):
-    weights = [weight(9, 3), weight(9, 3, seed=1)]
-    opt = ghor.optim.Adam(weights, space=STIEFEL, section=section, error_if_nonfinite=True)
-    take_steps(opt, gen, 2)
-    weights[1].data.copy_(weight(9, 3, seed=2).data)
-    weights[0].grad.fill_(torch.inf)
-    with pytest.raises(RuntimeError, match="not finite"):
-        opt.step()
-    (stack,) = opt._partition.stacks
-    assert stack.as_left()
-
-
 def test_one_weight_of_a_stack_gets_another_dtype(gen):
     weights = [weight(8, 2), weight(8, 2, seed=1)]
     opt = ghor.optim.SGD(weights, lr=0.1, space=STIEFEL)
@@ -314,27 +284,6 @@ class Leaks(torch.optim.SGD):
             for group in self.param_groups:
                 for p in group["params"]:
                     p.add_(1e-3)
-
-
-@pytest.mark.parametrize("space", [STIEFEL, ghor.Grassmann()], ids=name)
-@pytest.mark.parametrize("steps_before", [1, 2, SELDOM])
-def test_a_velocity_that_has_left_ghor_moves_nothing(space, steps_before, gen):
-    """What no trial has shown a rule may do later: the first velocities are looked at, then one in SELDOM."""
-    Y, Z = (nn.Parameter(space.random(5, 2, generator=gen)) for _ in range(2))
-    opt = ghor.lift(Leaks)([("proj", Y), ("other", Z)], lr=1e-3, space=space)
-    take_steps(opt, gen, steps_before)
-    before, state = [Y.detach().clone(), Z.detach().clone()], state_of(opt)
-    opt.leaks = True
-    said = f"velocity that Leaks has for proj is 1.0e-03 off g^hor of {space}, .* manifolds were not moved"
-    for _ in range(2):
-        with pytest.raises(ValueError, match=said.replace("^", r"\^").replace("()", r"\(\)")):
-            take_steps(opt, gen)
-        same([Y.detach(), Z.detach()], before)
-        same(state_of(opt), state)
-    opt.leaks = False
-    take_steps(opt, gen)
-    assert not torch.equal(Y, before[0])
-    assert space.residual(Y.detach()).max() <= 1e-5
 
 
 # -- groups and state ----------------------------------------------------------------------------------------
@@ -392,16 +341,6 @@ def test_section_kind_switched_live(gen):
     assert (Y - Z).abs().max() < 1e-13
 
 
-def test_adam_without_eps(gen):
-    """A's diagonal is 0 by its structure: 0/0 there is no NaN of the gradient's."""
-    Y = weight(9, 3)
-    opt = ghor.optim.Adam([Y], space=STIEFEL, eps=0.0)
-    before = Y.detach().clone()
-    take_steps(opt, gen, 3)
-    assert (Y - before).abs().max() > 1e-4
-    assert STIEFEL.residual(Y.detach()) < 2e-6
-
-
 def test_a_weight_constrained_to_another_space_is_refused_where_it_did_not_move(gen):
     """The rows of an orthogonal matrix are unit vectors, so only the declaration tells."""
     layer = nn.Linear(6, 6, bias=False)
@@ -417,8 +356,7 @@ def test_a_weight_constrained_to_another_space_is_refused_where_it_did_not_move(
         take_steps(opt, gen)
     assert torch.equal(layer.weight, before)
     ghor.constrain(layer, "weight", STIEFEL)
-    with pytest.warns(UserWarning, match="changed outside"):  # it was written, with the same values or not
-        take_steps(opt, gen)
+    take_steps(opt, gen)
 
 
 @sections
@@ -454,23 +392,6 @@ def test_a_weight_whose_memory_was_freed(gen):
     with torch.no_grad():
         p.copy_(STIEFEL.random(9, 3, generator=gen))
     take_steps(opt, gen)
-
-
-@pytest.mark.parametrize("phase", ["direction", "retraction"])
-@pytest.mark.parametrize("use", [copy.deepcopy, lambda opt: opt.state_dict(), lambda opt: opt.zero_grad()])
-def test_a_phase_hook_that_uses_its_optimizer(phase, use, gen):
-    """It would end the step, and the plain rule would move the weight itself."""
-    Y = weight(9, 3)
-    opt = ghor.optim.Adam([Y], space=STIEFEL, lr=0.1)
-    take_steps(opt, gen, 2)
-    before = Y.detach().clone()
-    opt.phase_hook = lambda now: use(opt) if now == phase else None
-    with pytest.raises(RuntimeError, match="the phase_hook has saved, copied or changed its optimizer"):
-        take_steps(opt, gen)
-    assert torch.equal(Y, before)
-    opt.phase_hook = None
-    take_steps(opt, gen, 2)
-    assert STIEFEL.residual(Y.detach()) <= 1e-5
 
 
 def test_a_section_of_another_shape_is_refused(gen):
@@ -550,25 +471,3 @@ def test_momentum_that_comes_and_goes_turns_with_its_frame(cls, key, values, bet
         return opt.param_groups[0]["params"][0].detach()
 
     torch.testing.assert_close(run("implicit"), run("transported"), rtol=0, atol=1e-10)
-
-
-def test_the_velocity_that_has_left_ghor_is_named_among_vectors(gen):
-    sphere = ghor.Sphere()
-
-    class Slips(torch.optim.SGD):
-        """SGD, and when `leaks` is set a velocity of the third point that is not in g^hor."""
-
-        leaks = False
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            super().step()
-            if self.leaks:
-                self.param_groups[0]["params"][0][2, 0] += 1e-3
-
-    weights = [(n, nn.Parameter(sphere.random(5, generator=gen))) for n in "abc"]
-    opt = ghor.lift(Slips)(weights, lr=1e-3, space=sphere)
-    take_steps(opt, gen)
-    opt.leaks = True
-    with pytest.raises(ValueError, match=r"the velocity that Slips has for c is 1.0e-03 off"):
-        take_steps(opt, gen)

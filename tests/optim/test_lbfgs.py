@@ -12,6 +12,7 @@ from torch import nn
 import ghor
 from ghor.solve.coordinates import Coordinates
 from ghor.solve.iterate import Iterate, Ray, Sample, renewed
+from ghor.solve.rules import Limited
 from ghor.spaces.retraction import cayley
 
 
@@ -113,12 +114,18 @@ def closure_of(net, opt):
     return closure
 
 
+@pytest.mark.parametrize("memory", [100, 7])
 @pytest.mark.parametrize("section", ["transported", "implicit"])
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_a_checkpoint_resumes_to_the_bit(search, section):
+def test_a_checkpoint_resumes_to_the_bit(search, section, memory):
     def build(net):
         return ghor.optim.LBFGS(
-            net, lr=1 if search else 0.01, max_iter=5, line_search_fn=search, section=section
+            net,
+            lr=1 if search else 0.01,
+            max_iter=5,
+            line_search_fn=search,
+            section=section,
+            history_size=memory,
         )
 
     net = Net()
@@ -397,6 +404,58 @@ def test_an_error_in_the_closure_leaves_the_weights_where_they_were(search):
         opt.step(fails)
     assert all(map(torch.equal, net.parameters(), before))
     opt.step(closure)
+
+
+def test_the_memory_can_be_made_smaller_and_larger():
+    net = Net()
+    opt = ghor.optim.LBFGS(net, max_iter=12, line_search_fn="strong_wolfe")
+    group, counts = opt.param_groups[0], []
+    for size in (100, 5, 8):
+        group["history_size"] = size
+        opt.step(closure_of(net, opt))
+        counts.append(len(opt.state[net.Y]["old_dirs"]))
+    assert counts[0] > 8
+    assert counts[1:] == [5, 8]
+
+
+def test_a_memory_that_leads_uphill_is_emptied(monkeypatch):
+    net = Net()
+    opt = ghor.optim.LBFGS(net, max_iter=12, line_search_fn="strong_wolfe")
+    loss = [float(opt.step(closure_of(net, opt)).detach())]
+    assert len(opt.state[net.Y]["old_dirs"]) > 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Limited, "direction", lambda rule, g: g.clone())
+        opt.step(closure_of(net, opt))
+    assert len(opt.state[net.Y]["old_dirs"]) <= 1
+    for _ in range(2):
+        loss.append(float(opt.step(closure_of(net, opt)).detach()))
+    assert loss[-1] < loss[0]
+
+
+def test_a_weight_that_was_written_before_the_first_step_has_its_new_radius():
+    """Of spheres of any radius: the declared one holds while the weight is there."""
+    lengths = torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64)
+    for factor in (1.0, 4.0):
+        layer = nn.Linear(4, 3, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.copy_(
+                ghor.Sphere().random(3, 4, generator=gen(0), dtype=torch.float64) * lengths[:, None]
+            )
+        ghor.constrain(layer, "weight", ghor.Sphere(radius="start"))
+        with torch.no_grad():
+            layer.weight.mul_(factor)
+        opt = ghor.optim.LBFGS(layer, max_iter=20, line_search_fn="strong_wolfe")
+
+        def closure(opt=opt, weight=layer.weight):
+            opt.zero_grad()
+            loss = weight.sum()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        torch.testing.assert_close(layer.weight.detach().norm(dim=1), factor * lengths)
+        best = -2 * factor * float(lengths.sum())  # the rows are (-r/2, -r/2, -r/2, -r/2)
+        assert float(closure().detach()) == pytest.approx(best)
 
 
 def test_one_group():

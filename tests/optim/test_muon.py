@@ -380,6 +380,10 @@ def test_a_group_comes_in_whole_or_not_at_all(gen):
     assert len(groups) == len(opt.param_groups) == 2
     for group, params in zip(opt.param_groups, groups, strict=True):
         assert list(map(id, group["params"])) == list(map(id, params))
+    opt.add_param_group({"params": [v]})
+    v.grad = torch.ones_like(v)
+    opt.step()
+    assert not torch.equal(v, torch.ones_like(v))
 
 
 def test_newton_schulz_of_nothing_is_nothing():
@@ -455,7 +459,7 @@ def test_a_list_of_triples_moves_euclidean_matrices_too(gen):
             p.grad = p.detach().cos()
         opt.step()
         moved.append(torch.cat([(p.detach() - x).flatten() for p, x in zip(params, starts, strict=True)]))
-    assert (moved[0] - moved[1]).abs().max() < 0.05 * moved[0].abs().max()
+    assert (moved[0] - moved[1]).abs().max() < 0.1 * moved[0].abs().max()
     for bad in ([(1.0, 2.0)], [], [1.0, 2.0]):
         with pytest.raises(ValueError, match="3 numbers, or 3 for each step"):
             ghor.optim.Muon(starts, space=ghor.Euclidean(), ns_coefficients=bad)

@@ -34,6 +34,8 @@ from torch.testing._internal.common_optimizers import OptimizerErrorEnum
 
 import ghor
 
+pytestmark = pytest.mark.filterwarnings("ignore:Muon was given bare tensors")  # as torch's tests give them
+
 LEFT_OUT = {
     "steps with differentiable=True on Stiefel": "refused: the section's step is in place",
     "complex weights on symplectic spaces": "refused: these are real",

@@ -120,11 +120,14 @@ def test_positions_of_poses_move_by_their_size_and_turns_by_a_radian(far):
     ],
     ids=str,
 )
-def test_derivatives_on_spheres_of_other_radii(space, shape):
-    """By radians, at points of several radii."""
+@pytest.mark.parametrize("section", ["auto", "transported", "implicit"])
+def test_derivatives_on_spheres_of_other_radii(space, shape, section):
+    """By radians, at points of several radii, above every frame."""
     x = space.project(torch.randn(shape, generator=gen(0), dtype=torch.float64) * 1e3)
     for check, order in zip(CHECKS, (2, 3), strict=True):
-        found = check(lambda Y: torch.sin(Y / 1e3 + 1).sum(), x, space, generator=gen(2))
+        f = lambda Y: torch.sin(Y / 1e3 + 1).sum()  # noqa: E731
+        found = check(f, x, space, section=section, generator=gen(2))
+        assert found.ok
         assert abs(found.slope - order) <= 0.1
 
 

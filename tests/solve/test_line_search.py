@@ -1,5 +1,7 @@
 """The line search where values differ by rounding alone: slopes decide, and nothing creeps uphill."""
 
+import math
+
 from ghor.solve.line_search import Trial, strong_wolfe
 
 START = Trial(0.0, 1.0, -1.0)
@@ -15,3 +17,9 @@ def test_of_equal_values_the_smaller_slope_is_better():
 def test_uphill_within_rounding_and_as_steep_is_no_progress():
     """It would go on for ever."""
     assert strong_wolfe(lambda t: Trial(t, 1 + 1e-12, 0.95), START, 1e-8, **OPTIONS).t == 0
+
+
+def test_the_same_value_and_as_steep_is_no_progress():
+    """As where a step is lost in the rounding of the point."""
+    found = strong_wolfe(lambda t: Trial(t, 1.0 if t < 1e-6 else math.nan, -1 + 1e-16), START, 1.0, **OPTIONS)
+    assert found.t == 0

@@ -194,6 +194,8 @@ def test_what_makes_no_sense():
         ValueError, match=r"section 'implicit' for method 'bfgs'; there are \['auto', 'transported'\]"
     ):
         ghor.minimize(f, x, STIEFEL, "bfgs", section="implicit")
+    with pytest.raises(ValueError, match=r"SPD\(\) has no implicit section; use section='transported'"):
+        ghor.minimize(f, torch.eye(3), ghor.SPD(), section="implicit")
     with pytest.raises(ValueError, match="memory counts curvature pairs, 1 or more, got 0"):
         ghor.minimize(f, x, STIEFEL, memory=0)
     with pytest.raises(TypeError, match=r"the class Stiefel, not a space: write Stiefel\(\)"):

@@ -68,7 +68,7 @@ def test_they_are_symmetric_and_those_of_geodesics(space, shape, section):
         (ghor.Sphere(radius="start"), (3, 5), loss),
         (ghor.Hyperbolic(), (3, 5), loss),
     ],
-    ids=str,
+    ids=lambda v: getattr(v, "__name__", None) or str(v),
 )
 def test_every_frame_sees_the_same_eigenvalues(space, shape, make):
     """Frames above one point differ by a rotation. (Of 3 radii: by radians, whatever they are.)"""

@@ -93,6 +93,7 @@ def test_eigenvectors_of_a_hermitian_matrix(section, gen):
     close((Y.mH @ C @ Y).diagonal().real.sum(), torch.linalg.eigvalsh(C)[-3:].sum(), 1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:a velocity of length .* was clipped")
 @pytest.mark.parametrize("dtype", DTYPES, ids=name)
 @pytest.mark.parametrize("section", ["transported", "implicit"])
 @each_case

@@ -72,6 +72,8 @@ def test_its_functions_obey_the_laws(space, shape, law, gen):
 @pytest.mark.parametrize("retraction", RETRACTIONS)
 @pytest.mark.parametrize(("space", "shape"), SPACES, ids=name)
 def test_its_frames_obey_the_laws(space, shape, retraction, law, gen):
+    if law is laws.test_frames.test_repair_squares_the_distance and not space.compact:
+        pytest.skip("points are functions of other numbers")
     for section in sections(space):
         law(space, shape, section, retraction, torch.float64, gen)
 

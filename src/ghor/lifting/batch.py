@@ -22,13 +22,15 @@ from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
 from ghor.linalg import perhaps
 from ghor.spaces.base import no_digits
-from ghor.spaces.frames import rows
+from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import RETRACTIONS
 
 REPAIR_EVERY = 10  # moves of a batch between two repairs of the rounding of its points
 WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, 4 % of a step's arithmetic
 LOOK_EVERY = {"cpu": 10}  # and between two looks at its numbers, which reads one value; 100 on other devices
 ROWS, ROOM = 64, 1 << 22  # of a stored frame that nobody asked for: N <= 64 n, or so many numbers in all
+
+NEAR = 1e-5  # from the point of a half precision weight that has not moved, to that of its state
 
 FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
 POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; decay's anchor
@@ -74,6 +76,7 @@ class Batch:
         self.R, self.max_angle = RETRACTIONS[group["retraction"]], group["max_angle"]
         self.stacks, self.odd, self.even = traits.stacks, sorted(traits.odd), sorted(traits.even)
         self.shards = ShardLayout(first.p, batch_dims(first.p, self.space)) if is_sharded(first.p) else None
+        self.before: Frame | None = None  # the frame that moments are in, if the group wants another kind
         self._lay_out()
         states = list(map(self._here, states))
         self._stand(group["section"], states, traits)
@@ -81,6 +84,8 @@ class Batch:
         self.H.grad = self.G = self._room()
         self.developed = self._developed(states) if traits.reads else None
         self.state = self._gathered(states)
+        for X in (self.state[k] for k in self.odd if self.before is not None and k in self.state):
+            X.copy_(self.frame.translated(X, self.before))
         moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.moves, self.age = moves.clone(), int(moves)
         self.steps = self.age  # also those that moved nothing
@@ -127,6 +132,7 @@ class Batch:
             self.frame = geometry.free_frame(at, section, kept, self.eps, by_rows=self.layout.blocks > 1)
         else:
             self.frame = geometry.frame(at, section, kept, self.eps)
+        self._convert(at, section, kept)
         self._put(self._differs(y), y)
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
@@ -134,6 +140,13 @@ class Batch:
         self.master = None if kept else self._viewable(self.frame.point())
         self.written = None if self.exact else self._weights().clone()
         self.anchor = self._anchor(y, held)
+
+    def _convert(self, y: Tensor, section: str, kept: dict[str, Tensor]) -> None:
+        """Take another kind of frame than the state has, if the group asks for it by name."""
+        if kept and section != "auto" and self.stacks:
+            asked = self.space.geometry.frame(y, section, {}, self.eps)
+            if asked.tensors().keys() != self.frame.tensors().keys():
+                self.before, self.frame = self.frame, asked
 
     def _check_room(self, y: Tensor) -> None:
         """Raise where a frame that the rule wants stored would be large."""
@@ -257,6 +270,7 @@ class Batch:
                 self.warn(
                     "dtype", f"{name} was half precision: it goes on from the point that its state holds"
                 )
+                self._write(self._in_units(known))
                 return known
             self._refuse(off)
             y = self._unit(self._weights())
@@ -382,6 +396,7 @@ class Batch:
         if start is not None or self.scale is not None or self.max_angle is not None:
             self.frame.multiple = None
         self.push(state, None if self.own is not None else start)
+        self.frame.multiple = None  # nothing of a step stays
 
     def push(self, state: dict[str, Any], start: Tensor | None) -> None:
         """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite ones "
@@ -423,10 +438,13 @@ class Batch:
             self.age += 1
             if self.age % REPAIR_EVERY == 0 and self.G.numel():
                 self._repair()
-        if self.G.numel() and (
-            self.steps % LOOK_EVERY.get(self.G.device.type, 100) == 0 or self._is_unusual()
-        ):
+        if not self.G.numel():
+            return
+        if self.steps % LOOK_EVERY.get(self.G.device.type, 100) == 0:
             self.look()
+        elif self._is_unusual():
+            self._say_long()
+            self.peak.zero_()
 
     def _is_unusual(self) -> bool:
         """Whether a velocity was too long, or not finite, where a value is read for nothing."""
@@ -577,9 +595,16 @@ class Batch:
 
     def _differs(self, y: Tensor) -> Tensor:
         """Which points (M) are not the frame's, up to rounding."""
+        point = self.frame.point()
         largest = y.abs().amax((-2, -1), keepdim=True).clamp_min(1)
-        near = 4 * self.eps * (1 if self.frame.exact else y.shape[-2])
-        return ~((self.frame.point() - y).abs() <= near * largest).flatten(1).all(1)
+        if not self.half:
+            near = 4 * self.eps * (1 if self.frame.exact else y.shape[-2])
+            return ~((point - y).abs() <= near * largest).flatten(1).all(1)
+        # To the bit what is left of the frame's point; or a weight that has not moved yet.
+        weights = self._read()
+        kept = (self._in_units(point).to(self.kind) == weights).flatten(1).all(1)
+        still = (self._nearest(self._unit(weights)) - point).abs() <= NEAR * largest
+        return ~(kept | still.flatten(1).all(1))
 
     def _put(self, moved: Tensor, y: Tensor) -> None:
         """Put the frames of points that others have moved above them."""
@@ -608,8 +633,10 @@ class Batch:
         """
         now = list(map(_version, self.params))
         touched = [a != b for a, b in zip(now, self.versions, strict=False)]
-        other = [w.p.shape != w.shape or w.p.dtype != self.kind for w in self.weights]
-        if any(other):
+        other = [w.p.dtype != self.kind for w in self.weights]
+        if any(w.p.shape != w.shape for w in self.weights):
+            pass  # an error, a little later
+        elif any(other):
             self._say_changed(other)
         elif self.G.numel() and self.versions and (any(touched) or self._places() != self.places):
             moved = self._differs(self._unit(self._read()))
@@ -635,9 +662,8 @@ class Batch:
         held = self.lost if self.frame.held is None else self.frame.held
         seen = [x.to(self.peak) for x in (self.peak.amax(), self.lost, off.any(), held.any())]
         peak, lost, any_off, any_held = torch.stack(seen).tolist()
-        longest = self.frame.longest
-        if not peak <= longest:
-            self._say_long(peak)
+        if not peak <= self.frame.longest:
+            self._say_long()
         if lost:
             self.warn(
                 "lost",
@@ -656,7 +682,7 @@ class Batch:
             self.scatter()
         self.peak.zero_(), self.lost.zero_()
 
-    def _say_long(self, peak: float) -> None:
+    def _say_long(self) -> None:
         longest = self.frame.longest
         bad = ~(self.peak < torch.inf)
         if bool(bad.any()):

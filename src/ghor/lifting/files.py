@@ -122,9 +122,10 @@ def _check_sections(kind: str, space: Space, members: list[tuple[str, Tensor, Te
                 f"{name}: a loaded {kind} of shape {tuple(value.shape)} is not that of {N} x {n} weights on "
                 f"{space}; load another state, or delete the key {kind!r} from it"
             )
+        finite = bool(torch.isfinite(X).all())
         held = {kind: X.reshape(-1, *X.shape[-2:])}
         off = space.geometry.frame(y.repeat(len(some), 1, 1), section, held, eps).off()
-        if not bool((off <= DAMAGED).all()):
+        if not (finite and bool((off <= DAMAGED).all())):
             raise ValueError(
                 f"{name}: a loaded {kind} is {float(off.max()):.1e} off the group of {space}; load another "
                 f"state, or delete the key {kind!r} from it: it is then built from the weight"

@@ -142,11 +142,17 @@ class _PaperAdam(Optimizer):
             raise ValueError(f"Invalid delta: {delta}")
         super().__init__(params, {"lr": lr, "betas": betas, "delta": delta})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
                     self._update(p, p.grad, self.state[p], group)
+        return loss
 
     @staticmethod
     def _update(p: Tensor, g: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:

@@ -208,7 +208,7 @@ class LBFGS(Lifted):
             now = self._followed(now)
             now = now if now.space.section == group["section"] else self._in_section(now)
         if now.rule.size != group["history_size"]:
-            now = now._replace(rule=now.rule.resized(group["history_size"]))
+            now = now._replace(rule=changed(now.rule, size=group["history_size"]))
         now.space.R = by_name(group["retraction"])
         return now
 

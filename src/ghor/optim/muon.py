@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any, Literal, Unpack
@@ -68,41 +68,41 @@ NOISE = 0.5  # the rounding of X^H X up to which it is iterated instead of compu
 # -- msign: by right factors, so what is tangent stays so ----------------------------------------------------
 
 
-def right_factors(blocks: Sequence[Tensor], G: Tensor, squares: Tensor, triples: Sequence[Triple]) -> Tensor:
-    """P (K, n, n) with X P = msign X for the matrices X of `blocks`, each (M, a, n), from G = X^H X of all.
+def right_factors(blocks: Sequence[Tensor], triples: Sequence[Triple], full: torch.dtype) -> Tensor:
+    """P (K, n, n) with X P = msign X for the matrices X of `blocks`, each (M, a, n) of norms ||X||_F = 1.
 
-    X <- X S, S = a I + b X^H X + c (X^H X)^2, from X/||X||_F; but T = X^H X alone is iterated, T <- S T S,
-    and P collects the S. `squares` are ||X||_F^2, infinite for blocks that count as 0. It runs in the dtype
-    of G; P is collected in that of `squares`, because it holds gains from 1 to 485. Rounding of T grows by
-    a^2 in each step, so before it matters T is computed anew: in bfloat16 every second step, in float32 every
-    seventh.
+    X <- X S, S = a I + B, B = b X^H X + c (X^H X)^2; but T = X^H X alone is iterated, T <- S T S, for all at
+    once, and P collects the S. It runs in the dtype of X, and P, which holds gains from 1 to 485, is
+    collected in `full`. Rounding of T grows by a^2 in each step, so before it matters T is computed anew: in
+    bfloat16 every second step, in float32 every seventh.
     """
-    count, eps = list(map(len, blocks)), torch.finfo(G.dtype).eps
-    full = torch.promote_types(G.dtype, squares.dtype)
-    r = squares.rsqrt().to(G.dtype).view(-1, 1, 1)
-    T, noise = G * r * r, eps
+    count, eps = list(map(len, blocks)), torch.finfo(blocks[0].dtype).eps
+    T, noise = gram_of(blocks), eps
     P: Tensor | None = None  # T = (X P Q)^H X P Q
     Q: Tensor | None = None
     for k, (a, b, c) in enumerate(triples, 1):
-        S = torch.baddbmm(T, T, T, beta=b, alpha=c)
-        S.diagonal(dim1=-2, dim2=-1).add_(a)
-        Q = S * r if k == 1 else S if Q is None else Q @ S
+        B = torch.baddbmm(T, T, T, beta=b, alpha=c)
+        if Q is None:
+            Q = B.clone()
+            Q.diagonal(dim1=-2, dim2=-1).add_(a)
+        else:
+            Q = torch.baddbmm(Q, Q, B, beta=a)
         noise *= a * a
-        if k == len(triples):
-            break
-        if noise > NOISE:
+        if k < len(triples) and noise > NOISE:
             blocks = [X @ q for X, q in zip(blocks, Q.split(count), strict=True)]
             P = Q.to(full) if P is None else P @ Q.to(full)
             T, Q, noise = gram_of(blocks), None, eps
-        else:
-            T = S @ T @ S
-    if Q is None:
-        return r * torch.eye(G.shape[-1], dtype=G.dtype, device=G.device)
-    return Q if P is None else P @ Q.to(full)
+        elif k < len(triples):
+            ST = torch.baddbmm(T, B, T, beta=a)
+            T = torch.baddbmm(ST, ST, B, beta=a)
+    assert Q is not None
+    return Q.to(full) if P is None else P @ Q.to(full)
 
 
 def gram_of(blocks: Sequence[Tensor]) -> Tensor:
     """X^H X of all matrices of all blocks, one after the other."""
+    if len(blocks) == 1:
+        return blocks[0].mH @ blocks[0]
     X, n = blocks[0], blocks[0].shape[-1]
     G = X.new_empty(len(blocks), len(X), n, n)
     for X, out in zip(blocks, G, strict=True):
@@ -121,36 +121,38 @@ def orthogonalise_(
 
     Singular values end up in 0.7 ... 1.2 of rate, and 0 stays 0, whatever the scale of V.
     """
-    real, is_complex = blocks[0].real.dtype, blocks[0].is_complex()
-    wide, tiny = torch.complex128 if is_complex else torch.float64, torch.finfo(real).tiny
-    if real == torch.float64:  # no wider dtype for the squares: the largest entry is 1
-        top = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0).clamp_min(tiny)
-        for X in blocks:
-            X.div_(top)
-    norm = torch.linalg.vector_norm
-    sizes = torch.stack([norm(X, dim=(-2, -1), keepdim=True, dtype=wide) for X in blocks])
-    whole = sizes.square().sum(0).sqrt().clamp_min(tiny)
-    squares = nn.functional.threshold((sizes / whole).to(real).square(), floor**2, math.inf).flatten(1)
-    for X in blocks:
-        X.div_(whole.to(real))
-    for some, of_them in _of_a_width(blocks, squares):
-        if some[0].shape[-1] == 1:  # one singular value, 1
+    _normalise_(blocks, floor)
+    for some in _of_a_width(blocks) if triples else [blocks]:
+        if not triples or some[0].shape[-1] == 1:  # one singular value, 1
             x = 1.0
             for a, b, c in triples:
                 x = a * x + b * x**3 + c * x**5
-            P = (of_them.rsqrt() * x).view(-1, 1, 1)
-        else:
-            lower = [X.to(low) for X in some] if low else some
-            P = right_factors(lower, gram_of(lower), of_them, triples).to(some[0])
-        for X, p in zip(some, (P * rate).split(len(some[0])), strict=True):
+            for X in some:
+                X.mul_(x * rate)
+            continue
+        lower = [X.to(low) for X in some] if low else some
+        P = right_factors(lower, triples, some[0].dtype) * rate
+        for X, p in zip(some, P.split(len(some[0])), strict=True):
             X.copy_(times(X, p))
 
 
-def _of_a_width(blocks: Sequence[Tensor], squares: Tensor) -> list[tuple[Sequence[Tensor], Tensor]]:
+def _normalise_(blocks: Sequence[Tensor], floor: float) -> None:
+    """X <- X/||X||_F, and 0 where ||X||_F <= floor ||V||_F."""
+    dtype, real, norm = blocks[0].dtype, blocks[0].real.dtype, torch.linalg.vector_norm
+    wide = dtype if blocks[0].device.type == "mps" else torch.promote_types(dtype, torch.float64)
+    if wide == dtype:  # there is no wider one for the squares: the largest entry is 1
+        top = torch.stack([X.abs().amax((-2, -1), keepdim=True) for X in blocks]).amax(0)
+        for X in blocks:
+            X.div_(top.clamp_min(torch.finfo(real).tiny))
+    sizes = torch.stack([norm(X, dim=(-2, -1), keepdim=True, dtype=wide) for X in blocks])
+    sizes.masked_fill_(sizes <= floor * norm(sizes, dim=0), math.inf)
+    for X, own in zip(blocks, sizes.to(real), strict=True):
+        X.div_(own)
+
+
+def _of_a_width(blocks: Sequence[Tensor]) -> list[Sequence[Tensor]]:
     """Blocks with equally many columns together: only those of poses differ."""
-    if len({X.shape[-1] for X in blocks}) == 1:
-        return [(blocks, squares.flatten())]
-    return [([X], x) for X, x in zip(blocks, squares, strict=True)]
+    return [blocks] if len({X.shape[-1] for X in blocks}) == 1 else [[X] for X in blocks]
 
 
 # -- the rule of a batch -------------------------------------------------------------------------------------
@@ -172,7 +174,6 @@ def velocity(b: Batch) -> None:
     floor = min(max(group["eps"], ROUNDING * torch.finfo(b.params[0].dtype).eps), AT_MOST)
     rate = -group["lr"] * ratio(group["adjust_lr_fn"], *sides(b))
     low = None if W.is_complex() else group["ns_dtype"]
-    b.frame.hor_(W)  # of what is no part of g^hor, rounding or a user's, the polynomial would make as much
     orthogonalise_(b.frame.blocks(W), triples(group), floor, rate, low)
     if b.scale is not None:  # W is a length there, and lr stays an angle
         b.frame.scale_(W, b.scale)
@@ -208,6 +209,47 @@ def sides(b: Batch) -> tuple[int, int]:
 # -- the classes ---------------------------------------------------------------------------------------------
 
 
+def parts_of(
+    group: Any, adamw: dict[str, Any], sort: Callable[[list[Any], list[Any]], list[bool]]
+) -> Iterator[Any]:
+    """A group as it is, or its matrices and the rest in two; `adamw` are the options of the second.
+
+    `sort` says which are AdamW's, of parameters or of pairs of a name and one.
+    """
+    given = group.get("params") if isinstance(group, dict) else None
+    entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
+    tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
+    if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
+        yield group  # torch raises, and says what is wrong
+        return
+    flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
+    own = flag if isinstance(flag, dict) else {}
+    for key in own.keys() - adamw.keys():
+        raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(adamw)}")
+    if group.get("adjust_lr_fn") not in ADJUSTMENTS:
+        raise ValueError(
+            f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
+        )
+    if "ns_coefficients" in group:
+        _check_triples(group["ns_coefficients"], group.get("ns_steps", 0))
+    kinds = [flag] * len(entries) if isinstance(flag, bool) else sort(entries, tensors)
+    alone = flag is True or (bool(kinds) and all(kinds))
+    for kind in (True,) if alone else (False, True) if any(kinds) else (False,):
+        chosen = [i for i, k in enumerate(kinds) if k is kind]
+        part = {**rest, "params": [entries[i] for i in chosen], "adamw": kind}
+        for key in PER_WEIGHT:
+            if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(entries):
+                part[key] = [part[key][i] for i in chosen]
+        if kind:
+            part = {**part, **adamw, **own, **(rest if alone else {}), "params": part["params"]}
+        yield part
+
+
+def is_no_matrix(p: Tensor) -> bool:
+    """Whether torch.optim.Muon does not take it."""
+    return p.dim() != 2 or p.is_complex()
+
+
 class _Muon(Optimizer):
     """torch.optim.Muon and torch.optim.AdamW, each an optimizer that is lent its groups for a step."""
 
@@ -232,6 +274,13 @@ class _Muon(Optimizer):
         given = {"ns_coefficients": ns_coefficients, "ns_dtype": ns_dtype, "adamw": False}
         super().__init__(params, {**self._muon.defaults, **given})
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; matrices and other weights become two groups."""
+        for part in parts_of(
+            param_group, self._adamw.defaults, lambda _, params: [*map(is_no_matrix, params)]
+        ):
+            super().add_param_group(part)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A state dict of torch.optim.Muon does not say which groups are AdamW's: they stay what they are."""
         before = self.__dict__.get("param_groups", [])
@@ -240,9 +289,17 @@ class _Muon(Optimizer):
             for key in self._adamw.defaults.keys() | self.defaults.keys():
                 if key in known:
                     group.setdefault(key, known[key])
+        for held in self.state.values():  # numbers in old state dicts become tensors, as in AdamW
+            if "step" in held and not torch.is_tensor(held["step"]):
+                held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """torch's two steps, each on its own groups, and ours for matrices that torch's does not take."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         theirs = [g for g in self.param_groups if not g["adamw"]]
         plain = [
             {**g, "params": [p for p in g["params"] if not is_sharded(p)]}
@@ -262,6 +319,7 @@ class _Muon(Optimizer):
             for p in group["params"]:
                 if p.grad is not None and (is_sharded(p) or not is_triple(group["ns_coefficients"])):
                     self._step_one(p, group)
+        return loss
 
     def _step_one(self, p: Any, group: dict[str, Any]) -> None:
         """A step of torch's Muon for a DTensor, or with a triple for each step.
@@ -342,8 +400,8 @@ class Muon(Lifted):
 
     def sorted(self, params: Any) -> Any:
         """Groups that are Muon's or AdamW's as a whole."""
-        if isinstance(params, Tensor):  # torch raises, and says what is wrong
-            return params
+        if isinstance(params, Tensor) or not isinstance(params, Iterable):
+            return params  # torch raises, and says what is wrong
         groups = list(params)
         if groups and not isinstance(groups[0], dict):
             groups = [{"params": groups}]
@@ -376,42 +434,16 @@ class Muon(Lifted):
             for part in self._split(param_group):
                 super().add_param_group(part)
         except BaseException:
-            del self.param_groups[count:]
+            for of_groups in (self.param_groups, self._first, self._placed, self._seen):
+                del of_groups[count:]
             raise
 
     def _split(self, group: Any) -> Iterator[Any]:
-        given = group.get("params") if isinstance(group, dict) else None
-        entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
-        tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
-        if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
-            yield group  # torch raises, and says what is wrong
-            return
-        flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
-        own = flag if isinstance(flag, dict) else {}
-        for key in own.keys() - self._adamw.keys():
-            raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(self._adamw)}")
-        if group.get("adjust_lr_fn") not in ADJUSTMENTS:
-            raise ValueError(
-                f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
-            )
-        if "ns_coefficients" in group:
-            _check_triples(group["ns_coefficients"], group.get("ns_steps", 0))
-        spaces = self._spaces(group, tensors)
-        kinds = (
-            [flag] * len(entries)
-            if isinstance(flag, bool)
-            else [self._sorting.is_adamws(e, s) for e, s in zip(entries, spaces, strict=True)]
-        )
-        alone = flag is True or (bool(kinds) and all(kinds))
-        for kind in (True,) if alone else (False, True) if any(kinds) else (False,):
-            chosen = [i for i, k in enumerate(kinds) if k is kind]
-            part = {**rest, "params": [entries[i] for i in chosen], "adamw": kind}
-            for key in PER_WEIGHT:
-                if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(entries):
-                    part[key] = [part[key][i] for i in chosen]
-            if kind:
-                part = {**part, **self._adamw, **own, **(rest if alone else {}), "params": part["params"]}
-            yield part
+        def sort(entries: list[Any], tensors: list[Any]) -> list[bool]:
+            spaces = self._spaces(group, tensors)
+            return [self._sorting.is_adamws(e, space) for e, space in zip(entries, spaces, strict=True)]
+
+        return parts_of(group, self._adamw, sort)
 
     def _spaces(self, group: dict[str, Any], params: list[Tensor]) -> list[Any]:
         """The space of each weight, or None."""
@@ -434,7 +466,7 @@ class Muon(Lifted):
             if params and all(isinstance(p, Tensor) for p in params):
                 spaces = self._spaces(group, params)
                 flat = [p for p, space in zip(params, spaces, strict=True) if space is None]
-                found = [p for p in flat if p.dim() == 2 and not p.is_complex()]
+                found = [p for p in flat if not is_no_matrix(p)]
                 matrices += found if len(found) < len(flat) else []
         if matrices:
             largest = max(matrices, key=Tensor.numel)
@@ -465,7 +497,7 @@ class _Sorting:
         self.unused -= hits
         if space is not None:
             return bool(hits)
-        return p.dim() != 2 or p.is_complex() or bool(hits) or id(p) in self.tables
+        return is_no_matrix(p) or bool(hits) or id(p) in self.tables
 
     def check(self) -> None:
         """Raise for a pattern that no parameter is called by."""

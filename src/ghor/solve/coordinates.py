@@ -128,7 +128,7 @@ class Part:
 
     def states(self, frame: Frame, age: int) -> list[dict[str, Tensor]]:
         """What the states of these weights keep of a frame, from which `frame` makes it again, to the bit."""
-        count, flat = len(self.index), getattr(self.geometry, "flat", False)
+        count, flat = len(self.index), self.geometry.flat
         columns = dict[str, Sequence[Tensor]]()
         if not flat:
             columns |= {key: _each(X, count) for key, X in frame.tensors().items()}
@@ -193,8 +193,10 @@ class Coordinates:
                 raise ValueError(
                     f"{space}: solvers and LBFGS move every row; use another optimizer for this weight"
                 )
+            if section == "implicit" and not (space.flat or space.implicit):
+                raise ValueError(f"{space} has no implicit section; use section='transported'")
             # Every Euclidean weight may have a unit of length of its own.
-            kinds[(space, i) if getattr(space, "flat", False) else (space, p.shape, p.dtype)].append(i)
+            kinds[(space, i) if space.flat else (space, p.shape, p.dtype)].append(i)
         self.R, self.section, self.count, self.size, parts = R, section, len(tensors), 0, list[Part]()
         order = sorted(kinds.items(), key=lambda kind: _place(kind[0][0], tensors[kind[1][0]]))
         for (space, *_), index in order:

@@ -164,10 +164,6 @@ class Limited:
             S[k], Y[k] = turn(self.S[k]), turn(self.Y[k])
         return changed(self, S=S, Y=Y)
 
-    def resized(self, size: int) -> Limited:
-        """With memory for so many pairs."""
-        return changed(self, size=size, first=max(self.first, self.last - size))
-
     def empty(self) -> Limited:
         """Without pairs."""
         return Limited(self.size, self.sizes, self.least)

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
-from ghor.spaces.base import GroupSpace, Space
+from ghor.spaces.base import Space
 from ghor.spaces.euclidean import Euclidean
+from ghor.spaces.group import GroupSpace
 from ghor.spaces.hyperbolic import Hyperbolic
 from ghor.spaces.poses import PositionsOrientations, SpecialEuclidean
 from ghor.spaces.rotations import SpecialOrthogonal, Unitary

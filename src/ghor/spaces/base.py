@@ -22,25 +22,22 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, wraps
-from typing import Any, ClassVar, Self, TypeVar, cast
+from functools import cached_property
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Generator, Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE, full_precision
-from ghor._torch.transforms import differentiated, transformed
+from ghor._torch.transforms import transformed
 from ghor.layout import Layout
 from ghor.linalg import everywhere, size, wide
-from ghor.spaces.frames import Frame, Group
-from ghor.spaces.retraction import Retraction, by_name, geodesic
-
-F = TypeVar("F", bound=Callable[..., Any])
+from ghor.spaces.frames import Frame
+from ghor.spaces.points import Points, on_points
 
 # The method that each piece of geometry defined here needs: a space has the first if it has the second.
 NEEDS = {
@@ -74,93 +71,6 @@ ELSEWHERE = {
 STEPS = 1000  # most iterations of `mean`, which converges linearly: slowly for points that are far apart
 
 
-def on_points(kinds: str) -> Callable[[F], F]:
-    """Let a formula on points (M, N, n) of one sphere, group, ... take weights in their layout.
-
-    `kinds` says what goes in and comes out, as "pv>p" for `exp`:
-
-        p, v     points, tangent vectors (and gradients): tensors of the weight's shape, in its unit of length
-        x        a matrix for each point, (..., a, b), as a frame is
-        n        a number for each point;  d a length, m a square of one: in the weight's unit
-        b        a bool for all points together
-
-    Shapes are broadcast, half precision is computed in float32, and autocast is off. A formula with an
-    argument `eps` is told the rounding of the weight's dtype.
-    """
-    takes, gives = kinds.split(">")
-
-    def decorate(formula: F) -> F:
-        parameters = inspect.signature(formula).parameters
-        names = list(parameters)[1 : 1 + len(takes)]
-
-        @wraps(formula)
-        @full_precision()
-        def method(self: Space, *args: Any, **options: Any) -> Any:
-            if self.of_points or len(args) + len(options.keys() & set(names)) < len(takes):
-                return formula(self, *args, **options)  # which says what is missing
-            tensors = [*args[: len(takes)], *(options.pop(name) for name in names[len(args) :])]
-            if "eps" in parameters:
-                options.setdefault("eps", torch.finfo(tensors[0].dtype).eps)
-            there = _Points(self, takes, tensors)
-            if takes == "pp":
-                self.check_points(formula.__name__, there.points, torch.finfo(tensors[0].dtype).eps)
-            return there.back(formula(self.geometry, *there.points, *args[len(takes) :], **options), gives)
-
-        method.kinds = kinds  # type: ignore[attr-defined]
-        return cast(F, method)
-
-    return decorate
-
-
-class _Points:
-    """The tensors of a call as points and vectors of radius one, and the way back."""
-
-    def __init__(self, space: Space, kinds: str, tensors: Sequence[Tensor]) -> None:
-        self.space, self.layout = space, space.layout
-        full = [X.to(COMPUTE_DTYPE.get(X.dtype, X.dtype)) for X in tensors]
-        shaped = [X for X, kind in zip(full, kinds, strict=True) if kind != "x"]
-        self.shape = torch.broadcast_shapes(*(X.shape for X in shaped))
-        if 0 not in self.shape:  # an empty batch has no points to be wrong
-            space.check_shape(self.shape)
-        self.dtype = tensors[0].dtype if len({X.dtype for X in tensors}) == 1 else _common(tensors)
-        self.number = torch.empty((), dtype=self.dtype).real.dtype  # torch.compile knows no dtype.to_real
-        self.batch = self.layout.batch(self.shape)
-        self.first = self.layout.points(shaped[0].expand(self.shape))
-        self.scale = space.scale(self.first)
-        self.points = [self._taken(X, kind) for X, kind in zip(full, kinds, strict=True)]
-
-    def _taken(self, X: Tensor, kind: str) -> Tensor:
-        if kind == "x":
-            return X.expand(*self.batch, *X.shape[-2:]).reshape(-1, *X.shape[-2:])
-        x = self.layout.points(X.expand(self.shape))
-        if self.layout.padding is not None:
-            row = self.space.geometry.distinct(x) * self.scale if kind == "p" else 0.0
-            x = self.layout.padded(x, self.shape, row)
-        return x if self.space.radius == 1 else x / self.scale
-
-    def back(self, out: Any, kind: str) -> Any:
-        if kind == "b":
-            return bool(out.all())
-        if kind == "x":
-            return out.reshape(*self.batch, *out.shape[1:]).to(self.dtype)
-        unit = 1 if kind == "n" or self.space.radius == 1 else self.scale
-        if kind in "pv":
-            out = out if isinstance(unit, int) else out * unit
-            out = self.layout.padded(out, self.shape, self.first if kind == "p" else 0.0)
-            return self.layout.weight(out, self.shape).to(self.dtype)
-        unit = unit[..., 0, 0] if isinstance(unit, Tensor) else unit
-        out = out if isinstance(unit, int) else out * (unit * unit if kind == "m" else unit)
-        return out.reshape(self.batch).to(self.number)
-
-
-def _common(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype that torch would give a sum of them."""
-    dtype = tensors[0].dtype
-    for X in tensors[1:]:
-        dtype = torch.promote_types(dtype, X.dtype)
-    return dtype
-
-
 class Absent(AttributeError, NotImplementedError):
     """Raised for geometry that a space does not have: `hasattr` is False, and a call is not implemented."""
 
@@ -183,6 +93,7 @@ class Space:
 
     compact: ClassVar[bool] = True  # points are bounded: any matrix of full rank has a nearest one
     complex: ClassVar[bool] = False  # points may be complex
+    flat: ClassVar[bool] = False  # points are vectors of R^d, and moved by translations
     implicit: ClassVar[bool] = False  # there is a frame in closed form: section="implicit"
     curvature: ClassVar[float] = (
         0.0  # the least sectional one where it is negative: `mean` takes shorter steps
@@ -206,8 +117,9 @@ class Space:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """The options alone: files of torch.distributed hold spaces, and what is computed from them is not theirs."""
-        return {name: vars(self)[name] for name in (*self.__dataclass_fields__, "of_points") if name in vars(self)}
+        """The options alone: files of torch.distributed hold spaces, and nothing that they compute."""
+        kept = (*self.__dataclass_fields__, "of_points")
+        return {name: vars(self)[name] for name in kept if name in vars(self)}
 
     def has(self, name: str) -> bool:
         """Whether the space has this piece of geometry: "log", "metric", "transport", ..."""
@@ -412,7 +324,7 @@ class Space:
         A padding row stays as it is.
         """
         self.check(X.shape, X.dtype)
-        there = _Points(self, "p", [X])
+        there = Points(self, "p", [X])
         (x,) = there.points
         if not everywhere(torch.isfinite(x)):
             raise ValueError(f"a tensor with NaN or infinite entries has no nearest point on {self}")
@@ -477,10 +389,10 @@ class Space:
         if there.dtype != points.dtype:  # rounded points are off the space
             x = self.geometry.nearest(x)
         y = self.geometry.mean_of(x.unflatten(0, (len(points), -1)), w)
-        one = _Points(self, "p", [wide(points[0])])
+        one = Points(self, "p", [wide(points[0])])
         return cast(Tensor, one.back(self.geometry.nearest(y), "p")).to(points.dtype)
 
-    def _stacked(self, points: Tensor, weights: Tensor | None) -> tuple[_Points, Tensor]:
+    def _stacked(self, points: Tensor, weights: Tensor | None) -> tuple[Points, Tensor]:
         """Points (K, ..., *point) in double precision, and their weights (K, M), which add up to 1."""
         if not isinstance(points, Tensor):
             raise TypeError(
@@ -493,7 +405,7 @@ class Space:
             )
         if not bool(torch.isfinite(points).all()):
             raise ValueError(f"{self}.mean: there are NaN or infinite entries among the points")
-        there = _Points(self, "p", [wide(points)])
+        there = Points(self, "p", [wide(points)])
         batch = self.layout.batch(points.shape)
         w = torch.ones(len(points)) if weights is None else weights.detach()
         if w.dim() == 0 or tuple(w.shape) != tuple(batch[: w.dim()]):
@@ -597,96 +509,6 @@ def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
         example = f", as in {name}().random({', '.join(map(str, shape))})"
         break
     return f"{name}() takes no sizes, got {given}: they come from the weight{example}; {options}"
-
-
-@dataclass(frozen=True, repr=False)
-class GroupSpace(Space):
-    """A small group that acts: Lambda is an element L, and the lines of Algorithm 3 are formulas of it.
-
-    Geometry on points goes through any L above them; no result depends on which.
-    """
-
-    exact: ClassVar[bool] = True  # whether L is the point
-    flat: ClassVar[bool] = False  # whether the group is that of translations
-    unit: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
-
-    def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:
-        return Group(self, y, held, eps)
-
-    def length(self, w: Tensor) -> Tensor:
-        """What limits a step, (M, 1, 1)."""
-        return size(w)
-
-    def section(self, y: Tensor) -> Tensor:
-        """L above y."""
-        return y
-
-    def point(self, L: Tensor) -> Tensor:
-        """The point of L."""
-        return L
-
-    def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
-        """The gradient in g^hor, of the derivative g at the point of L."""
-        raise NotImplementedError
-
-    def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
-        """The element of g^hor of a tangent vector; others are projected first."""
-        raise NotImplementedError
-
-    def velocity(self, L: Tensor, w: Tensor) -> Tensor:
-        """The inverse of `global_rep`: the derivative of L R(t w) E at t = 0."""
-        raise NotImplementedError
-
-    def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
-        """L R(w), or as much of it as points rounded to eps can hold; L to the bit where w is 0."""
-        raise NotImplementedError
-
-    def polish_(self, L: Tensor, moved: Tensor) -> None:
-        """Rounding, where points have moved."""
-
-    # -- geometry
-
-    @on_points("pvv>m")
-    def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """g_Y(U, V): the inner product of the coordinates in g^hor, `unit` times."""
-        L = self.section(Y)
-        return self.unit * self.hor_inner(self.global_rep(L, U), self.global_rep(L, V))
-
-    @on_points("pv>v")
-    def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
-        """The gradient in the metric, of the derivative G."""
-        L = self.section(Y)
-        return self.velocity(L, self.coordinates(L, G) / self.unit)
-
-    @on_points("pv>v")
-    def tangent(self, Y: Tensor, X: Tensor) -> Tensor:
-        """The projection of X to T_Y."""
-        L = self.section(Y)
-        return self.velocity(L, self.global_rep(L, X))
-
-    @on_points("pv>p")
-    def retract(
-        self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley", *, eps: float | None = None
-    ) -> Tensor:
-        """Lambda R(W) E, W the coordinates of Delta; Y to the bit where Delta = 0. Digits end at `eps`."""
-        L, R = self.section(Y), by_name(retraction)
-        W = self.global_rep(L, Delta)
-        Z = self.point(self.moved(L, W, R, math.inf, eps or torch.finfo(Y.dtype).eps))
-        if differentiated(W):  # the derivative at 0 is not that of a constant
-            return Z
-        return torch.where((W != 0).any(-1, True).any(-2, True), Z, Y)
-
-    @on_points("pv>p")
-    def exp(self, Y: Tensor, Delta: Tensor, *, eps: float | None = None) -> Tensor:
-        """gamma(1) on the geodesic gamma from Y with velocity Delta."""
-        return self.retract(Y, Delta, geodesic, eps=eps)
-
-    @on_points("pvv>v")
-    def transport(self, Y: Tensor, Delta: Tensor, V: Tensor, *, eps: float | None = None) -> Tensor:
-        """Transport V along the geodesic of Delta: its coordinates in the moving frame stay the same."""
-        L = self.section(Y)
-        moved = self.moved(L, self.global_rep(L, Delta), geodesic, math.inf, eps or torch.finfo(Y.dtype).eps)
-        return self.velocity(moved, self.global_rep(L, V))
 
 
 def room_of(eps: float) -> float:

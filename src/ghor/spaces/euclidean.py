@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ghor.layout import Layout
-from ghor.spaces.base import GroupSpace, on_points
+from ghor.spaces.group import GroupSpace
+from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Retraction
 
 

@@ -26,11 +26,13 @@ from ghor.spaces.lines import Line, Moved, Straight, Thin
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
 if TYPE_CHECKING:
-    from ghor.spaces.base import GroupSpace, Space
+    from ghor.spaces.base import Space
+    from ghor.spaces.group import GroupSpace
     from ghor.spaces.matrix import Matrices
 
 Tensors = Sequence[Tensor]
 SINGULAR = 100.0  # ||(R + y_1)^-1|| of points that others wrote; steps keep it below 30
+NEAR, MENDS = 0.5, 6  # how far from orthonormal a frame above another point may be; squarings that mend it
 WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which R is reflected; in so many directions
 
 
@@ -361,8 +363,21 @@ class Stored(Framed):
 
     def off(self) -> Tensor:
         X = self.L.mT
-        S = torch.cat([self.geometry.star(X[..., : self.n]), self.geometry.star(X[..., self.n :])], -2)
-        return (size(S @ X - eye(X)) / size(X).square())[:, 0, 0] * X.shape[-1] ** 0.5
+        return (size(self._star(X) @ X - eye(X)) / size(X).square())[:, 0, 0] * X.shape[-1] ** 0.5
+
+    def _star(self, X: Tensor) -> Tensor:
+        """X* of square matrices [y, Q]."""
+        return torch.cat([self.geometry.star(X[..., : self.n]), self.geometry.star(X[..., self.n :])], -2)
+
+    def put(self, mask: Tensor, y: Tensor) -> None:
+        """Q <- Q - y y* Q, made orthonormal, where y is not far: so moments go on to mean what they did."""
+        fresh = torch.cat([y, self.geometry.complement(y)], -1)
+        Q = self.L[mask].mT[..., self.n :]
+        X = torch.cat([y, Q - y @ (self.geometry.star(y) @ Q)], -1)
+        near = size(self._star(X) @ X - eye(X)) < NEAR
+        for _ in range(MENDS):
+            X = X + X @ (eye(X) - self._star(X) @ X) / 2
+        self.L[mask] = torch.where(near, X, fresh).mT
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         """X <- X (3 I - X* X)/2 where points have moved."""

@@ -22,8 +22,10 @@ from ghor._torch.functions import apply, compilable
 from ghor._torch.precision import full_precision
 from ghor.layout import Layout
 from ghor.linalg import everywhere, largest, size
-from ghor.spaces.base import GroupSpace, on_points, room_of, warn_of_digits
+from ghor.spaces.base import room_of, warn_of_digits
 from ghor.spaces.frames import Frame
+from ghor.spaces.group import GroupSpace
+from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Cayley, Retraction, cayley, geodesic
 from ghor.spaces.sphere import check_padding
 from ghor.spaces.vectors import Carried, Turn, Vectors, in_plane
@@ -151,7 +153,7 @@ class Hyperbolic(GroupSpace):
         y = frame.point()
         b = -self.seen(y, y0)
         out[..., :1, :] = 0
-        out[..., 1:, :] = frame.O @ b if isinstance(frame, Carried) else b
+        out[..., 1:, :] = frame.O[..., 1:] @ b if isinstance(frame, Carried) else b
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         """The point of the boost times R(W), or of as much of W as leads to where the digits end.

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from ghor.layout import Layout
 from ghor.linalg import defect, size, wide
-from ghor.spaces.base import Space, on_points
+from ghor.spaces.base import Space
 from ghor.spaces.frames import Frame, Stored
+from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Retraction, by_name
 
 LONG = 4096  # the most terms that float32 sums well

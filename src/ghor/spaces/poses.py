@@ -17,8 +17,10 @@ from torch import Tensor
 from ghor._torch.precision import full_precision
 from ghor.layout import Layout
 from ghor.linalg import everywhere, eye, inverse, size, wide
-from ghor.spaces.base import GroupSpace, nowhere, on_points
+from ghor.spaces.base import nowhere
+from ghor.spaces.group import GroupSpace
 from ghor.spaces.logarithms import hat, log_rotation
+from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Retraction, geodesic
 from ghor.spaces.rotations import SpecialOrthogonal
 from ghor.spaces.sphere import Sphere

@@ -11,8 +11,9 @@ from torch import Tensor
 from ghor._torch.functions import frozen
 from ghor._torch.transforms import differentiated
 from ghor.linalg import det, everywhere, eye, finite
-from ghor.spaces.base import on_points, unit_of
+from ghor.spaces.base import unit_of
 from ghor.spaces.logarithms import log_rotation
+from ghor.spaces.points import on_points
 from ghor.spaces.stiefel import Orthogonal
 
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.layout import Layout
 from ghor.linalg import everywhere, size, solve, symmetric
-from ghor.spaces.base import GroupSpace, nowhere, on_points, room_of
+from ghor.spaces.base import nowhere, room_of
 from ghor.spaces.frames import Frame, Group
+from ghor.spaces.group import GroupSpace
+from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Retraction, geodesic
 from ghor.spaces.symmetric import exp_symmetric, log_gram, symmetric_function
 

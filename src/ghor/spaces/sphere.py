@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ghor.layout import Layout
 from ghor.linalg import everywhere, size
-from ghor.spaces.base import Space, on_points, unit_of
+from ghor.spaces.base import Space, unit_of
 from ghor.spaces.frames import Frame, Stored
+from ghor.spaces.points import on_points
 from ghor.spaces.stiefel import Stiefel
 from ghor.spaces.vectors import Vectors
 

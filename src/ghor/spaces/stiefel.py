@@ -17,10 +17,11 @@ from torch import Tensor
 from ghor._torch.functions import frozen, with_value
 from ghor._torch.transforms import differentiated
 from ghor.linalg import everywhere, eye, eye_of, finite, inner, largest, polar, solve, spectral_bound
-from ghor.spaces.base import on_points, unit_of
+from ghor.spaces.base import unit_of
 from ghor.spaces.frames import ClosedForm, Frame, Stored
 from ghor.spaces.logarithms import canonical_log
 from ghor.spaces.matrix import Matrices, Subspaces
+from ghor.spaces.points import on_points
 from ghor.spaces.symmetric import gram_function
 from ghor.spaces.tangent import Tangent
 
@@ -47,6 +48,11 @@ class Orthogonal(Matrices):
         if held or section != "auto" or n == N or not (n > 1 or y.is_complex()):
             return self.frame(y, section, held, eps)
         return Tangent(self, y, held, eps, by_rows)
+
+    def hor_(self, w: Tensor, factor: float = 0.5) -> None:
+        # What is 0 in every skew matrix is 0, also where a rule without eps has divided 0 by 0.
+        w[..., : w.shape[-1], :].diagonal(dim1=-2, dim2=-1).real.zero_()
+        super().hor_(w, factor)
 
     def complement(self, y: Tensor) -> Tensor:
         """The closed form, formed, with R = polar(y_1), so that Lambda(E) = I; to autograd R is constant."""

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ghor.linalg import everywhere, eye, finite, inner, inverse, largest, polar, size, solve
-from ghor.spaces.base import on_points, room_of
+from ghor.spaces.base import room_of
 from ghor.spaces.frames import Frame
 from ghor.spaces.matrix import Matrices, Subspaces
+from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Retraction, by_name, geodesic
 from ghor.spaces.stiefel import Stiefel
 

@@ -1,6 +1,6 @@
-"""Trees in hyperbolic space, by ghor's Adam and geoopt's RiemannianAdam; times of steps and of distances.
+"""Trees in hyperbolic space, by ghor's Adam and geoopt's RiemannianAdam.
 
-    python benchmarks/hyperbolic.py [--steps 300] [--seeds 1] [--cosine] [--depth 6] [--branching 3]
+    python benchmarks/trees.py [--steps 300] [--seeds 1] [--cosine] [--depth 6] [--branching 3]
 
 A balanced tree is embedded with its path lengths, times a scale of 1, as distances. The loss is the mean of
 (d/D - 1)^2 over pairs; the result that counts is the mean distortion, mean |d/D - 1| over all pairs. Both
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -135,52 +134,6 @@ def trees(args: argparse.Namespace, geoopt: Any) -> None:
             print(" ".join(f"{f:.4f}" for f in found[best]), flush=True)
 
 
-def times(args: argparse.Namespace, geoopt: Any) -> None:
-    n, dim = args.points, 10
-    print(
-        f"\n{n} points in dimension {dim}, float32: one step of the optimizer, {torch.get_num_threads()} "
-        f"threads"
-    )
-    x = start(n, dim, torch.float32)
-    G = torch.randn(n, dim + 1, generator=torch.Generator().manual_seed(2)) / 100
-    made = {name: make(x, 1e-3) for name, make in contestants(geoopt).items()}
-    taken: dict[str, list[float]] = {name: [] for name in made}
-    for _ in range(args.repeats):
-        for name, (opt, Y, _) in made.items():
-            Y.grad = G[:, : Y.shape[1]].clone()
-            begun = time.perf_counter()
-            opt.step()
-            taken[name].append(time.perf_counter() - begun)
-    for name, (opt, Y, _) in made.items():
-        best, median = min(taken[name]), sorted(taken[name])[args.repeats // 2]
-        held = sum(v.numel() for v in opt.state[Y].values() if torch.is_tensor(v)) / Y.numel()
-        print(
-            f"{name:<16}{1e3 * best:8.1f} ms, median {1e3 * median:8.1f} ms, state {held:.2f} numbers a "
-            "number"
-        )
-
-
-def distances(args: argparse.Namespace, geoopt: Any) -> None:
-    """The time of a distance, forward and backward, between points and the same points shuffled."""
-    n, dim = args.points, 10
-    x = start(n, dim, torch.float32)
-    pairs = torch.randperm(n, generator=torch.Generator().manual_seed(3))
-    made = {name: make(x, 1e-3) for name, make in contestants(geoopt).items() if name != "ghor, scalar"}
-    points = {name: (Y.detach(), Y.detach()[pairs]) for name, (_, Y, _) in made.items()}
-    taken: dict[str, list[float]] = {name: [] for name in made}
-    for _ in range(args.repeats):
-        for name, (_, _, dist) in made.items():
-            a, b = (X.clone().requires_grad_() for X in points[name])
-            begun = time.perf_counter()
-            dist(a, b).sum().backward()
-            taken[name].append(time.perf_counter() - begun)
-    threads = torch.get_num_threads()
-    print(f"\n{n} distances in dimension {dim}, float32, forward and backward, {threads} threads")
-    for name, of in taken.items():
-        best, median = min(of), sorted(of)[len(of) // 2]
-        print(f"{name.replace(' Adam', ''):<16}{1e3 * best:8.2f} ms, median {1e3 * median:8.2f} ms")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--depth", type=int, default=6)
@@ -195,27 +148,16 @@ def main() -> None:
         "--only", nargs="+", default=[""], help="parts of the names of those that embed trees"
     )
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
-    parser.add_argument("--repeats", type=int, default=20, help="steps that are timed, in turn; 0: none")
     parser.add_argument("--batch", type=int, default=20_000)
-    parser.add_argument(
-        "--max-velocity", type=float, help="length of the longest step of ghor's (default: 1)"
-    )
-    parser.add_argument("--points", type=int, default=100_000)
     parser.add_argument("--dtype", type=lambda s: getattr(torch, s), default=torch.float64)
     args = parser.parse_args()
-    if args.max_velocity:
-        ghor.Hyperbolic.max_velocity = args.max_velocity
     warnings.simplefilter("ignore")
     try:
         import geoopt
     except ImportError:
         geoopt = None
         print('geoopt is not installed and left out: pip install -e ".[bench]"')
-    if args.repeats:
-        times(args, geoopt)
-        distances(args, geoopt)
-    if args.steps:
-        trees(args, geoopt)
+    trees(args, geoopt)
 
 
 if __name__ == "__main__":
