@@ -31,7 +31,7 @@ help:  ## list the targets
 
 # one learning rate for all: with the paper's the two Adams, which are one algorithm on St(1, 2), would differ tenfold
 demo: .venv/.installed-lab  ## the pendulum in about a minute (four optimizers, one learning rate, 5 seeds), and its page
-	@$(PY) -m ghor_lab run pendulum --lr 1e-2 --epochs 60 --seeds 0-4 --out runs/demo $(ARGS)
+	@$(PY) -m ghor_lab run pendulum --lr 1e-2 --epochs 40 --seeds 0-4 --out runs/demo $(ARGS)
 	@$(PY) -m ghor_lab report runs/demo --brief
 
 # one thread a process: the processes already fill the cores
