@@ -100,7 +100,8 @@ clean:  ## remove the environment, caches and builds
 .venv/.installed-%: pyproject.toml lab/pyproject.toml constraints.txt .venv/.created
 	@echo "installing ghor and ghor-lab for $* into .venv (the first time torch comes with it: minutes)"
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt \
-	  -e ".[$(filter-out lab ray,$*)]" -e "lab[$(filter ray,$*)]"
+	  -e ".$(addprefix [,$(addsuffix ],$(filter-out lab ray,$*)))" \
+	  -e "./lab$(addprefix [,$(addsuffix ],$(filter ray,$*)))"
 	@touch $@
 
 endif
