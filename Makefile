@@ -31,7 +31,7 @@ help:  ## list the targets
 
 # one learning rate for all: with the paper's the two Adams, which are one algorithm on St(1, 2), would differ tenfold
 demo: .venv/.installed-lab  ## the pendulum in about a minute (four optimizers, one learning rate, 5 seeds), and its page
-	@$(PY) -m ghor_lab run pendulum --lr 1e-2 --epochs 60 --seeds 0-4 --out runs/demo $(ARGS)
+	@$(PY) -m ghor_lab run pendulum --lr 1e-2 --epochs 40 --seeds 0-4 --out runs/demo $(ARGS)
 	@$(PY) -m ghor_lab report runs/demo --brief
 
 # one thread a process: the processes already fill the cores
@@ -103,7 +103,8 @@ clean:  ## remove the environment, caches and builds
 .venv/.installed-%: pyproject.toml lab/pyproject.toml constraints.txt .venv/.created
 	@echo "installing ghor and ghor-lab for $* into .venv (the first time torch comes with it: minutes)"
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt \
-	  -e ".[$(filter-out lab ray,$*)]" -e "lab[$(filter ray,$*)]"
+	  -e ".$(addprefix [,$(addsuffix ],$(filter-out lab ray,$*)))" \
+	  -e "./lab$(addprefix [,$(addsuffix ],$(filter ray,$*)))"
 	@touch $@
 
 endif

@@ -190,7 +190,8 @@ class Config:
         for number in value if isinstance(value, tuple) else (value,):
             if span and number is not None and not RANGES[span](number):
                 raise ValueError(f"{name} must be {span}, got {number}")
-        if value != usual(name, self.experiment) and not (self.experiment in of and self.optimizer in by):
+        takes = name in ("experiment", "optimizer") or (self.experiment in of and self.optimizer in by)
+        if not takes and value != usual(name, self.experiment):
             who = of if self.experiment not in of else by
             raise ValueError(
                 f"{name} is for {', '.join(who)}: not for {self.experiment} with {self.optimizer}"

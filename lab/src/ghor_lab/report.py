@@ -236,9 +236,8 @@ def words(same: dict[str, list[Pool]]) -> list[str]:
 def smallest(experiment: str, pools: Sequence[Pool]) -> str:
     """The claim of runs that are shorter than the paper's."""
     what = "reconstruction error" if experiment == "pendulum" else "training loss"
-    ends = sorted(
-        (float(x.mean()), p) for p in pools if (x := LOSS.of(p)) is not None and np.isfinite(x).all()
-    )
+    ends = [(float(x.mean()), p) for p in pools if (x := LOSS.of(p)) is not None and np.isfinite(x).all()]
+    ends.sort(key=lambda each: each[0])
     if not ends:
         return f"{NAMES.get(experiment, experiment)}: no loss is finite yet."
     adams = [end for end, p in ends if p.optimizer.endswith("-adam")]
