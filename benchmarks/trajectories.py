@@ -76,7 +76,13 @@ SPACES: dict[str, tuple[ghor.Space, tuple[int, ...], torch.dtype, tuple[str, ...
     "SymplecticStiefel": (ghor.SymplecticStiefel(), (8, 4), F64, BOTH[:1]),
     "SymplecticGrassmann": (ghor.SymplecticGrassmann(), (8, 4), F64, BOTH[:1]),
 }
-FEW = ("Stiefel", "Grassmann", "SpecialOrthogonal", "Sphere", "SymplecticStiefel")  # where every optimizer runs
+FEW = (
+    "Stiefel",
+    "Grassmann",
+    "SpecialOrthogonal",
+    "Sphere",
+    "SymplecticStiefel",
+)  # where every optimizer runs
 
 # Cases that differ from ba79b46, by pattern, and why; the number is how far they may be apart.
 DIFFERENCES: dict[str, tuple[float, str]] = {}
@@ -133,7 +139,9 @@ def run(case: Case, start: list[Tensor]) -> list[Tensor]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file")
     parser.add_argument("--only", default="", help="cases with all of these words, separated by commas")
