@@ -1,7 +1,7 @@
 """Algorithm 3 of the paper as plain torch: Adam for one weight on the Stiefel manifold, with a dense frame.
 
-The library does the same for any rule and any space, with frames that are thin or not stored at all, and for many weights at
-once; a test runs it beside these lines. Read them with the paper's section 4:
+The library does the same for any rule and any space, with frames that are thin or not stored at all, and for
+many weights at once; a test runs it beside these lines. Read them with the paper's section 4:
 
     Lambda    the section above Y, a rotation: Lambda E = Y, E = [I; 0]
     g^hor     matrices [[A, -B^T], [B, 0]], A skew; they are kept as their first columns [A; B]
