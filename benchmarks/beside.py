@@ -9,7 +9,8 @@ Each tree has a process of its own, and the two take turns of ten steps, so that
 both alike; several pairs of processes follow each other, since memory lies elsewhere in each. A turn counts
 with its mean, in which what is done every ten steps has its share. A ratio is that of two neighbouring turns:
 quartiles over all of them, and the ratio of the best turns. "compiled" is torch.compile(optimizer.step) of
-this tree over the *eager* step of the other, "compiled both" over the other's compiled one.
+this tree over the *eager* step of the other, "compiled both" over the other's compiled one. On a busy
+machine, `--clock cpu --threads 1` takes the time of the processor in place of the clock's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from common import commit, machine_lines, quartiles, seconds, stamp, write_json
@@ -39,13 +39,14 @@ TEN = 10
 # -- in the processes ----------------------------------------------------------------------------------------
 
 
-def worker(threads: int) -> None:
+def worker(threads: int, clock: str) -> None:
     """Does what each line of stdin asks: ["build", workload, compiled] or ["turn"]; answers with a line."""
     import torch
     from workloads import WORKLOADS, ours
 
     torch.set_num_threads(threads)
     step: Any = None
+    now = {"wall": time.perf_counter, "cpu": time.process_time}[clock]
     for line in sys.stdin:
         what, *task = json.loads(line)
         answer: Any = None
@@ -58,7 +59,10 @@ def worker(threads: int) -> None:
             answer = seconds(lambda step=step: [step() for _ in range(TEN + 2)])  # type: ignore[misc]
         else:
             step()  # finds what the other process has left of the caches
-            answer = [1e3 * seconds(step) for _ in range(TEN)]
+            begun = now()
+            for _ in range(TEN):
+                step()
+            answer = 1e3 * (now() - begun) / TEN
         print(json.dumps(answer), flush=True)
 
 
@@ -69,8 +73,8 @@ def environment(tree: Path, threads: int) -> dict[str, str]:
 class Process:
     """A worker of one tree."""
 
-    def __init__(self, tree: Path, threads: int) -> None:
-        command = [sys.executable, __file__, "--worker", str(threads)]
+    def __init__(self, tree: Path, threads: int, clock: str) -> None:
+        command = [sys.executable, __file__, "--worker", str(threads), clock]
         env, pipe = environment(tree, threads), subprocess.PIPE
         self.process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
 
@@ -87,8 +91,8 @@ class Process:
 
 
 @contextmanager
-def processes(trees: dict[str, Path], threads: int) -> Iterator[dict[str, Process]]:
-    found = {name: Process(tree, threads) for name, tree in trees.items()}
+def processes(trees: dict[str, Path], threads: int, clock: str) -> Iterator[dict[str, Process]]:
+    found = {name: Process(tree, threads, clock) for name, tree in trees.items()}
     try:
         yield found
     finally:
@@ -108,7 +112,7 @@ def turns(pair: dict[str, Process], name: str, kind: str, time_: float) -> dict[
     end = time.perf_counter() + time_
     while len(times["before"]) < 2 or time.perf_counter() < end:
         for tree in TREES if len(times["before"]) % 2 else TREES[::-1]:
-            times[tree].append(fmean(pair[tree].ask("turn")))
+            times[tree].append(pair[tree].ask("turn"))
             time.sleep(0.005)  # threads of the one stop waiting for work before the other begins
     return {"first_s": first, "turns_ms": times}
 
@@ -122,7 +126,7 @@ def measure(trees: dict[str, Path], args: argparse.Namespace, names: list[str]) 
                 try:
                     count = args.processes if kind == "eager" else 1  # compiling takes a while
                     for _ in range(count):
-                        with processes(trees, threads) as pair:
+                        with processes(trees, threads, args.clock) as pair:
                             found.append(turns(pair, name, kind, args.seconds / count))
                 except RuntimeError as error:
                     print(f"{name}, {kind}: {error}", flush=True)
@@ -185,7 +189,7 @@ def counts_table(what: str, rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
-        worker(int(sys.argv[2]))
+        worker(int(sys.argv[2]), sys.argv[3])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -195,6 +199,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="REGEX", help="workloads whose name matches")
     parser.add_argument("--kinds", nargs="+", default=KINDS[:2], choices=KINDS)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of torch (default: 1 and 2)")
+    parser.add_argument("--clock", default="wall", choices=("wall", "cpu"), help="cpu: of a busy machine")
     parser.add_argument("--seconds", type=float, default=12, help="of turns for each line (default: 12)")
     parser.add_argument(
         "--processes", type=int, default=3, help="pairs of processes, of eager steps (default: 3)"
@@ -212,6 +217,7 @@ def main() -> None:
         "benchmark": f"beside, {args.what}",
         "commit": commit(),
         "before": commit(trees["before"]),
+        "clock": args.clock,
     }
     if args.what == "time":
         from workloads import WORKLOADS

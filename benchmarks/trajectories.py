@@ -4,9 +4,10 @@
     python benchmarks/trajectories.py compare before.pt        # with the code as it is; exit 1 beyond 1e-11
     python benchmarks/trajectories.py compare before.pt --only Adam,Stiefel
 
-A case is an optimizer, a space, a section and a retraction: 50 steps of two weights that share a group, in float64. Every
-optimizer runs on a few spaces, and three of them on all. The record has the points where weights start and the targets that
-their gradients point to, so both sides compute the same. `DIFFERENCES` names the cases that are meant to differ, and why.
+A case is an optimizer, a space, a section and a retraction: 50 steps of two weights that share a group, in
+float64. Every optimizer runs on a few spaces, and three of them on all. The record has the points where
+weights start and the targets that their gradients point to, so both sides compute the same. `DIFFERENCES`
+names the cases that are meant to differ, and why.
 """
 
 from __future__ import annotations
@@ -76,10 +77,22 @@ SPACES: dict[str, tuple[ghor.Space, tuple[int, ...], torch.dtype, tuple[str, ...
     "SymplecticStiefel": (ghor.SymplecticStiefel(), (8, 4), F64, BOTH[:1]),
     "SymplecticGrassmann": (ghor.SymplecticGrassmann(), (8, 4), F64, BOTH[:1]),
 }
-FEW = ("Stiefel", "Grassmann", "SpecialOrthogonal", "Sphere", "SymplecticStiefel")  # where every optimizer runs
+FEW = (
+    "Stiefel",
+    "Grassmann",
+    "SpecialOrthogonal",
+    "Sphere",
+    "SymplecticStiefel",
+)  # where every optimizer runs
 
 # Cases that differ from ba79b46, by pattern, and why; the number is how far they may be apart.
-DIFFERENCES: dict[str, tuple[float, str]] = {}
+LARGE = float("inf")
+DIFFERENCES: dict[str, tuple[float, str]] = {
+    r"^Adam Stiefel-(batch|blocks-columns) implicit": (LARGE, "another reference of the closed form"),
+    r"^Adam Sphere-complex implicit": (LARGE, "another reference of the closed form"),
+    r"^Adam Sphere-short implicit": (LARGE, "second moments of spheres are not spread"),
+    r"^(?!SGD|Muon|Scalar)\S+ SymplecticStiefel": (LARGE, "coordinates whose gradients are rounding are zero"),
+}
 
 
 class Case(NamedTuple):
@@ -117,7 +130,7 @@ def weights_of(name: str) -> list[Tensor]:
 
 
 def run(case: Case, start: list[Tensor]) -> list[Tensor]:
-    """The weights after 1, 2, 5, 10, 20 and all steps, and the target's part in the gradient goes with its distance."""
+    """The weights after 1, 2, 5, 10, 20 and all steps; gradients point away from targets."""
     space = SPACES[case.space][0]
     Base, options = OPTIMIZERS[case.optimizer]
     params = [nn.Parameter(x.clone()) for x in start[:2]]
@@ -133,7 +146,9 @@ def run(case: Case, start: list[Tensor]) -> list[Tensor]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file")
     parser.add_argument("--only", default="", help="cases with all of these words, separated by commas")

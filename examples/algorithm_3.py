@@ -1,7 +1,7 @@
 """Algorithm 3 of the paper as plain torch: Adam for one weight on the Stiefel manifold, with a dense frame.
 
-The library does the same for any rule and any space, with frames that are thin or not stored at all, and for many weights at
-once; a test runs it beside these lines. Read them with the paper's section 4:
+The library does the same for any rule and any space, with frames that are thin or not stored at all, and for
+many weights at once; a test runs it beside these lines. Read them with the paper's section 4:
 
     Lambda    the section above Y, a rotation: Lambda E = Y, E = [I; 0]
     g^hor     matrices [[A, -B^T], [B, 0]], A skew; they are kept as their first columns [A; B]
@@ -56,7 +56,9 @@ def cayley(X: Tensor) -> Tensor:
 class Adam:
     """Algorithm 3 with Adam's cache, for one weight Y on the Stiefel manifold."""
 
-    def __init__(self, Y: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+    def __init__(
+        self, Y: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
         self.Lambda, self.n = section(Y), Y.shape[1]
         self.lr, self.betas, self.eps, self.t = lr, betas, eps, 0
         self.m, self.v = torch.zeros_like(Y), torch.zeros_like(Y)
@@ -71,7 +73,9 @@ class Adam:
         self.v = b2 * self.v + (1 - b2) * B**2
         m, v = self.m / (1 - b1**self.t), self.v / (1 - b2**self.t)
         W = -self.lr * m / (v.sqrt() + self.eps)
-        self.Lambda = self.Lambda @ cayley(whole(W))  # update_section; the coordinates m and v stay as they are
+        self.Lambda = self.Lambda @ cayley(
+            whole(W)
+        )  # update_section; the coordinates m and v stay as they are
         return self.Lambda[:, : self.n]
 
 

@@ -3,7 +3,6 @@ refused."""
 
 import copy
 import io
-import pickle
 import re
 import warnings
 

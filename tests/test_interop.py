@@ -326,7 +326,6 @@ def test_rotations_are_written_for_peft(neumann, peft, gen, tmp_path):
     model, x = Small(), randn((6, 8), gen, torch.float32)
     plain = copy.deepcopy(model)
     adapt(model, ["q_proj", "v_proj"], Rotation(4))
-    space = ghor.SpecialOrthogonal()
     for p in (m.parts["default"].R for m in (model.q_proj, model.v_proj)):
         W = skew(randn((2, 4, 4), gen, torch.float32)) * (0.2 if neumann else 0.6)
         p.data.copy_(torch.linalg.matrix_exp(W))

@@ -496,7 +496,7 @@ def angle_groups(model: nn.Module, angle: float, **options: Any) -> list[dict[st
         if p.requires_grad:
             coordinates = None
             if type(space) in (SpecialOrthogonal, Stiefel):
-                N = space.layout.size(p.shape)[0]  # type: ignore[union-attr]
+                N = space.layout.size(p.shape)[0]
                 coordinates = 2 * N - 1 if p.is_complex() else N - 1
             own = {} if coordinates is None else {"lr": angle / math.sqrt(coordinates)}
             group = groups.setdefault((space, coordinates), {"params": [], "space": space, **options, **own})

@@ -433,7 +433,9 @@ def _read_peft(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{file} is damaged: {error}; copy it again") from error
     for n, t in tensors.items():
         if not bool(torch.isfinite(t).all()):
-            raise ValueError(f"{file} has NaN or infinite entries in {n}; the training that wrote it diverged")
+            raise ValueError(
+                f"{file} has NaN or infinite entries in {n}; the training that wrote it diverged"
+            )
     return config, {n.removeprefix(PREFIX).replace(".base_layer.", "."): t for n, t in tensors.items()}
 
 

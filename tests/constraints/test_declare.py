@@ -20,7 +20,7 @@ from torch.nn.utils import prune
 
 import ghor
 from ghor.constraints.declare import declared_spaces
-from ghor.constraints.registry import anchors_by_id, declared_space
+from ghor.constraints.registry import declared_space
 
 manifolds = pytest.mark.parametrize(("space", "shape"), MANIFOLD_CASES, ids=name)
 

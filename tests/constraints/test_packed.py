@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from steps import through_a_file
-from table import accepts, each_space, point, randn
+from table import randn
 from torch import nn
 
 import ghor
 from ghor.constraints.registry import declared_space
 from ghor.constraints.validation import batch_dims
-from ghor.spaces.matrix import Matrices
 
 ST = ghor.Stiefel()
 FLOAT32 = 2e-6

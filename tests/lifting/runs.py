@@ -1,4 +1,4 @@
-"""A run that can be cloned, saved, copied and interrupted: weights on a space, others, and given gradients."""
+"""A run that can be cloned, saved, copied and interrupted: weights on a space, others, given gradients."""
 
 import copy
 import io

@@ -229,7 +229,7 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES)
 @every
 def test_writes_are_followed(case, write):
-    """The weight goes on from where it was put, as after a counted write; the others as if nothing had been."""
+    """The weight goes on from where it was put, as after a counted write; others as if nothing had been."""
     a, b, untouched = (Run(case).run(range(7)) for _ in range(3))
     for run, how in ((a, write), (b, "copy_")):
         with torch.no_grad():

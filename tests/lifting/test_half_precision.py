@@ -1,13 +1,11 @@
 """Weights in half precision: the point behind them is in float32, and so are section, moments and steps."""
 
-import warnings
-
 import loops
 import pytest
 import torch
 from loops import OPTIMIZERS, furthest
 from steps import sections
-from table import each_shape_and_section, is_flat, name, one, point, points, randn
+from table import is_flat, name, point, randn
 from torch import nn
 
 import ghor

@@ -214,4 +214,3 @@ def lost_message(lost: dict[str, Space]) -> str:
         "pruning or a wrapper computes it, and nothing keeps it there. Undo that and constrain it again, or "
         "call ghor.release(model) to give the constraints up"
     )
-

@@ -83,7 +83,11 @@ def constrain_multiples(
         if advice is not None:
             warn(advice, f"{n} {advice}")
         s = torch.linalg.matrix_norm(wide(space.layout.points(p.detach())), keepdim=True)
-        s = s / math.sqrt(space.layout.size(p.shape)[1]) if scale == "start" else torch.full_like(s, float(scale))
+        s = (
+            s / math.sqrt(space.layout.size(p.shape)[1])
+            if scale == "start"
+            else torch.full_like(s, float(scale))
+        )
         s = torch.where(s == 0, 1, s).to(p.dtype)  # 0: a padding row, which stays as it is
         plan.append((owner, leaf, p.detach().clone(), Q, Multiple(cast(Stiefel, on), s, learn)))
     moved = {}

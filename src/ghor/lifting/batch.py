@@ -84,8 +84,7 @@ class Batch:
         self.H.grad = self.G = self._room()
         self.developed = self._developed(states) if traits.reads else None
         self.state = self._gathered(states)
-        for X in (self.state[k] for k in self.odd if self.before is not None and k in self.state):
-            X.copy_(self.frame.translated(X, self.before))
+        self._translate()
         moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.moves, self.age = moves.clone(), int(moves)
         self.steps = self.age  # also those that moved nothing
@@ -136,8 +135,8 @@ class Batch:
         self._put(self._differs(y), y)
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
-        kept = self.exact or "section" in self.frame.tensors()
-        self.master = None if kept else self._viewable(self.frame.point())
+        holds = self.exact or "section" in self.frame.tensors()
+        self.master = None if holds else self._viewable(self.frame.point())
         self.written = None if self.exact else self._weights().clone()
         self.anchor = self._anchor(y, held)
 
@@ -147,6 +146,13 @@ class Batch:
             asked = self.space.geometry.frame(y, section, {}, self.eps)
             if asked.tensors().keys() != self.frame.tensors().keys():
                 self.before, self.frame = self.frame, asked
+
+    def _translate(self) -> None:
+        """Take moments to the frame's coordinates from those of another kind of frame."""
+        for X in (self.state[k] for k in self.odd if k in self.state):
+            if self.before is not None:
+                X.copy_(self.frame.translated(X, self.before))
+        self.before = None
 
     def _check_room(self, y: Tensor) -> None:
         """Raise where a frame that the rule wants stored would be large."""
@@ -173,8 +179,7 @@ class Batch:
 
     def _viewable(self, X: Tensor) -> Tensor:
         """Points in an order of memory in which each weight's part is a view of the weight's shape."""
-        orders = (lambda: X, X.contiguous, lambda: X.mT.contiguous().mT)  # the last is that of wide blocks
-        for room in (order() for order in orders):
+        for room in (X, X.contiguous(), X.mT.contiguous().mT):  # the last is that of wide blocks
             if shares_memory(self.layout.weight(rows(room, len(self.params))[0], self.shape), room):
                 return room
         raise AssertionError(f"{self.space} has no views of shape {tuple(self.shape)}")

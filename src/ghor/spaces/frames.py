@@ -313,7 +313,8 @@ class Stored(Framed):
         rows[..., : self.n, :] = rows[..., : self.n, :].amax(-2, keepdim=True)  # A is a difference of two
         top = columns.amax(-1, keepdim=True).expand_as(columns)
         bound = torch.cat([rows[..., : self.n, :] * top, rows[..., self.n :, :] * columns], -2)
-        out.masked_fill_(out.abs() <= bound * (4 * g.shape[-2] * torch.finfo(g.dtype).eps), 0)
+        bound = bound * (4 * g.shape[-2] * torch.finfo(g.dtype).eps)
+        out.masked_fill_((out.abs() <= bound) & (bound < torch.inf), 0)  # an infinite gradient is reported
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
         """y <- y + D, Q <- Q - (y + J) B*."""
