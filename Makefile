@@ -45,7 +45,7 @@ test-all: .venv/.installed-dev .venv/.installed-ray  ## run the tests, the slow 
 test-torch: .venv/.created  ## run the tests of the core against another torch: make test-torch TORCH=2.9.1 (or TORCH=newest)
 	@test -n "$(TORCH)" || { echo "which torch? make test-torch TORCH=2.9.1" >&2; exit 1; }
 	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
-	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt $(if $(filter newest,$(TORCH)),--upgrade torch,"torch==$(TORCH)") numpy scipy matplotlib rich typer jinja2 filelock pytest \
+	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt $(if $(filter newest,$(TORCH)),--upgrade torch,"torch==$(TORCH)") numpy scipy matplotlib rich jinja2 filelock pytest \
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
 	PYTHONPATH=src:lab/src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)

@@ -146,6 +146,10 @@ def curves(
             circles(axes, authors, optimizer, end)
         epochs(axes, quantity, end, end * (1.1 + 0.1 * len(bars)) if bars else end * 1.03)
         axes.set(xlabel="epoch", ylabel=quantity.drawn or quantity.words)
+        if bars:
+            asked = paper.EPOCHS[experiment]
+            whose = "paper" if end >= asked else f"paper, {asked} epochs"
+            axes.annotate(whose, (1, 1.01), xycoords="axes fraction", ha="right", fontsize=10)
         ends = {p.optimizer: float(x.max() if quantity.ends else x[-1].mean()) for p, x in reversed(drawn)}
         named(axes, {o: bars[o][0] if o in bars else ends[o] for o in optimizers})
 

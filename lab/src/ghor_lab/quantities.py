@@ -170,7 +170,16 @@ def cost(key: str) -> Callable[[str, str], Pair | None]:
 
 
 LOSS = Quantity("loss", "final loss", ".3f", last("loss"), outcome("final"), ("loss",), "training loss")
-ERROR = Quantity("error", "final error", ".3f", last("loss"), outcome("final"), ("loss",), "error", log=True)
+ERROR = Quantity(
+    "error",
+    "final error",
+    ".3f",
+    last("loss"),
+    outcome("final"),
+    ("loss",),
+    "relative reconstruction error",
+    log=True,
+)
 BEST = Quantity("best", "best loss", ".3f", lowest, outcome("best"))
 ACCURACY = Quantity(
     "accuracy",

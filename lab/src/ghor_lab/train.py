@@ -89,9 +89,8 @@ def train(
                     name: round(1000 * seconds / task.steps, 4)
                     for name, seconds in (("ad", ad), ("step", step), ("other", trained - ad - step))
                 },
-                "step_cpu_ms": round(
-                    1000 * cpu, 3
-                ),  # all threads, the least: what else runs disturbs the others
+                # of all threads, the least: what else runs disturbs the others
+                "step_cpu_ms": round(1000 * cpu, 3),
                 "peak_mib": round(peak_mib(), 1),
                 "time": now(),
             }
