@@ -35,11 +35,13 @@ demo: .venv/.installed-lab  ## the pendulum in about a minute (four optimizers, 
 	@$(PY) -m ghor_lab report runs/demo --brief
 
 # one thread a process: the processes already fill the cores
-test: .venv/.installed-dev  ## run the tests
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 
-test-all: .venv/.installed-dev .venv/.installed-ray  ## run the tests, the slow ones included
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) -m "" $(ARGS)
+test: .venv/.installed-dev  ## run the tests of the library and of the lab
+	@$(PYTEST) $(ARGS)
+
+test-all: .venv/.installed-dev .venv/.installed-trainers .venv/.installed-ray  ## run the slow tests, too, and those with trainers, peft and ray
+	@$(PYTEST) -m "" $(ARGS)
 
 # in an environment of its own, of which torch is the only thing that changes; ghor is taken from src/
 test-torch: .venv/.created  ## run the tests of the core against another torch: make test-torch TORCH=2.9.1 (or TORCH=newest)
@@ -47,7 +49,7 @@ test-torch: .venv/.created  ## run the tests of the core against another torch: 
 	@set -e; env=.venv/torch-$(TORCH); $(PY) -m venv $$env; grep -v '^torch==' constraints.txt > $$env/constraints.txt; \
 	$$env/bin/python -m pip install -qq --disable-pip-version-check -c $$env/constraints.txt $(if $(filter newest,$(TORCH)),--upgrade torch,"torch==$(TORCH)") numpy scipy matplotlib rich jinja2 filelock pytest \
 	  pytest-xdist pytest-timeout hypothesis mpmath expecttest lion-pytorch pytorch_optimizer ruff; \
-	PYTHONPATH=src:lab/src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/optim tests/pytorch tests/spaces \
+	PYTHONPATH=src:lab/src OMP_NUM_THREADS=1 $$env/bin/python -m pytest -n $(JOBS) --dist worksteal tests/_torch tests/baselines tests/constraints tests/laws tests/lifting tests/optim tests/pytorch tests/spaces \
 	  tests/solve $(ARGS)
 
 mutants: .venv/.installed-dev  ## leave things out of the library, one by one, and name what no test misses (ARGS="--since main")

@@ -126,7 +126,7 @@ def run(root: Path, folder: Path, task: Task, slow: bool) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     plugin = Chosen(task.nodes) if task.nodes else Recorder(src)
-    options = ["-n", "0", "-p", "no:cacheprovider", *["-x"] * bool(task.mutant), *["-m", ""] * slow]
+    options = ["-p", "no:cacheprovider", *["-x"] * bool(task.mutant), *["-m", ""] * slow]
     code = pytest.main([*task.files, *options], plugins=[plugin])
     if isinstance(plugin, Recorder):
         (folder / "record").write_bytes(pickle.dumps((plugin.tests, plugin.lines)))
