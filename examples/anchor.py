@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     args = parser.parse_args()
     results = torch.tensor([experiment(seed) for seed in range(args.seeds)])  # (seeds, decays, 3)
-    mean, sd = results.mean(0), results.std(0)
+    mean, sd = results.mean(0), results.std(0, correction=int(args.seeds > 1))
     print(f"{'weight decay':>12}{'distance':>18}{'new task':>18}{'old task':>18}")
     for decay, m, s in zip(DECAYS, mean.tolist(), sd.tolist(), strict=True):
         print(f"{decay:>12g}" + "".join(f"{a:>10.3f} +-{b:>5.3f}" for a, b in zip(m, s, strict=True)))

@@ -50,7 +50,7 @@ def blocks(page):
 
 def run(page):
     """Run the blocks of a page in order, in one namespace; what happened to each."""
-    scope, outcomes = {"__name__": "__page__"}, []
+    scope, outcomes, missing = {"__name__": "__page__"}, [], None
     for line, code, reason in blocks(page):
         if reason is not None:
             outcomes.append(f"not run: {reason}")
@@ -65,7 +65,12 @@ def run(page):
         except ModuleNotFoundError as error:
             if error.name not in OPTIONAL:
                 raise
-            outcomes.append(f"no {error.name} here")
+            missing = error.name
+            outcomes.append(f"no {missing} here")
+        except NameError:  # of a block that did not run
+            if missing is None:
+                raise
+            outcomes.append(f"no {missing} here")
         else:
             outcomes.append("run")
     return outcomes
