@@ -76,29 +76,6 @@ def test_autocast_does_not_reach_projections(gen):
         assert opt.step(lambda: net(x)).dtype == torch.bfloat16
 
 
-def test_autocast_does_not_reach_the_geometry_of_points(gen):
-    """A product rounded to bfloat16 takes points 2e-3 off, and no factorisation takes bfloat16."""
-    for space in MANIFOLDS:
-        shape = shapes(space, TRIED)[0]
-        Y = point(space, shape, gen, torch.float32)
-        X = randn(shape, gen).float() * 0.1
-        V = space.tangent(Y, X)
-        calls = {
-            **dict.fromkeys(["tangent", "rgrad"], (Y, X)),
-            **dict.fromkeys(["exp", "retract", "Omega"], (Y, V)),
-            **dict.fromkeys(["transport", "levi_civita"], (Y, V, V)),
-            **dict.fromkeys(["log", "dist", "log_euclidean"], (Y, space.exp(Y, V))),
-            **dict.fromkeys(["section", "residual"], (Y,)),
-            "inner": (Y, V, V),
-            "angle": (V,),
-        }
-        for method, arguments in calls.items():
-            if space.has(method):
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    inside = getattr(space, method)(*arguments)
-                same(inside, getattr(space, method)(*arguments))
-
-
 # -- determinism -------------------------------------------------------------------------------------------
 
 

@@ -546,11 +546,18 @@ def test_a_released_model_does_without_ghor(tmp_path, gen):
     assert kinds.strip() == "['Linear', 'Tanh', 'Linear', 'Linear']"
 
 
+def product():
+    module = ghor.interop.Product([])
+    module.w = nn.Parameter(ghor.Stiefel().random(3, 2))
+    ghor.constrain(module, "w", ghor.Stiefel())
+    return module
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ghor.interop.Product([]), r"the model is a ghor\.interop\.Product"),
-        (lambda: nn.Sequential(ghor.interop.Product([])), r"0 is a ghor\.interop\.Product"),
+        (product, r"the model is a ghor\.interop\.Product"),
+        (lambda: nn.Sequential(product()), r"0 is a ghor\.interop\.Product"),
         (
             lambda: setattr(m := nn.Linear(3, 2), "space", ghor.Stiefel()) or m,
             r"space is a ghor\.spaces\.stiefel",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import torch
@@ -113,6 +113,20 @@ def each(group: dict[str, Any], key: str) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value] * len(group["params"])
 
 
+def listed(params: Any) -> Any:
+    """Parameters or groups as they were given, with lists in place of iterators, which can be read once."""
+    if isinstance(params, Iterator):
+        params = list(params)
+    if not isinstance(params, (list, tuple)):
+        return params
+    return [
+        {**g, "params": list(g["params"])}
+        if isinstance(g, dict) and isinstance(g.get("params"), Iterator)
+        else g
+        for g in params
+    ]
+
+
 def with_names(group: Any, gi: int) -> Any:
     """The group with names made up for unnamed parameters: torch wants all groups named, or none."""
     given = group.get("params") if isinstance(group, dict) else None
@@ -127,23 +141,18 @@ def with_names(group: Any, gi: int) -> Any:
 # -- of several groups ---------------------------------------------------------------------------------------
 
 
-def named_duplicate(groups: list[dict[str, Any]], group: Any, error: ValueError) -> ValueError:
+def named_duplicate(groups: Sequence[Any], error: ValueError) -> ValueError:
     """torch's error for a parameter that is in two groups, with both of its names added."""
     if "more than one parameter group" not in str(error):
         return error
-    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-    params = [entry[1] if isinstance(entry, tuple) else entry for entry in params]
-    known = {
-        id(p): name
-        for gi, g in enumerate(groups)
-        for p, name in zip(g["params"], names_of(g, gi), strict=True)
-    }
-    for i, p in enumerate(params):
-        if id(p) in known:
-            name = names_of({**group, "params": params}, len(groups))[i]
-            return ValueError(
-                f"{error}: {name} of shape {tuple(p.shape)} is {known[id(p)]}, too; pass it once"
-            )
+    known: dict[int, tuple[int, str]] = {}
+    for gi, group in enumerate(groups):
+        params = [group["params"]] if isinstance(group["params"], Tensor) else group["params"]
+        for entry, name in zip(params, names_of({**group, "params": params}, gi), strict=True):
+            name, p = entry if isinstance(entry, tuple) else (name, entry)
+            first, other = known.setdefault(id(p), (gi, name))
+            if first != gi:
+                return ValueError(f"{error}: {name} of shape {tuple(p.shape)} is {other}, too; pass it once")
     return error
 
 

@@ -62,6 +62,7 @@ from ghor.lifting.groups import (
     admitted,
     check_memory,
     check_options,
+    listed,
     named_duplicate,
     names_of,
     refuse_late_declarations,
@@ -154,8 +155,12 @@ class Lifted(Optimizer):
         if isinstance(params, nn.Module):
             reshard(params)
             params = [(name, p) for name, p, _ in declared_spaces(params)]
-        with explained(self.Base):
-            self.inner = self.Base(self.sorted(params), *args, **kwargs)
+        params = listed(params)
+        try:
+            with explained(self.Base):
+                self.inner = self.Base(self.sorted(params), *args, **kwargs)
+        except ValueError as error:
+            raise named_duplicate(params, error) from None
         # Not Optimizer.__init__, which would take the groups once more.
         super().__setstate__(
             {"defaults": {**self.inner.defaults, **dict(zip(GROUP_KEYS, ours, strict=True))}}
@@ -165,8 +170,10 @@ class Lifted(Optimizer):
         for group in self.param_groups:
             self._place(group)
         self._warn_of_surprises()
-        if self.state and not any(p.is_meta for group in self.param_groups for p in group["params"]):
-            # Adagrad has state from the start, and that includes ours.
+        if self.state and not any(
+            group.get("differentiable") or any(p.is_meta for p in group["params"])
+            for group in self.param_groups
+        ):  # Adagrad has state from the start, and that includes ours
             with torch.no_grad(), full_precision():
                 self._ready(lambda p: self.state.get(p) or None)
         self._warn.flush()
@@ -480,12 +487,13 @@ class Lifted(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; a group may set the options that are ours: `space`, `retraction`, `section`, ..."""
         self._bring_home()
+        (param_group,) = listed([param_group])
         if self._named:  # the other groups have the names of the module
             param_group = with_names(param_group, len(self.param_groups))
         try:
             self.inner.add_param_group(param_group)
         except ValueError as error:
-            raise named_duplicate(self.param_groups, param_group, error) from None
+            raise named_duplicate([*self.param_groups, param_group], error) from None
         try:
             self._place(self.param_groups[-1])
         except BaseException:
