@@ -325,11 +325,15 @@ def test_what_is_no_radius_is_refused():
     assert ghor.Sphere(radius=1) == S
 
 
-def test_numbers_of_numpy_are_radii():
-    for r in (np.float32(2), np.float64(2), np.int64(2)):
+def test_whole_numbers_and_those_of_numpy_are_radii():
+    for r in (2, np.float32(2), np.float64(2), np.int64(2)):
         assert repr(ghor.Sphere(radius=r)) in ("Sphere(radius=2)", "Sphere(radius=2.0)")
         assert ghor.Sphere(radius=r) == ghor.Sphere(radius=2)
-        close(ghor.Sphere(radius=r).lengths(ghor.Sphere(radius=r).random(3, 4)), torch.full((3,), 2.0), 1e-6)
+        Y = ghor.Sphere(radius=r).project(torch.ones(3, 4))
+        close(Y, torch.ones(3, 4), 1e-6)
+        close(ghor.Sphere(radius=r).exp(Y, 0 * Y), Y, 1e-6)
+        close(ghor.Sphere(radius=r).dist(Y, -Y), torch.full((3,), 2 * math.pi), 1e-5)
+        close(ghor.Sphere(radius=r).random(3, 4).norm(dim=1), torch.full((3,), 2.0), 1e-6)
 
 
 def test_shapes_that_hold_no_points_are_named():

@@ -87,13 +87,14 @@ class Points:
             return bool(out.all())
         if kind == "x":
             return out.reshape(*self.batch, *out.shape[1:]).to(self.dtype)
-        unit = 1 if kind == "n" or self.space.radius == 1 else self.scale
+        unit = None if kind == "n" or self.space.radius == 1 else self.scale
         if kind in "pv":
-            out = out if isinstance(unit, int) else out * unit
+            out = out if unit is None else out * unit
             out = self.layout.padded(out, self.shape, self.first if kind == "p" else 0.0)
             return self.layout.weight(out, self.shape).to(self.dtype)
-        unit = unit[..., 0, 0] if isinstance(unit, Tensor) else unit
-        out = out if isinstance(unit, int) else out * (unit * unit if kind == "m" else unit)
+        if unit is not None:
+            unit = unit[..., 0, 0] if isinstance(unit, Tensor) else unit
+            out = out * (unit * unit if kind == "m" else unit)
         return out.reshape(self.batch).to(self.number)
 
 
