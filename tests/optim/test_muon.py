@@ -467,3 +467,28 @@ def test_a_list_of_triples_moves_euclidean_matrices_too(gen):
 
 def test_lift_of_torchs_is_ours():
     assert ghor.lift(torch.optim.Muon) is ghor.optim.Muon
+
+
+@pytest.mark.parametrize("along", ["rows", "columns"])
+@pytest.mark.parametrize("shape", [(16, 6), (6, 16), (16, 32), (32, 16)], ids=str)
+@pytest.mark.parametrize("cls", [ghor.optim.Muon, ghor.optim.SGD])
+def test_a_momentum_of_blocks_is_seen_as_it_is_now(cls, shape, along, gen):
+    """Wide and tall blocks, side by side or one below the other: state[p] has views, not the first step's."""
+    space = ghor.Stiefel(blocks=2, along=along)
+    p = nn.Parameter(space.random(*shape, generator=gen))
+    opt = cls([p], lr=0.1, momentum=0.9, space=space)
+    seen = []
+    for _ in range(3):
+        p.grad = torch.randn(shape, generator=gen)
+        opt.step()
+        seen.append(opt.state[p]["momentum_buffer"].clone())
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+    again = nn.Parameter(p.detach().clone())
+    other = cls([again], lr=0.1, momentum=0.9, space=space)
+    other.load_state_dict(through_a_file(opt.state_dict()))
+    p.grad = torch.randn(shape, generator=gen)
+    again.grad = p.grad.clone()
+    opt.step()
+    other.step()
+    assert torch.equal(p, again)

@@ -128,7 +128,9 @@ class Batch:
         if traits.free:
             if any(k.endswith(BESIDE) for k in states[0]):  # a run goes on with the frame that it began with
                 section = "auto"
-            self.frame = geometry.free_frame(at, section, kept, self.eps, by_rows=self.layout.blocks > 1)
+            one = self.layout.blocks == 1
+            by_rows = None if one else self._viewable(y.new_empty(y.shape)).is_contiguous()
+            self.frame = geometry.free_frame(at, section, kept, self.eps, by_rows)
         else:
             self.frame = geometry.frame(at, section, kept, self.eps)
         self._convert(at, section, kept)

@@ -203,9 +203,9 @@ class Space:
         raise NotImplementedError
 
     def free_frame(
-        self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool
+        self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool | None
     ) -> Frame:
-        """The frame of rules that need none; `by_rows` if state[p] could not show it by columns."""
+        """The frame of rules that need none; `by_rows` where state[p] can show one order of memory alone."""
         return self.frame(y, section, held, eps)
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:

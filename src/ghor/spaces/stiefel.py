@@ -41,7 +41,7 @@ class Orthogonal(Matrices):
         return (ClosedForm if closed else Stored)(self, y, held, eps)
 
     def free_frame(
-        self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool
+        self, y: Tensor, section: str, held: dict[str, Tensor], eps: float, by_rows: bool | None
     ) -> Frame:
         """None but the point, unless another was asked for; of square matrices one is as small."""
         N, n = y.shape[-2:]
@@ -50,8 +50,8 @@ class Orthogonal(Matrices):
         return Tangent(self, y, held, eps, by_rows)
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
-        # What is 0 in every skew matrix is 0, also where a rule without eps has divided 0 by 0.
-        w[..., : w.shape[-1], :].diagonal(dim1=-2, dim2=-1).real.zero_()
+        if factor != 1:  # what is 0 in every skew matrix is 0, also where a rule has divided 0 by 0
+            w[..., : w.shape[-1], :].diagonal(dim1=-2, dim2=-1).real.zero_()
         super().hor_(w, factor)
 
     def complement(self, y: Tensor) -> Tensor:

@@ -50,12 +50,12 @@ class Tangent(Frame):
     geometry: Orthogonal
 
     def __init__(
-        self, geometry: Orthogonal, y: Tensor, held: dict[str, Tensor], eps: float, by_rows: bool = False
+        self, geometry: Orthogonal, y: Tensor, held: dict[str, Tensor], eps: float, by_rows: bool | None = None
     ) -> None:
-        """`by_rows` is for weights of several blocks, which state[p] could not show by columns."""
+        """`by_rows` is for weights of several blocks, which state[p] can show in one order alone."""
         super().__init__(geometry, y, held, eps)
         M, N, n = y.shape
-        self.turned = n < NARROW and not by_rows
+        self.turned = n < NARROW if by_rows is None else not by_rows
         self.y = (
             y.mT.clone(memory_format=torch.contiguous_format).mT if self.turned else y.contiguous().clone()
         )
