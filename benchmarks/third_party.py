@@ -1,6 +1,6 @@
 """Optimizers of other libraries, lifted: which run, and which find the optimum of two problems on Stiefel.
 
-    python benchmarks/third_party.py                  # writes lab/results/third_party/table.md; about ten minutes
+    python benchmarks/third_party.py                  # writes lab/results/third_party/; about ten minutes
     python benchmarks/third_party.py --only Adam      # some, and prints
 
 Each class is lifted as it is and takes 300 steps in float32 from one point of St(4, 40), at one of five

@@ -91,7 +91,7 @@ DIFFERENCES: dict[str, tuple[float, str]] = {
     r"^Adam Stiefel-(batch|blocks-columns) implicit": (LARGE, "another reference of the closed form"),
     r"^Adam Sphere-complex implicit": (LARGE, "another reference of the closed form"),
     r"^Adam Sphere-short implicit": (LARGE, "second moments of spheres are not spread"),
-    r"^(?!SGD|Muon|Scalar)\S+ SymplecticStiefel": (LARGE, "coordinates whose gradients are rounding are zero"),
+    r"^(?!SGD|Muon|Scalar)\S+ SymplecticStiefel": (LARGE, "coordinates with rounding for gradients are zero"),
 }
 
 

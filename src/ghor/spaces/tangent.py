@@ -50,7 +50,12 @@ class Tangent(Frame):
     geometry: Orthogonal
 
     def __init__(
-        self, geometry: Orthogonal, y: Tensor, held: dict[str, Tensor], eps: float, by_rows: bool | None = None
+        self,
+        geometry: Orthogonal,
+        y: Tensor,
+        held: dict[str, Tensor],
+        eps: float,
+        by_rows: bool | None = None,
     ) -> None:
         """`by_rows` is for weights of several blocks, which state[p] can show in one order alone."""
         super().__init__(geometry, y, held, eps)
