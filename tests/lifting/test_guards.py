@@ -141,9 +141,6 @@ def test_writes_to_a_large_stack_are_noticed_once(when, gen):
 def test_a_weight_moved_a_little_keeps_its_momentum(space, shape, section, touch, gen):
     """As averaging, projecting and saving in another precision do: the frame goes along with the weight. In a
     new frame, momentum would point anywhere."""
-    anew = ghor.Hyperbolic, ghor.SPD, ghor.PositionsOrientations
-    if section == "transported" and isinstance(space, anew):
-        pytest.skip("their frames are made anew from the point")
     start = point(space, shape, gen)
     pulls, noise = randn((10, *shape), gen), touch * randn(shape, gen)
     steps = []

@@ -48,6 +48,19 @@ def test_half_precision_follows_the_float32_run(section, dtype, gen):
     ).eps  # |Y| <= 1, so an ulp is eps at most
 
 
+@sections
+def test_large_gradients_of_half_weights_are_computed_in_float32(section, gen):
+    """Sums of products of them overflow in float16."""
+    Y = nn.Parameter(point(ghor.Stiefel(), (9, 3), gen, torch.float32).half())
+    opt = ghor.optim.SGD([Y], lr=1.0, momentum=0.9, space=ghor.Stiefel(), section=section)
+    Y.grad, start = torch.full_like(Y, 6e4), Y.detach().clone()
+    with pytest.warns(UserWarning, match="a velocity of length .* was clipped"):
+        opt.step()
+    assert not torch.equal(Y, start)
+    assert all(torch.isfinite(v).all() for v in (Y, *opt.state[Y].values()))
+    assert opt.state[Y]["momentum_buffer"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda c: c.__name__)
 @sections
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=name)

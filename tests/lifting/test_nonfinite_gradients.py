@@ -54,6 +54,21 @@ def test_gradient_that_is_not_finite(space, shape, section, value, gen):
     torch.testing.assert_close(module.free, twin, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_nan_in_one_weight_leaves_the_others_to_the_bit(gen):
+    weights = [nn.Parameter(point(ghor.Stiefel(), (7, 3), gen)) for _ in range(4)]
+    twins = [nn.Parameter(p.detach().clone()) for p in weights]
+    opts = [ghor.optim.Adam(ps, lr=0.1, space=ghor.Stiefel()) for ps in (weights, twins)]
+    for p, q in zip(weights, twins, strict=True):
+        p.grad = randn((7, 3), gen)
+        q.grad = p.grad.clone()
+    stays = weights[2].detach().clone()
+    weights[2].grad[0, 0] = float("nan")
+    with pytest.warns(UserWarning, match="velocity of parameter 2 of group 0"):
+        steps(opts, 2)
+    assert [torch.equal(p, q) for p, q in zip(weights, twins, strict=True)] == [True, True, False, True]
+    assert torch.equal(weights[2], stays)
+
+
 def test_a_warning_turned_into_an_error_leaves_a_finished_step(gen):
     Y, Z = weight(5, 3), weight(7, 3)
     opt = ghor.optim.SGD([Y, Z], lr=1.0, space=STIEFEL)

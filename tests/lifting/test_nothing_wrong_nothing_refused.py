@@ -55,6 +55,51 @@ def test_a_half_precision_weight_that_was_loaded_is_kept(section, dtype):
 # -- silent surprises --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [
+        (ghor.Sphere(flatten=2), (256, 1024)),
+        (ghor.Sphere(flatten=2), (1024, 1024)),
+        (ST, (200_000, 2)),
+        (ST, (2, 300_000)),
+        (ghor.Grassmann(), (1_000_000, 2)),
+    ],
+    ids=str,
+)
+def test_long_columns_in_float32(space, shape):
+    """Sums of 1e6 terms lose four digits of float32; constrain, step, copy and go on all the same."""
+    torch.manual_seed(0)
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.randn(shape))
+    ghor.constrain(layer, "weight", space)
+
+    def off():
+        return float(space.residual(layer.weight.detach().double()))
+
+    assert off() <= 1e-6
+    opt = ghor.optim.Adam(layer, lr=1e-3)
+    for seed in range(3):
+        step(opt, layer.weight, seed=seed)
+        assert off() <= 4e-6  # 10 eps a step, of one radian for the longest
+    twin, opt_2 = copy.deepcopy((layer, opt))
+    step(opt_2, twin.weight)
+
+
+@pytest.mark.parametrize("angle", [0.49, 3.9])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_long_steps_stay_on_short_spheres_in_float32(n, angle):
+    """Nearly to the pole of the frame and beyond a step multiplies what the point is off; nobody else is
+    blamed."""
+    space, gen = ghor.Sphere(), torch.Generator().manual_seed(0)
+    Y = nn.Parameter(space.random(5000, n, generator=gen))
+    opt = ghor.optim.SGD([Y], space=space, lr=1.0)
+    for _ in range(35):
+        G = space.tangent(Y.detach(), torch.randn(5000, n, generator=gen))
+        Y.grad = G / G.norm(dim=-1, keepdim=True) * angle
+        opt.step()  # warnings are errors
+        assert space.residual(Y.detach().double()).max() <= 5e-6
+
+
 def test_bare_parameters_find_the_records_of_an_unpickled_module():
     layer = ghor.constrain(nn.Linear(7, 3), "weight", ST)
     again = pickle.loads(pickle.dumps(layer))

@@ -24,6 +24,7 @@ from ghor.linalg import perhaps
 from ghor.spaces.base import no_digits
 from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import RETRACTIONS
+from ghor.spaces.tangent import Tangent
 
 REPAIR_EVERY = 10  # moves of a batch between two repairs of the rounding of its points
 WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, 4 % of a step's arithmetic
@@ -125,15 +126,17 @@ class Batch:
             section = "transported"
             self._check_room(y)
         geometry, at = self.space.geometry, held.get("master", y)
+        has_run = "moves" in states[0]
+        beside = any(k.endswith(BESIDE) for k in states[0]) or len(geometry.hor_blocks(at)) == 1
+        began = "auto" if has_run and not kept and beside else section  # with a frame that keeps nothing
         if traits.free:
-            if any(k.endswith(BESIDE) for k in states[0]):  # a run goes on with the frame that it began with
-                section = "auto"
             one = self.layout.blocks == 1
             by_rows = None if one else self._viewable(y.new_empty(y.shape)).is_contiguous()
-            self.frame = geometry.free_frame(at, section, kept, self.eps, by_rows)
+            self.frame = geometry.free_frame(at, began, kept, self.eps, by_rows)
         else:
             self.frame = geometry.frame(at, section, kept, self.eps)
-        self._convert(at, section, kept)
+        if has_run and section != "auto":
+            self._convert(at, section)
         self._put(self._differs(y), y)
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
@@ -142,9 +145,9 @@ class Batch:
         self.written = None if self.exact else self._weights().clone()
         self.anchor = self._anchor(y, held)
 
-    def _convert(self, y: Tensor, section: str, kept: dict[str, Tensor]) -> None:
-        """Take another kind of frame than the state has, if the group asks for it by name."""
-        if kept and section != "auto" and self.stacks:
+    def _convert(self, y: Tensor, section: str) -> None:
+        """Take another kind of frame than the state has; a run without any goes on so."""
+        if self.stacks and not isinstance(self.frame, Tangent):
             asked = self.space.geometry.frame(y, section, {}, self.eps)
             if asked.tensors().keys() != self.frame.tensors().keys():
                 self.before, self.frame = self.frame, asked

@@ -200,6 +200,13 @@ class Group(Frame):
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.geometry.polish_(self.L, moved)
 
+    def put(self, mask: Tensor, y: Tensor) -> None:
+        """The frame goes along with the point, so moments go on to mean what they did."""
+        L, fresh = self.geometry.taken_along(self.L[mask], y), self.geometry.section(y)
+        off = (self.geometry.point(L) - y).abs().amax((-2, -1), keepdim=True)
+        near = off <= 4 * self.eps * y.shape[-2] * y.abs().amax((-2, -1), keepdim=True)
+        self.L[mask] = torch.where(near, L, fresh)
+
     def off(self) -> Tensor:
         y = self.point()
         return self.geometry.residual(y) / self.geometry.allowed(y, self.eps) * (5 * self.eps)

@@ -42,6 +42,10 @@ class GroupSpace(Space):
         """The point of L."""
         return L
 
+    def taken_along(self, L: Tensor, y: Tensor) -> Tensor:
+        """L transported along the geodesic from its point to y."""
+        return self.section(y)
+
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         """The gradient in g^hor, of the derivative g at the point of L."""
         raise NotImplementedError

@@ -266,6 +266,17 @@ class PositionsOrientations(SpecialEuclidean):
     def point(self, L: Tensor) -> Tensor:
         return L[..., [3, 2]].mT
 
+    def taken_along(self, L: Tensor, y: Tensor) -> Tensor:
+        """R turned in the plane of n and n', unless these are nearly opposite.
+
+        e - (n + n') n'.e/(1 + n.n')
+        """
+        t, n = y[..., 0, :, None], y[..., 1, :, None]
+        frame, old = L[..., :2], L[..., 2:3]
+        c = old.mT @ n
+        turned = torch.cat([frame - (old + n) * ((n.mT @ frame) / (1 + c)), n, t], -1)
+        return torch.where(c > -0.9, turned, self.section(y))
+
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         """(R^T G_t, (-g_2, g_1, 0)), g = R^T G_n."""
         return self.global_rep(L, g)

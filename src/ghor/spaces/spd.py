@@ -105,6 +105,11 @@ class SPD(GroupSpace):
     def point(self, L: Tensor) -> Tensor:
         return symmetric(L @ L.mT)
 
+    def taken_along(self, L: Tensor, y: Tensor) -> Tensor:
+        """L (L^-1 P L^-T)^(1/2)."""
+        seen = symmetric(solve(L, solve(L, y).mT))
+        return L @ symmetric_function(seen, lambda t: (t.sqrt(), 0.5 / t.sqrt()))
+
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         """L^T (G + G^T) L, *exactly* symmetric."""
         return symmetric(L.mT @ (g + g.mT) @ L)

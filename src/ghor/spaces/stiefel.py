@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ghor._torch.functions import frozen, with_value
 from ghor._torch.transforms import differentiated
-from ghor.linalg import everywhere, eye, eye_of, finite, inner, largest, polar, solve, spectral_bound
+from ghor.linalg import defect, everywhere, eye, eye_of, finite, inner, largest, polar, solve, spectral_bound
 from ghor.spaces.base import unit_of
 from ghor.spaces.frames import ClosedForm, Frame, Stored
 from ghor.spaces.logarithms import canonical_log
@@ -87,7 +87,7 @@ class Orthogonal(Matrices):
         """X (X^H X)^(-1/2), the polar factor."""
         x = x / unit_of(x)  # 1e30 squared overflows float32
         y = polar(frozen(x))
-        y = y + y @ (eye(y) - y.mH @ y) / 2  # LAPACK's U V^H is orthogonal to 1e-5 in float32
+        y = y + y @ (defect(y) / 2)  # LAPACK's U V^H is orthogonal to 1e-5 in float32
         if not differentiated(x):
             return y
         # The SVD has no derivative where singular values coincide, as all of them do on the space.

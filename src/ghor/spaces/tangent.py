@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from ghor.linalg import add_, eye, gram, plus, size
+from ghor.linalg import add_, defect, gram, plus, size
 from ghor.spaces.frames import Frame, Tensors
 from ghor.spaces.retraction import Retraction
 
@@ -135,5 +135,4 @@ class Tangent(Frame):
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         """Rounding of the point; what momenta have left of y is taken out of every velocity, by E."""
-        X = gram(self.y, self.y)
-        add_(self.y, self.y, (eye(X) - X) * (moved / 2))
+        add_(self.y, self.y, defect(self.y) * (moved / 2))

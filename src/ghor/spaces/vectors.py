@@ -18,7 +18,7 @@ from torch import Tensor
 from ghor.linalg import eye, perhaps, size
 from ghor.spaces.frames import Frame, Framed, Tensors, rows
 from ghor.spaces.lines import Line, Moved
-from ghor.spaces.retraction import Move, Retraction
+from ghor.spaces.retraction import Move, Retraction, geodesic
 
 TURN, SINGULAR = 0.25, 0.1  # 1 + r y_1 where the sign r changes in a step, and for points that others wrote
 SHORT, MANY = 16, 1000  # vectors so short, and more of them, are kept coordinate by coordinate
@@ -252,6 +252,10 @@ class Vectors(Framed):
                 y1.addcmul_(r, T.d, value=-1)
                 if T.flip is not None:
                     r.copy_(torch.where(T.flip, -r, r))
+                if perhaps(l.amax() > LONG):  # such steps multiply what a point is off by several times
+                    scale = torch.where(l > LONG, self.to_unit(y, y1), 1)
+                    y.mul_(scale)
+                    y1.mul_(scale)
             else:
                 new = (1 + dot(y, y, dim)).sqrt_()
                 y1.copy_(torch.where(l > 0, new, y1) if perhaps(l.amin() == 0) else new)
@@ -299,17 +303,24 @@ class Vectors(Framed):
         new.r = torch.where(worn, -self.r, self.r)
         return new
 
+    def translated(self, w: Tensor, old: Frame) -> Tensor:
+        return old.boost(w) if isinstance(old, Carried) else super().translated(w, old)
+
     def off(self) -> Tensor:
         return (self.points(self.r)[:, 0, 0].abs() - 1).abs()
 
     def repair(self, whole: bool, moved: Tensor) -> None:
-        square, moved = dot(self.y, self.y, self.dim), self.plain(moved)
+        moved = self.plain(moved)
         if self.k == -1:
-            self.y1.copy_(torch.where(moved, (1 + square).sqrt(), self.y1))
+            self.y1.copy_(torch.where(moved, (1 + dot(self.y, self.y, self.dim)).sqrt(), self.y1))
             return
-        scale = torch.where(moved, 1.5 - (square + self.y1 * self.y1) / 2, 1)
+        scale = torch.where(moved, self.to_unit(self.y, self.y1), 1)
         self.y.mul_(scale)
         self.y1.mul_(scale)
+
+    def to_unit(self, y: Tensor, y1: Tensor) -> Tensor:
+        """The factor that makes points near the sphere unit vectors."""
+        return 1.5 - (dot(y, y, self.dim) + y1 * y1) / 2
 
 
 def bend(k: int, y: Tensor, g: Tensor) -> Callable[[Tensor], Tensor]:
@@ -388,9 +399,26 @@ class Carried(Frame):
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
         return bend(self.form.k, self.point(), g)
 
+    def translated(self, w: Tensor, old: Frame) -> Tensor:
+        out = torch.zeros_like(w)
+        out[..., 1:, :] = self.O @ (old.boost(w) if isinstance(old, Carried) else w)
+        return out
+
     def off(self) -> Tensor:
         X = self.O[..., 1:]
         return size(X.mT @ X - eye(X))[..., 0, 0] / math.sqrt(X.shape[-1])
+
+    def put(self, mask: Tensor, y: Tensor) -> None:
+        """O goes along the geodesic to y, so moments go on to mean what they did."""
+        part = type(self)(self.geometry, y, {"section": self.S[mask]}, self.eps)
+        w = torch.zeros_like(y)
+        w[..., 1:, :] = part.O[..., 1:] @ self.geometry.seen(part.point(), y)
+        part.step(w, size(w), geodesic, (), ())
+        lost = ~(part.off() <= part.eps**0.5)[:, None, None]
+        rotation = torch.where(lost, eye(y.mT)[1:], part.O)
+        new = type(self)(self.geometry, y, {"section": torch.cat([y.mT, rotation], -2)}, self.eps)
+        for mine, its in zip(self.parts(), new.parts(), strict=True):
+            mine[mask] = its
 
     def repair(self, whole: bool, moved: Tensor) -> None:
         self.form.repair(whole, moved)
