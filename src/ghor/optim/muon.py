@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -306,15 +307,8 @@ class _Muon(Optimizer):
             for g in theirs
             if is_triple(g["ns_coefficients"])
         ]
-        for inner, groups in (
-            (self._muon, plain),
-            (self._adamw, [g for g in self.param_groups if g["adamw"]]),
-        ):
-            try:
-                inner.param_groups, inner.state = groups, self.state
-                bare_step(type(inner), differentiable=False)(inner)
-            finally:
-                inner.param_groups, inner.state = [], {}  # type: ignore[assignment]
+        _step(self._muon, plain, self.state)
+        _step(self._adamw, [g for g in self.param_groups if g["adamw"]], self.state)
         for group in theirs:
             for p in group["params"]:
                 if p.grad is not None and (is_sharded(p) or not is_triple(group["ns_coefficients"])):
@@ -330,11 +324,25 @@ class _Muon(Optimizer):
         M.lerp_(p.grad, 1 - group["momentum"])
         V = p.grad.lerp(M, group["momentum"]) if group["nesterov"] else M.clone()
         V = V.full_tensor() if is_sharded(p) else V
-        X = (V.mT if V.shape[0] < V.shape[1] else V)[None]
-        orthogonalise_([X], triples(group), 0.0, 1.0, torch.bfloat16)
+        if is_triple(group["ns_coefficients"]):  # torch's own step from 0 without momentum
+            W, still = torch.zeros_like(V), {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+            W.grad = V
+            _step(self._muon, [{**group, **still, "params": [W]}], defaultdict(dict))
+        else:
+            X = (V.mT if V.shape[0] < V.shape[1] else V)[None]
+            orthogonalise_([X], triples(group), 0.0, 1.0, torch.bfloat16)
+            W = V * (-group["lr"] * ratio(group["adjust_lr_fn"] or "original", *p.shape))
         p.mul_(1 - group["lr"] * group["weight_decay"])
-        W = distribute_like(V, p) if is_sharded(p) else V
-        p.add_(W * (-group["lr"] * ratio(group["adjust_lr_fn"] or "original", *p.shape)))
+        p.add_(distribute_like(W, p) if is_sharded(p) else W)
+
+
+def _step(inner: Optimizer, groups: list[dict[str, Any]], state: Any) -> None:
+    """A step of an optimizer that is lent groups and state."""
+    try:
+        inner.param_groups, inner.state = groups, state
+        bare_step(type(inner), differentiable=False)(inner)
+    finally:
+        inner.param_groups, inner.state = [], {}  # type: ignore[assignment]
 
 
 def _check_triples(given: Any, steps: int) -> None:
