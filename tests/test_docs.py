@@ -1,4 +1,4 @@
-"""The pages: every Python block runs as it stands, and fits; every page and picture is where it should be.
+"""The pages: every Python block runs as it stands, and fits; parameters are those of the functions.
 
 A block that cannot run here (it needs a GPU, a download or minutes) says so in a comment before it:
 
@@ -101,26 +101,6 @@ def test_code_is_not_cut_off(page):
         for i, text in enumerate(code.splitlines(), 1):
             if not INCLUDED.search(page.read_text().splitlines()[line]):
                 assert len(text) <= COLUMNS, f"{page.name}:{line + i}: {len(text)} columns"
-
-
-def test_every_page_is_in_the_navigation_and_every_picture_is_there():
-    """`make docs` is strict about links between pages; this is about what it does not know."""
-    nav = (DOCS.parent / "mkdocs.yml").read_text()
-    for page in DOCS.rglob("*.md"):
-        assert str(page.relative_to(DOCS)) in nav, page
-        for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
-            assert (page.parent / picture).is_file(), f"{page.name}: {picture}"
-
-
-def test_the_modules_that_pages_name_exist():
-    """A path below src/, or of a room of src/ghor, leads to a file."""
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *DOCS.rglob("*.md")]:
-        text = page.read_text()
-        rooms = r"(?:_torch|spaces|constraints|lifting|optim|solve|baselines|nn)/[\w/]+\.py"
-        for path in re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./-]+)`", text):
-            assert (ROOT / path).exists(), f"{page.name}: {path}"
-        for path in re.findall(rf"`({rooms})`", text):
-            assert (ROOT / "src" / "ghor" / path).is_file(), f"{page.name}: {path}"
 
 
 def test_parameter_lists_of_the_api_name_what_there_is():

@@ -5,7 +5,6 @@ import json
 import pickle
 import re
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -503,37 +502,6 @@ def test_rotations_that_peft_does_not_have(tmp_path):
         save_peft(model, tmp_path, "other", neumann=True)
     with pytest.raises(ValueError, match="the model has no adapter 'third'"):
         save_peft(model, tmp_path, "third")
-
-
-# -- the page ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_examples_of_the_page_run():
-    """One after the other, those of a library that is not there left out."""
-    page = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 5
-    torch.manual_seed(0)
-    scope = {"torch": torch, "nn": nn, "ghor": ghor}
-    for block in blocks:
-        try:
-            exec(block, scope)
-        except ImportError as error:
-            assert error.name in ("geoopt", "geotorch", "pymanopt")  # noqa: PT017
-
-
-def test_names_of_the_page_exist():
-    """Those of ghor in the tables; a `space.` name is one of some space."""
-    page = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text()
-    methods = set(re.findall(r"`space\.(\w+)", page))
-    assert len(methods) > 10
-    for method in methods:
-        assert any(getattr(ghor, cls)().has(method) for cls in ("Stiefel", "SPD", "Hyperbolic")), method
-    for name in set(re.findall(r"`ghor\.([\w.]+)", page)):
-        value = ghor
-        for part in name.split("."):
-            value = getattr(value, part)
 
 
 def test_damaged_files_of_peft_are_named(tmp_path):
