@@ -55,8 +55,7 @@ def test_state_has_the_shapes_of_the_weights(cls, section):
             if section == "transported"
             else state["frame_anchor"].shape == (n, n)
         )
-    keys = set(opt.Base([torch.zeros(2)], **OPTIONS.get(cls, {})).state_dict())
-    assert set(opt.state_dict()) == keys
+    assert set(opt.state_dict()) == {"state", "param_groups"}
 
 
 @classes
@@ -187,7 +186,7 @@ def test_a_state_dict_of_the_plain_optimizer_loads(cls):
     needs_late_state(cls)
     net, plain = Net(), Net()
     Base = getattr(ghor.optim, cls).Base
-    options = OPTIONS.get(cls, {})
+    options = {k: v for k, v in OPTIONS.get(cls, {}).items() if k != "adamw"}  # which is no option of Base
     theirs = Base(plain.parameters(), lr=1e-3, **options)
     train(plain, theirs, gradients(net, 3))
     opt = ghor.optim.__dict__[cls](net.parameters(), lr=1e-2, **options)

@@ -45,6 +45,7 @@ def learning_rate(cls):
     return {"Adadelta": 1.0, "Adagrad": 0.1, "SGD": 0.05}.get(cls.__name__, 0.01)
 
 
+@pytest.mark.filterwarnings("ignore:Muon was given bare tensors")
 @pytest.mark.parametrize(
     ("cls", "option"), COMBINATIONS, ids=lambda v: v if isinstance(v, str) else v.__name__
 )

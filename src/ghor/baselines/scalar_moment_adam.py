@@ -68,15 +68,15 @@ class ScalarMomentAdam(Lifted):
             _check(param_group.setdefault("norm", self.defaults["norm"]), len(self.param_groups))
         super().add_param_group(param_group)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch. Only states of this class: elementwise second moments cannot be converted."""
-        for gi, group in enumerate(state_dict["param_groups"]):
+    def _check_loaded(self, saved: dict[str, Any]) -> None:
+        """Only states of this class: elementwise second moments cannot be converted."""
+        for gi, group in enumerate(saved["param_groups"]):
             if "norm" not in group:
                 raise ValueError(
                     f"not a state of ScalarMomentAdam: its group {gi} has no 'norm'; start without it"
                 )
             _check(group["norm"], gi)
-        super().load_state_dict(state_dict)
+        super()._check_loaded(saved)
 
     def own_rule(self, b: Batch) -> OwnRule:
         """One second moment a matrix."""

@@ -600,7 +600,7 @@ class Lifted(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             changed = hook(self, saved)
             saved = saved if changed is None else changed
-        files.check_loaded(groups, saved, self._warn)
+        self._check_loaded(saved)
         self._bring_home()
         placed = self._placed
         self.inner.load_state_dict(saved)  # casts all state to the weights' dtype
@@ -611,6 +611,10 @@ class Lifted(Optimizer):
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
         self._warn.flush()
+
+    def _check_loaded(self, saved: dict[str, Any]) -> None:
+        """Raise for a state dict, as the user's hooks have left it, that means nothing here."""
+        files.check_loaded(self.param_groups, saved, self._warn)
 
     def __getstate__(self) -> dict[str, Any]:
         """torch's three entries, the inner optimizer with what the rule keeps on it, the user's attributes.
