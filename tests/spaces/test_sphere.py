@@ -336,6 +336,12 @@ def test_whole_numbers_and_those_of_numpy_are_radii():
         close(ghor.Sphere(radius=r).random(3, 4).norm(dim=1), torch.full((3,), 2.0), 1e-6)
 
 
+def test_subnormal_vectors_have_their_direction():
+    """As of all their digits: 1e-40 has 17 bits left of 24, and so has its length."""
+    X = 1e-40 * torch.tensor([[3.0, 4.0, 0.0], [1.0, -2.0, 2.0]])
+    assert S.residual(S.project(X).double()).max() <= 2e-7
+
+
 def test_shapes_that_hold_no_points_are_named():
     for shape, where in (((0, 5), 0), ((4, 0, 5), 1), ((4, 0), 1)):
         with pytest.raises(ValueError, match=rf"dimension {where} of shape .* is empty"):

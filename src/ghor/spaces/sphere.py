@@ -130,6 +130,7 @@ class Sphere(Stiefel):
         return X.clone() if self.radius == "start" else Y
 
     def nearest(self, x: Tensor) -> Tensor:
+        x = x / unit_of(x)  # the length of a subnormal x has few digits
         return x / length_of(x)
 
     def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
