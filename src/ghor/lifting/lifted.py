@@ -93,9 +93,11 @@ def pull(moving: list[Batch], grads: list[Tensor]) -> list[Tensor | None]:
     return [b.pull(G) for b, G in zip(moving, grads, strict=True)]
 
 
-def push(moving: list[Batch], states: list[dict[str, Any]], starts: list[Tensor | None]) -> None:
-    """Lambda <- Lambda R(W), and Y = Lambda E: another graph."""
-    for b, state, start in zip(moving, states, starts, strict=True):
+def push(
+    moving: list[Batch], velocities: list[Tensor], states: list[dict[str, Any]], starts: list[Tensor | None]
+) -> None:
+    """Lambda <- Lambda R(W), and Y = Lambda E: another graph. (What is given no tensor is not compiled.)"""
+    for b, _, state, start in zip(moving, velocities, states, starts, strict=True):
         b.move(state, start)
 
 
@@ -195,7 +197,8 @@ class Lifted(Optimizer):
             moving, grads = self._before()
             starts = pull(moving, grads)  # B
             self._rule()  # W
-            push(moving, [self.inner.state[b.H] for b in moving], starts)  # Lambda, Y
+            velocities = [b.H for b in moving]
+            push(moving, velocities, [self.inner.state[H] for H in velocities], starts)  # Lambda, Y
             self._after(moving)
         return loss
 
