@@ -57,8 +57,7 @@ def _unpickle(Base: type[Optimizer]) -> Any:
 
 
 def handed_on(name: str) -> Callable[..., Any]:
-    """A method of Base that moves weights: of Euclidean ones as there, of others by a step to where it "
-    "takes H."""
+    """A method of Base that moves weights: Euclidean ones as there, others by a step to where H goes."""
 
     @torch.no_grad()
     def method(self: Lifted, *args: Any, **kwargs: Any) -> Any:

@@ -111,8 +111,7 @@ def on_inner(name: str) -> property:
 
 
 class _Signature:
-    """`inspect.signature` of a lifted class: Base's parameters, or those of its own constructor, and then "
-    "ours."""
+    """`inspect.signature` of a lifted class: parameters of Base, or of its own constructor, and then ours."""
 
     def __get__(self, optimizer: object, cls: type[Lifted]) -> inspect.Signature:
         init = cls.Base.__init__ if cls.__init__ is Lifted.__init__ else cls.__init__
@@ -406,8 +405,7 @@ class Lifted(Optimizer):
         return how
 
     def _with_idle(self, w: Weight, how: Traits) -> Traits:
-        """Momentum that a group has switched off for a while turns with the frame, too, if it is in the "
-        "state."""
+        """Momentum in the state turns with the frame, too, if a group has switched it off for a while."""
         there = {k for k, v in self.state.get(w.p, {}).items() if is_per_coordinate(v, w.p.shape)}
         idle = there - how.odd - how.even - set(OUR_KEYS)
         if not (idle and how.turns):
@@ -459,8 +457,7 @@ class Lifted(Optimizer):
         inner.param_groups = [part for _, part, _ in self._parts]
 
     def _changes(self, group: dict[str, Any], b: Batch) -> tuple[tuple[str, Any], ...]:
-        """Options that a velocity is lent with: no decay, unless there is something to decay to; fused "
-        "kernels."""
+        """Options that a velocity is lent with: fused kernels, and no decay if there is nothing to decay to."""
         off = () if b.anchor is not None else tuple((k, 0.0) for k in DECAYS if group.get(k))
         quick = self.Base in FUSED and may_fuse(group) and can_fuse(b.H)
         return (*off, ("fused", True)) if quick else off
