@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 import torch
 
-pytest.register_assert_rewrite("table", "steps", "refusals")
+pytest.register_assert_rewrite("helpers")
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes what time it takes
 hypothesis.settings.load_profile("any machine")
@@ -22,7 +22,6 @@ THINNED = {
     "test_a_logarithm_found_by_iteration_has_its_derivative": 8,
     "test_resume_is_exact_for_every_optimizer_space_and_section": 4,
     "test_a_step_does_not_depend_on_how_a_weight_is_spread": 4,
-    "test_gradients": 4,
     "test_dcp_between_one_process_and_two": 2,
     "test_fsdp": 3,
     "test_1000_steps": 3,

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from table import randn
+from helpers.table import randn
 from torch import nn
 from torch.nn.utils import parametrize
 

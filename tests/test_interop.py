@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from table import close, randn
+from helpers.table import close, randn
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from helpers.table import name
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table import name
 
 import ghor
 from ghor.layout import Layout

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from table import randn
-from threads import threads
+from helpers.table import randn
+from helpers.threads import threads
 
 import ghor
 from ghor.linalg import add_, defect, det, gram, inverse, plus, polar, solve, spectral_bound, times

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from table import SPACES
+from helpers.table import SPACES
 
 import ghor
 import ghor.optim

@@ -3,7 +3,7 @@
 import hypothesis
 import pytest
 import torch
-from helpers import PENDULUM, TINY, fill
+from helpers.lab import PENDULUM, TINY, fill
 
 from ghor_lab import tasks, train
 from ghor_lab.tasks import text

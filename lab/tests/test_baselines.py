@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from helpers import randn
+from helpers.lab import randn
 
 import ghor
 from ghor_lab import baselines

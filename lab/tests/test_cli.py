@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers import PENDULUM, SMALL, facts, weights, write
+from helpers.lab import PENDULUM, SMALL, facts, weights, write
 from rich.console import Console
 
 from ghor_lab import cli, progress, runs, train
@@ -187,7 +187,7 @@ def test_a_run_is_made_and_looked_at(tmp_path):
 
 
 def call_data():
-    from helpers import TINY
+    from helpers.lab import TINY
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cli.data.DATASETS, "tiny", TINY)

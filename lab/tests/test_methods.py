@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import randn
+from helpers.lab import randn
 
 import ghor
 from ghor_lab import methods

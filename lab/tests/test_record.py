@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import facts, strip, write
+from helpers.lab import facts, strip, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import write
+from helpers.lab import write
 from rich.console import Console
 from scipy.stats import norm
 

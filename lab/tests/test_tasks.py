@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers import ARRAYS, MNIST, PENDULUM, RAW, TEXT, TINY, fill, never
+from helpers.lab import ARRAYS, MNIST, PENDULUM, RAW, TEXT, TINY, fill, never
 
 import ghor
 from ghor_lab import data, protocol

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import MNIST, PENDULUM, TEXT, Stop, facts, kill_at, killed, stop_at, strip, weights
+from helpers.lab import MNIST, PENDULUM, TEXT, Stop, facts, kill_at, killed, stop_at, strip, weights
 
 import ghor
 from ghor_lab import checkpoint, files, record, runs, train

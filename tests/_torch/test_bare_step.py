@@ -4,7 +4,7 @@ shadows."""
 import copy
 
 import torch
-from steps import STIEFEL, Net, build, classes, gradients, same, train, values
+from helpers.steps import STIEFEL, Net, build, classes, gradients, same, train, values
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import ghor

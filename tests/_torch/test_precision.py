@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from loops import OPTIMIZERS, Net, data, furthest, loss_of, values
-from steps import same, sections
-from table import MANIFOLDS, RETRACTIONS, name, point, randn, shapes
-from table import sections as sections_of
+from helpers.loops import OPTIMIZERS, Net, data, furthest, loss_of, values
+from helpers.steps import same, sections
+from helpers.table import MANIFOLDS, RETRACTIONS, name, point, randn, shapes
+from helpers.table import sections as sections_of
 from torch import nn
 from torch.optim import swa_utils
 

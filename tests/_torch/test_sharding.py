@@ -7,10 +7,22 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import ranks
-from spread import OPTIONS, SPACES, TOLERANCE, Net, batches, build, difference, mine, shard, train, whole
-from steps import STIEFEL, sections, through_a_file
-from table import SECTIONS, name, point, randn, shapes
+from helpers.ranks import ranks
+from helpers.spread import (
+    OPTIONS,
+    SPACES,
+    TOLERANCE,
+    Net,
+    batches,
+    build,
+    difference,
+    mine,
+    shard,
+    train,
+    whole,
+)
+from helpers.steps import STIEFEL, sections, through_a_file
+from helpers.table import SECTIONS, name, point, randn, shapes
 from torch import nn
 
 import ghor

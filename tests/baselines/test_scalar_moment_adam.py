@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from steps import beside_torch, same, sections, through_a_file
-from table import MANIFOLD_CASES, RETRACTIONS, has_frame, is_compact, name, point, randn
+from helpers.steps import beside_torch, same, sections, through_a_file
+from helpers.table import MANIFOLD_CASES, RETRACTIONS, has_frame, is_compact, name, point, randn
 
 import ghor
 from ghor.baselines import ScalarMomentAdam

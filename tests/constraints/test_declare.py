@@ -13,8 +13,8 @@ import weakref
 
 import pytest
 import torch
-from steps import through_a_file
-from table import MANIFOLD_CASES, name, point, randn
+from helpers.steps import through_a_file
+from helpers.table import MANIFOLD_CASES, name, point, randn
 from torch import nn
 from torch.nn.utils import prune
 

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
-from steps import through_a_file
-from table import randn
+from helpers.steps import through_a_file
+from helpers.table import randn
 from torch import nn
 
 import ghor

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 import torch
-from refusals import Holder, groups_of, raises, refused, same_groups, text
-from table import (
+from helpers.refusals import Holder, groups_of, raises, refused, same_groups, text
+from helpers.table import (
     FIRST,
     MANIFOLDS,
     accepts,

@@ -8,7 +8,7 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from table import frame, name
+from helpers.table import frame, name
 
 import ghor
 

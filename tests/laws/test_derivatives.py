@@ -6,7 +6,7 @@ times the condition of the function, both below 1e-7 in the table.
 
 import pytest
 import torch
-from table import COMPLEX_CASES, FIRST, MANIFOLD_CASES, has, is_graph, name, point, randn, tangent
+from helpers.table import COMPLEX_CASES, FIRST, MANIFOLD_CASES, has, is_graph, name, point, randn, tangent
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 

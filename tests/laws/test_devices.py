@@ -8,7 +8,7 @@ import collections
 
 import pytest
 import torch
-from table import MANIFOLDS, kinds, name
+from helpers.table import MANIFOLDS, kinds, name
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode

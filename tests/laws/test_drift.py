@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from steps import sections
-from table import name
+from helpers.steps import sections
+from helpers.table import name
 
 import ghor
 

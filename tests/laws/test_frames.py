@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 import torch
-from table import (
+from helpers.table import (
     CASES,
     COMPLEX_CASES,
     MANIFOLD_CASES,

@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from functions import arguments, called, functions
-from table import (
+from helpers.functions import arguments, called, functions
+from helpers.table import (
     COMPLEX_CASES,
     MANIFOLDS,
     OPTIONS,
@@ -20,7 +20,7 @@ from table import (
     point,
     shapes,
 )
-from threads import threads
+from helpers.threads import threads
 
 import ghor
 

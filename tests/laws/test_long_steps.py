@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from steps import sections
-from table import MANIFOLDS, RETRACTIONS, has, is_compact, name, point, randn, shapes, tangent
-from table import sections as sections_of
+from helpers.steps import sections
+from helpers.table import MANIFOLDS, RETRACTIONS, has, is_compact, name, point, randn, shapes, tangent
+from helpers.table import sections as sections_of
 from torch import nn
 
 import ghor

@@ -6,7 +6,7 @@ A space may lack some of these; it says so when they are asked for, and the opti
 
 import pytest
 import torch
-from table import (
+from helpers.table import (
     RETRACTIONS,
     SPACES,
     close,

@@ -7,7 +7,7 @@ that changing them rounds nothing.
 
 import pytest
 import torch
-from table import (
+from helpers.table import (
     RETRACTIONS,
     close,
     eps,

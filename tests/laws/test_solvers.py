@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from table import SPACES, accepts, is_flat, name, one, point, shapes
-from threads import threads
+from helpers.table import SPACES, accepts, is_flat, name, one, point, shapes
+from helpers.threads import threads
 
 import ghor
 from ghor.solve.minimize import METHODS

@@ -8,8 +8,8 @@ import sys
 import pytest
 import pytorch_optimizer as po
 import torch
+from helpers.table import randn
 from lion_pytorch import Lion
-from table import randn
 from torch import nn
 
 import ghor

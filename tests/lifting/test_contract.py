@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from lifting.runs import (
+from helpers.runs import (
     CASES,
     DOUBLE,
     FRAMES,

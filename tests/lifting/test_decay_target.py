@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from steps import STIEFEL, Net, gradients, same, sections, through_a_file, train, values
-from table import COMPLEX_CASES, MANIFOLDS, is_compact, name, point, randn, shapes, spoiled
-from table import sections as sections_of
+from helpers.steps import STIEFEL, Net, gradients, same, sections, through_a_file, train, values
+from helpers.table import COMPLEX_CASES, MANIFOLDS, is_compact, name, point, randn, shapes, spoiled
+from helpers.table import sections as sections_of
 from torch import nn
 
 import ghor

@@ -1,11 +1,11 @@
 """Weights in half precision: the point behind them is in float32, and so are section, moments and steps."""
 
-import loops
 import pytest
 import torch
-from loops import OPTIMIZERS, furthest
-from steps import sections
-from table import is_flat, name, point, randn
+from helpers import loops
+from helpers.loops import OPTIMIZERS, furthest
+from helpers.steps import sections
+from helpers.table import is_flat, name, point, randn
 from torch import nn
 
 import ghor

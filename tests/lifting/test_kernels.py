@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from table import MANIFOLDS, name, point, sections, shapes
+from helpers.table import MANIFOLDS, name, point, sections, shapes
 from torch import nn
 
 import ghor

@@ -6,8 +6,8 @@ import weakref
 import pytest
 import pytorch_optimizer as po
 import torch
-from rules import Rule
-from table import randn
+from helpers.rules import Rule
+from helpers.table import randn
 from torch import nn
 
 import ghor

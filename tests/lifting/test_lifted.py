@@ -7,9 +7,9 @@ import lion_pytorch
 import pytest
 import pytorch_optimizer as po
 import torch
-from rules import Rule, descend, drawn, loss_to
-from steps import STIEFEL, take_steps, weight
-from table import randn
+from helpers.rules import Rule, descend, drawn, loss_to
+from helpers.steps import STIEFEL, take_steps, weight
+from helpers.table import randn
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from table import name, point, randn
+from helpers.table import name, point, randn
 from torch import nn
 
 import ghor

@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 import torch
-from refusals import Holder
-from steps import STIEFEL, frame_of, take_steps, weight
-from table import each_shape_and_section, one, point, points, randn
+from helpers.refusals import Holder
+from helpers.steps import STIEFEL, frame_of, take_steps, weight
+from helpers.table import each_shape_and_section, one, point, points, randn
 from torch import nn
 
 import ghor

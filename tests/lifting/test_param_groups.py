@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 import torch
-from refusals import Holder, raises, refused
-from steps import STIEFEL, same, take_steps, weight
-from table import MANIFOLDS, SPACES, accepts, each_section, each_shape, has_implicit, kinds, on, point
+from helpers.refusals import Holder, raises, refused
+from helpers.steps import STIEFEL, same, take_steps, weight
+from helpers.table import MANIFOLDS, SPACES, accepts, each_section, each_shape, has_implicit, kinds, on, point
 from torch import nn
 
 import ghor

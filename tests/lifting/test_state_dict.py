@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from steps import (
+from helpers.steps import (
     OPTIONS,
     OURS,
     STIEFEL,
@@ -27,7 +27,7 @@ from steps import (
     values,
     weight,
 )
-from table import MANIFOLDS, is_compact, name, point, randn, shapes
+from helpers.table import MANIFOLDS, is_compact, name, point, randn, shapes
 from torch import nn
 
 import ghor

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from steps import beside_torch, sections
-from table import name, randn
+from helpers.steps import beside_torch, sections
+from helpers.table import name, randn
 
 import ghor
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from problems import STIEFEL, brockett, gen, svd
+from helpers.problems import STIEFEL, brockett, gen, svd
 from torch import nn
 
 import ghor

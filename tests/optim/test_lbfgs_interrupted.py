@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import STIEFEL, brockett, gen
+from helpers.problems import STIEFEL, brockett, gen
 from torch import nn
 
 import ghor

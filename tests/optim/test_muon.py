@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 import torch
-from steps import STIEFEL, same, through_a_file
-from table import each_shape_and_section, name, on, point, randn
+from helpers.steps import STIEFEL, same, through_a_file
+from helpers.table import each_shape_and_section, name, on, point, randn
 from torch import nn
 
 import ghor

@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ranks import ranks
-from spread import TOLERANCE, Net, batches, build, difference, mine, shard, train, whole
-from steps import STIEFEL, classes, same, sections, through_a_file
-from table import RETRACTIONS, each_section, each_shape, point, randn, shapes
+from helpers.ranks import ranks
+from helpers.spread import TOLERANCE, Net, batches, build, difference, mine, shard, train, whole
+from helpers.steps import STIEFEL, classes, same, sections, through_a_file
+from helpers.table import RETRACTIONS, each_section, each_shape, point, randn, shapes
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

@@ -8,8 +8,8 @@ import warnings
 
 import pytest
 import torch
-from steps import sections, values
-from table import MANIFOLDS, accepts, has_frame
+from helpers.steps import sections, values
+from helpers.table import MANIFOLDS, accepts, has_frame
 from torch import nn
 from torch._dynamo.utils import counters
 

@@ -5,25 +5,12 @@ import warnings
 
 import pytest
 import torch
-from database import CASES, case_id, options
-from steps import through_a_file
-from torch import nn
+from helpers.database import CASES, case_id, options
+from helpers.pairs import KINDS, Net, train
+from helpers.steps import through_a_file
 
 import ghor
 
-C = torch.complex128
-KINDS = {
-    "complex Stiefel": (ghor.Stiefel(), (5, 2), C),
-    "Unitary": (ghor.Unitary(), (3, 3), C),
-    "Sphere": (ghor.Sphere(), (4, 3), torch.float64),
-    "Hyperbolic": (ghor.Hyperbolic(), (4, 3), torch.float64),
-    "Hyperbolic transported": (ghor.Hyperbolic(), (4, 3), torch.float64),
-    "SpecialEuclidean": (ghor.SpecialEuclidean(), (3, 4), torch.float64),
-    "PositionsOrientations": (ghor.PositionsOrientations(), (4, 2, 3), torch.float64),
-    "SPD": (ghor.SPD(), (3, 3), torch.float64),
-    "SymplecticStiefel": (ghor.SymplecticStiefel(), (6, 2), torch.float64),
-    "SymplecticGrassmann": (ghor.SymplecticGrassmann(), (6, 2), torch.float64),
-}
 # in the fast suite the first configuration of four classes, in the plainest kernels
 FAST = [(cls, 0, "forloop") for cls in ("SGD", "Adam", "Rprop", "Muon")]
 MOVING = [
@@ -31,31 +18,6 @@ MOVING = [
     for case in CASES
     if case[2] != "differentiable"
 ]
-
-
-class Net(nn.Module):
-    """Two weights on a space, and targets there."""
-
-    def __init__(self, space, shape, dtype):
-        super().__init__()
-        gen = torch.Generator().manual_seed(0)
-        self.a, self.b = (nn.Parameter(space.random(*shape, generator=gen, dtype=dtype)) for _ in range(2))
-        self.targets = [space.random(*shape, generator=gen, dtype=dtype) for _ in range(2)]
-
-    def loss(self):
-        pairs = zip((self.a, self.b), self.targets, strict=True)
-        return sum((p - t).abs().square().sum() for p, t in pairs)
-
-
-def train(net, opt, steps):
-    losses = []
-    for _ in range(steps):
-        opt.zero_grad()
-        loss = net.loss()
-        loss.backward()
-        opt.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def build(case, kind, net):

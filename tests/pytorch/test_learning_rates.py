@@ -1,11 +1,11 @@
 """Learning rates that are tensors, schedules, and what schedulers write into the groups: as with torch's
 optimizers."""
 
-import database
 import pytest
 import torch
-from database import DATABASE, STIEFEL, moving_cases, on_stiefel, options, outcome, quiet
-from steps import Net, build, classes, gradients, same, train, values
+from helpers import database
+from helpers.database import DATABASE, STIEFEL, moving_cases, on_stiefel, options, outcome, quiet
+from helpers.steps import Net, build, classes, gradients, same, train, values
 from torch.optim import lr_scheduler, swa_utils
 
 import ghor

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from table import randn
+from helpers.table import randn
 from torch import nn
 
 import ghor

@@ -9,9 +9,9 @@ import warnings
 
 import pytest
 import torch
-from database import CASES, DATABASE, case_id, inputs, options
-from steps import through_a_file
-from test_database_on_spaces import KINDS, Net, train
+from helpers.database import CASES, DATABASE, case_id, inputs, options
+from helpers.pairs import KINDS, Net, train
+from helpers.steps import through_a_file
 
 import ghor
 

@@ -3,11 +3,11 @@ sparse."""
 
 import copy
 
-import loops
 import pytest
 import torch
-from loops import OPTIMIZERS, data, furthest, loss_of
-from steps import STIEFEL, Net, build, gradients, same, sections, state_of, train, values, weight
+from helpers import loops
+from helpers.loops import OPTIMIZERS, data, furthest, loss_of
+from helpers.steps import STIEFEL, Net, build, gradients, same, sections, state_of, train, values, weight
 from torch import nn
 
 import ghor

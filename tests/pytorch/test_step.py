@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from steps import (
+from helpers.steps import (
     OURS,
     STIEFEL,
     Net,
@@ -21,7 +21,7 @@ from steps import (
     values,
     weight,
 )
-from table import MANIFOLDS, each_section, kinds, name, point, randn
+from helpers.table import MANIFOLDS, each_section, kinds, name, point, randn
 from torch import nn
 
 import ghor

@@ -9,7 +9,7 @@ import inspect
 
 import pytest
 import torch
-from database import (
+from helpers.database import (
     CASES,
     CLASSES,
     DATABASE,
@@ -28,7 +28,7 @@ from database import (
     quiet,
     train,
 )
-from steps import classes, same, through_a_file, values
+from helpers.steps import classes, same, through_a_file, values
 from torch import nn
 from torch.testing._internal.common_optimizers import OptimizerErrorEnum
 

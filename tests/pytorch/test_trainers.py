@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import forks, into_a_file
+from helpers.ranks import forks, into_a_file
 from torch.multiprocessing import start_processes
 
 import ghor

@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from ranks import Ranks, ranks
-from spread import SPACES, TOLERANCE, Net, batches, difference, mine, train
-from table import MANIFOLDS, name, point, randn, shapes
+from helpers.ranks import Ranks, ranks
+from helpers.spread import SPACES, TOLERANCE, Net, batches, difference, mine, train
+from helpers.table import MANIFOLDS, name, point, randn, shapes
 from torch import nn
 from torch.optim import swa_utils
 

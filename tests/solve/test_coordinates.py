@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import FIRST, name, randn
+from helpers.table import FIRST, name, randn
 
 import ghor
 from ghor.solve.coordinates import Coordinates

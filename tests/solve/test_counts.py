@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from table import name, randn
+from helpers.table import name, randn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ghor

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from problems import STIEFEL, gen
+from helpers.problems import STIEFEL, gen
 
 import ghor
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from problems import STIEFEL, brockett, gen
-from steps import same
-from table import RETRACTIONS, SPACES, has_implicit, randn, shapes
+from helpers.problems import STIEFEL, brockett, gen
+from helpers.steps import same
+from helpers.table import RETRACTIONS, SPACES, has_implicit, randn, shapes
 
 import ghor
 from ghor.solve.iterate import Ray

@@ -5,7 +5,7 @@ Powers of two commute with rounding: scaled by them a run is the same to the las
 
 import pytest
 import torch
-from problems import STIEFEL, brockett, gen
+from helpers.problems import STIEFEL, brockett, gen
 
 import ghor
 

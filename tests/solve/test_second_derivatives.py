@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from problems import gen
-from table import SPACES, has_implicit, name, shapes
+from helpers.problems import gen
+from helpers.table import SPACES, has_implicit, name, shapes
 
 import ghor
 from ghor.solve.iterate import Ray

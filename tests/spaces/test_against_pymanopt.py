@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from table import close, randn
+from helpers.table import close, randn
 
 import ghor
 

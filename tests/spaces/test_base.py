@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from table import (
+from helpers.table import (
     SPACES,
     close,
     each_space,

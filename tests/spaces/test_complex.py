@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from steps import through_a_file
-from table import CIRCLE_CASES, close, name, randn
+from helpers.steps import through_a_file
+from helpers.table import CIRCLE_CASES, close, name, randn
 from torch import nn
 
 import ghor

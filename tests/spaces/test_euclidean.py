@@ -1,7 +1,7 @@
 """The vector space: Algorithm 3 is the ordinary optimizer, and geometry is that of numbers."""
 
 import torch
-from table import randn
+from helpers.table import randn
 
 import ghor
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import frame, randn
+from helpers.table import frame, randn
 
 import ghor
 

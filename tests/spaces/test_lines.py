@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import RETRACTIONS, SPACES, has_implicit, name, shapes
+from helpers.table import RETRACTIONS, SPACES, has_implicit, name, shapes
 
 from ghor.spaces.frames import ClosedForm, Framed
 from ghor.spaces.retraction import by_name, geodesic

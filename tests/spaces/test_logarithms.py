@@ -10,7 +10,7 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from table import name, randn
+from helpers.table import name, randn
 
 import ghor
 from ghor.spaces.logarithms import hat, log_rotation, rotation_vector

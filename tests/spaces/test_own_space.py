@@ -12,7 +12,7 @@ import laws.test_functions
 import laws.test_points
 import pytest
 import torch
-from table import LAWS, RETRACTIONS, name, randn, sections
+from helpers.table import LAWS, RETRACTIONS, name, randn, sections
 
 import ghor
 

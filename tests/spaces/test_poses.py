@@ -5,7 +5,7 @@ import math
 import mpmath as mp
 import pytest
 import torch
-from table import close, name, randn
+from helpers.table import close, name, randn
 
 import ghor
 

@@ -5,9 +5,9 @@ import math
 import mpmath
 import pytest
 import torch
+from helpers.table import frame, name, randn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from table import frame, name, randn
 
 import ghor
 from ghor.spaces.retraction import RETRACTIONS, by_name, cayley, geodesic

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import point, tangent
+from helpers.table import point, tangent
 
 import ghor
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import name
+from helpers.table import name
 from torch import nn
 
 import ghor

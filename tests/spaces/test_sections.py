@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from table import frame as frame_of
-from table import name, randn
+from helpers.table import frame as frame_of
+from helpers.table import name, randn
 
 import ghor
 from ghor.spaces.frames import ClosedForm, Stored

@@ -7,7 +7,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from table import close, randn
+from helpers.table import close, randn
 
 import ghor
 from ghor.spaces.retraction import RETRACTIONS

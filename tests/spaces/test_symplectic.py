@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from table import frame, horizontal, name, randn
+from helpers.table import frame, horizontal, name, randn
 from torch import nn
 
 import ghor

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from table import name, randn
+from helpers.table import name, randn
 from torch import nn
 
 import ghor

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from table import close, randn
+from helpers.table import close, randn
 
 import ghor
 from ghor.spaces import vectors

@@ -2,11 +2,11 @@
 statistics."""
 
 import torch
-from table import is_flat, randn
 from torch import nn
 
 import ghor
 from ghor.baselines import ScalarMomentAdam
+from helpers.table import is_flat, randn
 
 OPTIMIZERS = [ghor.optim.SGD, ghor.optim.Adam, ScalarMomentAdam]
 

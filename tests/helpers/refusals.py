@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
-from steps import same
 from torch import nn
 
 import ghor
+from helpers.steps import same
 
 
 class Holder(nn.Module):

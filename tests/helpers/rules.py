@@ -1,9 +1,10 @@
 """Rules as users write them, rules of other libraries, and a loss to try them on."""
 
 import torch
-from steps import STIEFEL
 from torch import nn
 from torch.optim import Optimizer
+
+from helpers.steps import STIEFEL
 
 
 class Rule(Optimizer):

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 import torch
-from steps import classes
-from table import SPACES, close, frame, is_flat, name, randn
+from helpers.steps import classes
+from helpers.table import SPACES, close, frame, is_flat, name, randn
 
 import ghor
 from ghor.spaces.group import GroupSpace

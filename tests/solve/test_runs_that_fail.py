@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from helpers.problems import STIEFEL, brockett, gen
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import STIEFEL, brockett, gen
 
 import ghor
 

@@ -7,9 +7,9 @@ through them by itself.
 from typing import Any
 
 import torch
-from table import has, tangent
 
 from ghor.spaces.base import Space
+from helpers.table import has, tangent
 
 UNMARKED = {"project": "p>p", "mean": "p>p"}  # of weights themselves, because they look at values
 

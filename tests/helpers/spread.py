@@ -6,10 +6,10 @@ eps each.
 """
 
 import torch
-from table import has_implicit, point, randn
 from torch import nn
 
 import ghor
+from helpers.table import has_implicit, point, randn
 
 STIEFEL = ghor.Stiefel()
 TOLERANCE = 1e-12

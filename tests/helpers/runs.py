@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from table import is_compact
 from torch import nn
 
 import ghor
+from helpers.table import is_compact
 
 STIEFEL = ghor.Stiefel()
 DOUBLE = torch.float64

@@ -6,10 +6,10 @@ import io
 
 import pytest
 import torch
-from table import randn
 from torch import nn
 
 import ghor
+from helpers.table import randn
 
 STIEFEL = ghor.Stiefel()
 classes = pytest.mark.parametrize("cls", ghor.optim.__all__)

@@ -1,4 +1,4 @@
-"""What was once accepted though wrong, or refused though right: each by the way a user met it."""
+"""Weights that were loaded, unpickled, swapped, cast, frozen or written to: the next step knows."""
 
 import copy
 import io
@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from table import randn
+from helpers.table import randn
 from torch import nn
 
 import ghor

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from steps import (
+from helpers.steps import (
     STIEFEL,
     Net,
     build,
@@ -19,7 +19,7 @@ from steps import (
     values,
     weight,
 )
-from table import each_shape_and_section, name, point, randn
+from helpers.table import each_shape_and_section, name, point, randn
 from torch import nn
 
 import ghor

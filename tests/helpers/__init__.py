@@ -1,0 +1,1 @@
+"""What tests share. `lab` is for those in lab/tests."""
