@@ -23,8 +23,9 @@ def answers(Base, shape=(9, 3), complex=False, **options):
     return traits(rule, group, shape, complex)
 
 
-def turning(odd=(), even=(), stacks=True):
-    return Traits(reads=False, stacks=stacks, odd=frozenset(odd), even=frozenset(even), turns=True)
+def turning(odd=(), even=(), stacks=True, entrywise=True):
+    odd, even = frozenset(odd), frozenset(even)
+    return Traits(reads=False, stacks=stacks, odd=odd, even=even, turns=True, entrywise=entrywise)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ class Gram(Rule):
         (Float32Inside, (9, 3), turning()),
         (Hidden, (9, 3), Traits(reads=False)),
         (Nested, (9, 3), Traits(reads=False)),
-        (Orthogonalising, (9, 3), turning(stacks=False)),
+        (Orthogonalising, (9, 3), turning(stacks=False, entrywise=False)),
         (Orthogonalising, (2, 9, 3), turning()),
         (Orthogonalising, (9,), turning(stacks=False)),
         (Gram, (200, 100), Traits(reads=False)),
@@ -157,7 +158,7 @@ def test_shapes_asked_with():
     assert with_many((9, 3), (9, 3)) == (9, 3)
 
 
-@pytest.mark.parametrize("lr", [0.0, 1e30, 1e-30, torch.tensor(0.0)])
+@pytest.mark.parametrize("lr", [0.0, 1e30, 1e-30, torch.tensor(0.0), torch.tensor([0.1])])
 def test_any_rate_can_be_asked(lr):
     assert answers(torch.optim.SGD, lr=lr) == turning()
 
@@ -212,3 +213,15 @@ def test_what_cannot_be_asked_is_run_the_careful_way_and_shows_its_own_error(gen
     with pytest.raises(KeyError, match="a model, please") as info:
         opt.step()
     assert "ghor.lift(Picky)" in info.value.__notes__[0]
+
+
+class Centred(Rule):
+    def velocity(self, p, g):
+        return g - g.mean()
+
+
+@pytest.mark.parametrize(("Base", "expected"), [(torch.optim.Adam, True), (Centred, False)])
+def test_what_exchanges_entries_stays_in_g_hor(Base, expected):
+    """Or it is projected."""
+    assert answers(Base).entrywise is expected
+    assert answers(Base, complex=True).entrywise is expected

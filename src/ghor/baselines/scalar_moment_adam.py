@@ -101,7 +101,7 @@ def _check(norm: object, gi: int) -> None:
 def moments(b: Batch) -> dict[str, Any]:
     """The state's keys are those of torch's Adam; v is (M, 1, 1)."""
     zero = torch.zeros((), dtype=torch.float32, device="cpu")
-    return {"step": zero, "exp_avg": torch.zeros_like(b.G), "exp_avg_sq": torch.zeros_like(b.length)}
+    return {"step": zero, "exp_avg": torch.zeros_like(b.H.data), "exp_avg_sq": torch.zeros_like(b.peak)}
 
 
 def velocity(b: Batch) -> Tensor:

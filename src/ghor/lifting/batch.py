@@ -5,6 +5,7 @@ A batch is derived: all that it knows can be made again from its weights and sta
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from itertools import chain, starmap
@@ -20,7 +21,7 @@ from ghor.constraints.registry import declared_radii, keep_radii
 from ghor.constraints.validation import Warn, batch_dims, check_on_space
 from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
-from ghor.linalg import perhaps
+from ghor.linalg import extremes
 from ghor.spaces.base import no_digits
 from ghor.spaces.frames import Frame, rows
 from ghor.spaces.retraction import RETRACTIONS
@@ -76,13 +77,17 @@ class Batch:
         self.gi, self.space, self.layout = first.gi, first.space, first.space.layout
         self.R, self.max_angle = RETRACTIONS[group["retraction"]], group["max_angle"]
         self.stacks, self.odd, self.even = traits.stacks, sorted(traits.odd), sorted(traits.even)
+        self.entrywise = traits.entrywise
         self.shards = ShardLayout(first.p, batch_dims(first.p, self.space)) if is_sharded(first.p) else None
         self.before: Frame | None = None  # the frame that moments are in, if the group wants another kind
         self._lay_out()
         states = list(map(self._here, states))
         self._stand(group["section"], states, traits)
         self.H = nn.Parameter(self._room(), requires_grad=False)
-        self.H.grad = self.G = self._room()
+        self.G: Tensor  # its gradient, and `length`, that of this step's velocities, 0 of those left out:
+        self.length: Tensor  # both are there during a step alone
+        self.least, self.most = 0.0, 0.0  # the ends of `length`, see `extremes`
+        self.long = False  # whether a velocity may have been too long, or not finite
         self.developed = self._developed(states) if traits.reads else None
         self.state = self._gathered(states)
         self._translate()
@@ -90,8 +95,7 @@ class Batch:
         self.moves, self.age = moves.clone(), int(moves)
         self.steps = self.age  # also those that moved nothing
         y = self.frame.point()
-        self.length = y.real.new_zeros(len(y), 1, 1)  # of this step's velocities, 0 of those left out
-        self.peak = self.length.clone()  # the longest velocity of each point, or NaN, since the last look
+        self.peak = y.real.new_zeros(len(y), 1, 1)  # the longest velocity of each point, or NaN, since a look
         self.lost = torch.zeros((), dtype=torch.bool, device=y.device)  # whether a write through .data was
         self.in_motion, self.decays = False, False
         self.group: dict[str, Any] = group
@@ -204,7 +208,7 @@ class Batch:
         if given is None:
             return None
         if torch.is_tensor(given):
-            return self._unit(self._points([self._local([w.anchor])[0] for w in self.weights]))
+            return self._unit(self._padded([self._local([w.anchor])[0] for w in self.weights]))
         return held["decay_target"] if "decay_target" in held else y.clone()
 
     # -- weights and points
@@ -226,8 +230,12 @@ class Batch:
 
     def _read(self) -> Tensor:
         """The weights as points, wherever they are now."""
-        X = self._points(self._local(self.params))
-        return self.layout.padded(X, self.shape, self.space.geometry.origin(X))
+        return self._padded(self._local(self.params))
+
+    def _padded(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors as points, padding rows as (1, 0, ...) in their unit of length."""
+        X, r = self._points(tensors), self.space.radius
+        return self.layout.padded(X, self.shape, self.space.geometry.origin(X) * (1 if r == "start" else r))
 
     def _scale(self, weights: Tensor, held: dict[str, Tensor]) -> float | Tensor | None:
         """The radius of each point, (M, 1, 1) or one for all; None on unit spheres and where there is none.
@@ -310,11 +318,10 @@ class Batch:
 
     def gather(self) -> Tensor:
         """Gradients as points; and points, where the frame reads them, or others have written them."""
+        self.H.grad = self.G = torch.empty_like(self.H)
         if not self.G.numel():  # a process may hold none of their points
             return self.G
         self.follow()
-        if self.H.grad is not self.G:  # a rule may have let go of it
-            self.H.grad = self.G
         grads = [g.to_dense() if g.is_sparse else g for g in map(_grad, self.params)]
         G = self._points(self._local(grads)).to(self.dtype)
         return self.layout.padded(G, self.shape, 0.0)
@@ -329,7 +336,7 @@ class Batch:
             self.frame.take(now)
         elif now.device.type != "cpu":
             self.lost.logical_or_(self._differs(self._unit(now)).any())
-        elif differ(now, self.frame.point() if self.written is None else self.written):
+        elif not torch.equal(now, self.frame.point() if self.written is None else self.written):
             if torch.is_tensor(self.scale):
                 self.scale.copy_(cast(Tensor, self._scale(now, {"radius": self.scale})))
             moved = self._differs(y := self._unit(now))
@@ -340,7 +347,7 @@ class Batch:
 
     def scatter(self) -> None:
         """Points to weights. A weight that is not its point to the bit is written only if it has moved."""
-        if not self.G.numel():
+        if not self.H.numel():
             return
         if self.exact and self.targets is not None:
             self.frame.write(self.targets)
@@ -350,9 +357,9 @@ class Batch:
                 self.frame.write([new])
             if self.written is not None:
                 new = self._in_units(new).to(self.written.dtype)
-                if perhaps(self.length.amin() == 0):
+                if not self.least > 0:
                     new = torch.where(self.length > 0, new, self.written)
-                self.written = new
+                new = self.written.copy_(new)
             self._write(new)
         if self.shards is not None:  # a local shard has a version counter of its own
             torch.autograd.graph.increment_version(self.params)
@@ -409,23 +416,28 @@ class Batch:
         self.frame.multiple = None  # nothing of a step stays
 
     def push(self, state: dict[str, Any], start: Tensor | None) -> None:
-        """Lambda <- Lambda R(W), Y <- Lambda E. W is projected; long ones are shortened, infinite ones "
-        "are 0."""
+        """Lambda <- Lambda R(W), Y <- Lambda E; long W are shortened, infinite ones are 0.
+
+        W is projected to g^hor, unless the rule is entrywise: then it is there, as its gradient is.
+        """
         W = self._seen_as_points(self.H if start is None else self.H.sub_(start))
         frame = self.frame
         self._divide_(W)
-        frame.hor_(W)
+        if self.own is not None or not self.entrywise:
+            frame.hor_(W)
         if self.max_angle is not None:
             self._limit_(W, self.max_angle)
         length = frame.length(W)
-        torch.maximum(self.peak, length, out=self.peak)  # keeps NaN
-        if perhaps(~(length.amax() <= frame.longest)):
+        self.least, self.most = extremes(length)
+        if not self.most <= frame.longest:
+            torch.maximum(self.peak, length, out=self.peak)  # keeps NaN
             scale = torch.where(length < torch.inf, (frame.longest / length).clamp_max_(1), 0)
             frame.scale_(W, scale)
             if frame.multiple is not None:
                 frame.multiple = frame.multiple * scale
             length = torch.where(scale > 0, length * scale, 0)
-        self.length.copy_(length)
+            self.long, (self.least, self.most) = True, extremes(length)
+        self.length = length
         if self.developed is not None:
             self._seen_as_points(self.developed).add_(self._in_units(W))
         odd, even = (
@@ -443,22 +455,32 @@ class Batch:
     def end(self) -> None:
         """Count the step, if it has moved anything, and do what is due every so often."""
         self.steps += 1
-        if self.shards is not None or perhaps(self.length.amax() > 0):
+        if self.shards is not None or self._has_moved():
             self.moves.add_(1)
             self.age += 1
-            if self.age % REPAIR_EVERY == 0 and self.G.numel():
+            if self.age % REPAIR_EVERY == 0 and self.H.numel():
                 self._repair()
-        if not self.G.numel():
-            return
-        if self.steps % LOOK_EVERY.get(self.G.device.type, 100) == 0:
-            self.look()
-        elif self._is_unusual():
-            self._say_long()
-            self.peak.zero_()
+        if self.H.numel():
+            if self.steps % LOOK_EVERY.get(self.H.device.type, 100) == 0:
+                self.look()
+            elif self.long and self._is_unusual():
+                self._say_long()
+                self.peak.zero_()
+        self.long = False
+        self.H.grad = None
+        del self.G
+        if hasattr(self, "length"):
+            del self.length
 
     def _is_unusual(self) -> bool:
         """Whether a velocity was too long, or not finite, where a value is read for nothing."""
-        return self.G.device.type == "cpu" and not bool(self.peak.amax() <= self.frame.longest)
+        return self.H.device.type == "cpu" and not bool(self.peak.amax() <= self.frame.longest)
+
+    def _has_moved(self) -> bool:
+        """Whether a point has moved, where that may be read for nothing; elsewhere whether it may have."""
+        if math.isnan(self.most) and self.H.numel():  # as compiled code leaves it
+            self.least, self.most = extremes(self.length)
+        return not self.most <= 0
 
     def _repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
@@ -648,7 +670,7 @@ class Batch:
             pass  # an error, a little later
         elif any(other):
             self._say_changed(other)
-        elif self.G.numel() and self.versions and (any(touched) or self._places() != self.places):
+        elif self.H.numel() and self.versions and (any(touched) or self._places() != self.places):
             moved = self._differs(self._unit(self._read()))
             self._say_changed(moved.view(len(self.params), -1).any(1).tolist())
         for w, written in zip(self.weights, touched, strict=False):
@@ -719,11 +741,6 @@ class Batch:
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the very same objects; comparing them by value would read tensors."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
-
-
-def differ(X: Tensor, Y: Tensor) -> bool:
-    """Not torch.equal, in half its time: that looks at one number after the other."""
-    return X.numel() > 0 and float((X - Y).abs().amax()) != 0
 
 
 def is_broken(value: Any) -> bool:

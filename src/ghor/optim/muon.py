@@ -161,7 +161,7 @@ def _of_a_width(blocks: Sequence[Tensor]) -> list[Sequence[Tensor]]:
 
 def momentum(b: Batch) -> dict[str, Any]:
     """M = 0."""
-    return {"momentum_buffer": torch.zeros_like(b.G)}
+    return {"momentum_buffer": torch.zeros_like(b.H.data)}
 
 
 def velocity(b: Batch) -> None:

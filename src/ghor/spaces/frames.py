@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ghor.linalg import add_, defect, eye, gram, inverse, plus, polar, size, times
+from ghor.linalg import add_, defect, extremes, eye, gram, inverse, perhaps, plus, polar, size, times
 from ghor.spaces.lines import Line, Moved, Straight, Thin
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
@@ -193,8 +193,11 @@ class Group(Frame):
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
         new = self.geometry.moved(self.L, w, R, self.longest, self.eps)
-        if self.held is not None:
-            self.held.logical_or_((new == self.L).all(-1).all(-1) & (length[:, 0, 0] > self.eps**0.5))
+        lost = self.geometry.lost(new, self.eps)
+        if lost is not None and perhaps(lost.any()):
+            assert self.held is not None
+            self.held.logical_or_(lost & (length[:, 0, 0] > 0))
+            new = torch.where(lost[:, None, None], self.L, new)
         self.L.copy_(new)
 
     def repair(self, whole: bool, moved: Tensor) -> None:
@@ -317,19 +320,19 @@ class Stored(Framed):
         """
         norm = torch.linalg.vector_norm
         rows, columns = norm(self.L, dim=-1, keepdim=True), norm(g, dim=-2, keepdim=True)
-        rows[..., : self.n, :] = rows[..., : self.n, :].amax(-2, keepdim=True)  # A is a difference of two
-        top = columns.amax(-1, keepdim=True).expand_as(columns)
-        bound = torch.cat([rows[..., : self.n, :] * top, rows[..., self.n :, :] * columns], -2)
-        bound = bound * (4 * g.shape[-2] * torch.finfo(g.dtype).eps)
-        out.masked_fill_((out.abs() <= bound) & (bound < torch.inf), 0)  # an infinite gradient is reported
+        columns *= 4 * g.shape[-2] * torch.finfo(g.dtype).eps
+        bound, top = rows * columns, rows[..., : self.n, :].amax(-2, keepdim=True)
+        bound[..., : self.n, :] = top * columns.amax(-1, keepdim=True)  # A is a difference of two
+        out.masked_fill_(out.abs() < bound, 0)  # not where both are infinite: that is reported
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
         """y <- y + D, Q <- Q - (y + J) B*."""
         n, star = self.n, self.geometry.star
         if self.held is not None:
-            share = self.geometry.shortening(self.L, w)
-            self.held.logical_or_(share[:, 0, 0] < 1)
-            w.mul_(share)
+            share = self.geometry.shortening(self.L, w, length)
+            if share is not None:
+                self.held.logical_or_(share[:, 0, 0] < 1)
+                w.mul_(share)
         N = w.shape[-2]
         if (N < 2 * n and N <= R.dense_up_to) or N == n:  # the thin form would be no smaller
             W = self.geometry.algebra(w)
@@ -342,16 +345,17 @@ class Stored(Framed):
             top.zero_() if M is None else top.copy_(M)
             return self.push(w)
 
-        move = R.act(y, V, top.clone(), star(B) @ B, self.longest)
+        Bs = star(B)
+        move = R.act(y, V, top, Bs @ B, self.longest)  # which asks for V when it is done with A
         top.zero_()
-        self.L.baddbmm_(*self._sides(w, move), alpha=-1)
+        self.L.baddbmm_(*self._sides(w, Bs, move), alpha=-1)
         self.L[..., :n, :].add_(move.D.mT)
 
-    def _sides(self, low: Tensor, move: Move) -> tuple[Tensor, Tensor]:
+    def _sides(self, low: Tensor, Bs: Tensor, move: Move) -> tuple[Tensor, Tensor]:
         """[0; B*^T] and (y + J)^T: Q <- Q - (y + J) B* is one product. low is [0; B], and overwritten."""
         n, y = self.n, self.L[..., : self.n, :].mT
         if low.is_complex() or not self.geometry.compact:
-            low[..., n:, :] = self.geometry.star(low[..., n:, :]).mT
+            low[..., n:, :] = Bs.mT
         return low, (torch.add(y, move.D, alpha=0.5) if move.J is None else y + move.J).mT
 
     def push(self, w: Tensor) -> Tensor:
@@ -362,7 +366,8 @@ class Stored(Framed):
         if self.L.shape[-1] == self.n:
             new.L = y.mT.contiguous()
             return new
-        new.L = torch.baddbmm(self.L, *self._sides(low, move), alpha=-t)
+        Bs = self.geometry.star(low[..., self.n :, :])
+        new.L = torch.baddbmm(self.L, *self._sides(low, Bs, move), alpha=-t)
         new.L[..., : self.n, :] = y.mT
         if whole:
             new.repair(True, low.real.new_ones(()))
@@ -443,43 +448,55 @@ class ClosedForm(Framed):
         n, y, P, Ref = self.n, self.y, self.P, self.R
         A, B, y2 = w[..., :n, :].clone(), w[..., n:, :], y[..., n:, :]
         lower = [m[..., n:, :] for m in odd]
-        U, *Us = [-times(P.mH, gram(y2, Z)) for Z in (B, *lower)]
+        U, *Us = [times(P.mH, gram(y2, Z)) for Z in (B, *lower)]  # but for their sign
         C, *cs = [gram(B, Z) for Z in (B, *lower)]
-        w[..., :n, :] = U
-        X = times(Ref.mH, U)
+        X = times(Ref.mH, torch.neg(U, out=w[..., :n, :]))
         D, J, _ = R.act(y, lambda M: plus(w, y, X if M is None else M + X), A, C, self.longest)
         y.add_(D)
-        New, P = self._reference(Ref, y[..., :n, :], length > 0)
+        New, P = self._reference(Ref, y[..., :n, :], length)
         for m, c, RX in zip(lower, cs, Us, strict=True):
             X = times(Ref.mH, RX)
-            H = times(D, torch.sub(X, c, alpha=0.5)) if J is None else plus(times(D, X - c), J, c)
-            V = times(New, c) - H[..., :n, :] - times(New - Ref, X)
-            m.sub_(H[..., n:, :])
+            H = times(D, torch.add(X, c, alpha=0.5)) if J is None else plus(times(D, X + c), J, c, -1)
+            V = times(New, c).add_(H[..., :n, :])
+            if New is not Ref:
+                V.add_(times(New - Ref, X))
+            m.add_(H[..., n:, :])
             add_(m, y2, times(P, V), -1)
-        self.R.copy_(New)
+        if New is not Ref:
+            self.R.copy_(New)
         self.P.copy_(P)
 
-    def _reference(self, R: Tensor, y1: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+    def _reference(self, R: Tensor, y1: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """R and P at a new y_1. R + y_1 is singular where y_1 v = -R v, and R (1 - 2 v v^H) + y_1 is not.
 
-        Directions v come from P by inverse iteration; all with ||P v|| > 1 go together, once one has WORN. If
-        most of them have, R -> -R.
+        Directions v come from P by inverse iteration; once the first has WORN, all with ||P v|| > 1 go
+        together, and R -> -R where most of them have. That is a hundred small operations, so on a CPU one
+        value is read to see whether they are needed, see `extremes`; a polar factor in their place could not
+        be captured in a graph, where it would be needed in every step.
         """
-        R = torch.where(((R.conj() * y1).sum((-2, -1), True).real < -0.75 * self.n) & moved, -R, R)
-        P, worn = inverse(R + y1), None
-        V: list[Tensor] = []
+        P = inverse(R + y1)
+        grown = self._direction(P, [])[1]
+        if extremes(grown)[1] <= WORN:
+            return R, P
+        worn = (grown > WORN) & (length > 0)
+        R = torch.where(((R.conj() * y1).sum((-2, -1), True).real < -0.75 * self.n) & worn, -R, R)
+        P, V = inverse(R + y1), list[Tensor]()
         for _ in range(min(self.n, DIRECTIONS)):
-            v = P[..., :1] if not V else P @ V[-1].conj()
-            for k in range(3):
-                v = P @ (P.mH @ v) if k < 2 else v  # the last time against rounding alone
-                for u in V:
-                    v = v - u * (u.mH @ v)
-                v = v / size(v)
-            grown = size(P.mH @ v)
-            worn = (grown > WORN) & moved if worn is None else worn
+            v, grown = self._direction(P, V)
             R = torch.where(worn & (grown > 1), R - 2 * (R @ v) @ v.mH, R)
             V.append(v)
         return R, inverse(R + y1)
+
+    @staticmethod
+    def _direction(P: Tensor, V: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """A unit v orthogonal to V with P v nearly as large as it can be, and ||P^H v||."""
+        v = P[..., :1] if not V else P @ V[-1].conj()
+        for k in range(3 if V else 2):
+            v = P @ (P.mH @ v) if k < 2 else v  # the last time against rounding alone
+            for u in V:
+                v = v - u * (u.mH @ v)
+            v = v / size(v) if k else v
+        return v, size(P.mH @ v)
 
     def push(self, w: Tensor) -> Tensor:
         n, y = self.n, self.y

@@ -62,6 +62,10 @@ class GroupSpace(Space):
         """L R(w), or as much of it as points rounded to eps can hold; L to the bit where w is 0."""
         raise NotImplementedError
 
+    def lost(self, L: Tensor, eps: float) -> Tensor | None:
+        """Where a step may not lead (M), as points rounded to eps could not hold it; None for nowhere."""
+        return None
+
     def polish_(self, L: Tensor, moved: Tensor) -> None:
         """Rounding, where points have moved."""
 

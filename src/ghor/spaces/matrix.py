@@ -124,8 +124,10 @@ class Matrices(Space):
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         A = w[..., : w.shape[-1], :]
-        S = self.skew(A)
-        A.copy_(S if factor == 1 else S * factor)
+        if factor == 1:
+            A.copy_(self.skew(A))
+        else:
+            torch.mul(self.skew(A), factor, out=A)
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """A and B, unless empty or zero: A of one real column is 0."""
@@ -140,10 +142,15 @@ class Matrices(Space):
     def algebra(self, w: Tensor) -> Tensor:
         """W = [[A, -B*], [B, 0]] of w = [A; B]: (M, N, n) -> (M, N, N)."""
         (N, n), B = w.shape[-2:], w[..., w.shape[-1] :, :]
+        if N == n:
+            return w
         return torch.cat([w, torch.cat([-self.star(B), w.new_zeros(*w.shape[:-2], N - n, N - n)], -2)], -1)
 
-    def shortening(self, L: Tensor, w: Tensor) -> Tensor:
-        """The part (M, 1, 1) of steps w that keeps Lambda = L^T where its digits are; see `ends`."""
+    def shortening(self, L: Tensor, w: Tensor, length: Tensor) -> Tensor | None:
+        """The part (M, 1, 1) of steps w that keeps Lambda = L^T where its digits are; None for all of them.
+
+        See `ends`; `length` is that of w.
+        """
         raise NotImplementedError
 
     # -- frames ----------------------------------------------------------------------------------------------

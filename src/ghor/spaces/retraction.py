@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ghor._torch.transforms import transformed
-from ghor.linalg import eye, inverse, plus, size, times
+from ghor.linalg import extremes, eye, inverse, plus, size, times
 
 Product = Callable[[Tensor | None], Tensor]
 
@@ -37,7 +37,7 @@ class Cayley:
     dense_up_to: ClassVar[float] = 192  # if N < 2 n: beyond, an n x n inverse is cheaper than an N x N one
 
     def ratio(self, X: Tensor, longest: float) -> Tensor:
-        return inverse(eye(X) - X / 2)
+        return inverse(torch.sub(eye(X), X, alpha=0.5))
 
     def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> Move:
         M = torch.add(A, C, alpha=-0.5)
@@ -60,19 +60,22 @@ class Geodesic:
     dense_up_to: ClassVar[float] = math.inf
 
     def ratio(self, X: Tensor, longest: float) -> Tensor:
-        """sum_k X^(k-1)/k! by scaling and modified squaring W <- 2 W + W X W, as often as `longest` may need.
+        """sum_k X^(k-1)/k! by scaling and modified squaring W <- 2 W + W X W, as often as X needs.
 
-        If that is infinite, as often as X does, where it may be read for nothing; elsewhere 12 times.
+        That is so often where it may be read for nothing; elsewhere as `longest` may need, 12 times at most.
         """
         norm = torch.linalg.matrix_norm(X, ord=1, keepdim=True)
-        s = torch.ceil(torch.log2(2 * norm.clamp_min(0.25))).clamp_min(0)
-        Y, W = X * torch.exp2(-s), eye(X).expand_as(X)
-        for k in range(9 if torch.finfo(X.dtype).eps > 1e-10 else 15, 1, -1):
-            W = eye(X) + (Y @ W) / k
-        W = W * torch.exp2(-s)
+        s = torch.ceil(torch.log2(norm.clamp_min(0.5)) + 1)
+        I, down = eye(X), torch.exp2(-s)
+        degree = 9 if torch.finfo(X.dtype).eps > 1e-10 else 15
+        Y = X * down
+        W = torch.add(I, Y, alpha=1 / degree)
+        for k in range(degree - 1, 1, -1):
+            W = torch.add(I, Y @ W, alpha=1 / k)
+        W = W * down
         bound = 2 * longest * X.shape[-1] ** 0.5 + 1  # of 2 norm
-        for j in range(math.ceil(math.log2(bound)) if longest < math.inf else most(s)):
-            W = torch.where(j < s, 2 * W + W @ X @ W, W)
+        for j in range(most(s, math.ceil(math.log2(bound)) if longest < math.inf else 12)):
+            W = torch.where(j < s, torch.add(W @ X @ W, W, alpha=2), W)
         return W
 
     def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> Move:
@@ -108,11 +111,14 @@ class Geodesic:
         return c, torch.where(small, 1 + bb / 24 * (1 + bb / 80 * (1 + bb / 168)), t.sinh() / t) / 2
 
 
-def most(s: Tensor) -> int:
-    """The largest number of doublings, where it may be read for nothing; elsewhere 12."""
-    free = s.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(s)
-    s = s.detach()[torch.isfinite(s.detach())] if free else s
-    return 12 if not free else int(s.max()) if s.numel() else 0
+def most(s: Tensor, elsewhere: int) -> int:
+    """The largest number of doublings, where it may be read for nothing."""
+    if transformed(s):
+        return elsewhere
+    largest = extremes(s.detach())[1]
+    if not math.isfinite(largest):  # of others, where one matrix is not finite
+        largest = extremes(s.detach().nan_to_num(0, 0, 0))[1]
+    return elsewhere if math.isnan(largest) else int(largest)
 
 
 cayley, geodesic = Cayley(), Geodesic()

@@ -123,11 +123,16 @@ class SPD(GroupSpace):
         return symmetric(2 * L @ w @ L.mT)
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
-        """L R(W); with a limit of W, L where P would not be definite in the weight's digits."""
+        """L R(W)."""
         if longest == math.inf:
             return L @ exp_symmetric(w) if R is geodesic else by_cayley_and_on(L, w, R, super().longest(w))
-        new = L + L @ (w @ R.ratio(w, longest))
-        return torch.where(lost(self.point(new.detach()), eps)[..., None, None], L, new)
+        return L + L @ (w @ R.ratio(w, longest))
+
+    def lost(self, L: Tensor, eps: float) -> Tensor:
+        """Which points are not certain to be positive definite, nor once they are rounded to eps."""
+        P = self.point(L)
+        bad = indefinite(P)
+        return bad if eps not in HALF else bad | indefinite(P.to(HALF[eps]).to(P.dtype))
 
     def where_digits_end(self, eps: float) -> str:
         return "to condition 1/(n eps)"
@@ -181,12 +186,6 @@ def indefinite(P: Tensor) -> Tensor:
     shifted = P - torch.diag_embed(P.diagonal(dim1=-2, dim2=-1) * part)
     info: Tensor = torch.linalg.cholesky_ex(shifted)[1]
     return info > 0
-
-
-def lost(P: Tensor, eps: float) -> Tensor:
-    """Which matrices are not certain to be positive definite, nor once they are rounded to eps."""
-    bad = indefinite(P)
-    return bad if eps not in HALF else bad | indefinite(P.to(HALF[eps]).to(P.dtype))
 
 
 def raised(S: Tensor, least: float) -> Tensor:

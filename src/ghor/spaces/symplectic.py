@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ghor.linalg import everywhere, eye, finite, inner, inverse, largest, polar, size, solve
+from ghor.linalg import everywhere, extremes, eye, finite, inner, inverse, largest, polar, size, solve
 from ghor.spaces.base import room_of
 from ghor.spaces.frames import Frame
 from ghor.spaces.matrix import Matrices, Subspaces
@@ -129,19 +129,23 @@ class Symplectic(Matrices):
     def where_digits_end(self, eps: float) -> str:
         return f"to a section of norm {math.sqrt(LOST / eps):.0e}"
 
-    def shortening(self, L: Tensor, w: Tensor) -> Tensor:
+    def shortening(self, L: Tensor, w: Tensor, length: Tensor) -> Tensor | None:
         """The part of w that keeps ||Lambda|| <= limit; L is Lambda^T. The greatest s <= 1 with
 
         log ||Lambda|| + s g + 2 s^2 (||A|| + ||B||)^2 <= log limit,  g = <Lambda, Lambda W>/||Lambda||^2
         """
-        n = w.shape[-1]
-        A, B, total = w[..., :n, :], w[..., n:, :], size(L)
+        n, total = w.shape[-1], size(L)
+        most = extremes(length)[1]
+        bound = most * (2 + 4 * most)  # g <= 2 l and ||A|| + ||B|| <= sqrt(2) l for the length l of w
+        if bound < 1e2 and extremes(total)[1] * math.exp(bound) <= self.limit(L):
+            return None
+        A, B = w[..., :n, :], w[..., n:, :]
         room, square = (self.limit(L) / total).log().clamp_min(0), 2 * (size(A) + size(B)) ** 2
         K = (L[..., :n, :] @ L.mT).mT  # Lambda^T y
         growth = (inner(K, w) - inner(K[..., n:, :].mT, self.star(B)))[:, None, None] / total**2
         least = torch.finfo(L.dtype).tiny
         s = ((growth**2 + 4 * square * room).sqrt() - growth) / (2 * square.clamp_min(least))
-        return torch.where(square > 0, s.clamp(0, 1), 1)
+        return torch.where(length * (2 + 4 * length) > room, s.clamp(0, 1), 1)
 
     @on_points("pv>p")
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ghor.linalg import eye, perhaps, size
+from ghor.linalg import extremes, eye, size
 from ghor.spaces.frames import Frame, Framed, Tensors, rows
 from ghor.spaces.lines import Line, Moved
 from ghor.spaces.retraction import Move, Retraction, geodesic
@@ -88,7 +88,7 @@ class Turn:
         T = q * bb / rho, torch.addcdiv(p, q * yb, rho, value=-2 * k), p, torch.addcmul(q * -2, q, rho)
         self.d, self.g, self.f, *self.T = kept(d, g, self.f, *T)
         self.flip: Tensor | None = None  # where the sign r changes
-        if k == 1 and bb.numel() and perhaps(self.new.amin() < TURN):
+        if k == 1 and bb.numel() and not extremes(self.new)[0] >= TURN:
             self.flip = (self.new < TURN) & (bb > 0)
 
     def along(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,17 +109,22 @@ class Turn:
 
     def spread_(self, squares: Tensors, y: Tensor, b: Tensor, dim: int) -> None:
         """v_i <- sum_j T_ij^2 v_j, the mean squares of uncorrelated coordinates; T = I + y p^T + b q^T."""
-        products, k = (y * y, y * b, b * b), self.k
-        t = -self.T[0], -k * self.T[1], k * self.T[2], k * self.T[3]
-        double = kept(2 * t[0], 2 * (t[1] + t[2]), 2 * t[3])
+        products, k, (t0, t1, t2, t3) = (y * y, y * b, b * b), self.k, self.T  # p = -t0 y - k t1 b, ...
+        (between,) = kept(t2 - t1)
+
+        def both(a: Tensor, X: Tensor, b: Tensor, Z: Tensor, k: int) -> Tensor:
+            return torch.addcmul(a * X, b, Z, value=k)
+
         for v in squares:
             parts = [v * X for X in products]
             yy, yb, bb = (X.sum(dim, keepdim=True) for X in parts)
-            py, pb = t[0] * yy + t[1] * yb, t[0] * yb + t[1] * bb  # sums of v_i p_i y_i, ...
-            qy, qb = t[2] * yy + t[3] * yb, t[2] * yb + t[3] * bb
-            sums = kept(t[0] * py + t[1] * pb, 2 * (t[2] * py + t[3] * pb), t[2] * qy + t[3] * qb)
-            for X, part, s, d in zip(products, parts, sums, double, strict=True):
-                v.addcmul_(X, s).addcmul_(part, d)
+            py, pb = both(t0, yy, t1, yb, k), both(t0, yb, t1, bb, k)  # -sum_i v_i p_i y_i
+            qy, qb = both(t2, yy, t3, yb, 1), both(t2, yb, t3, bb, 1)
+            sums = kept(both(t0, py, t1, pb, k), both(t2, py, t3, pb, 1), both(t2, qy, t3, qb, 1))
+            for X, s, f in zip(products, sums, (1, -2 * k, 1), strict=True):
+                v.addcmul_(X, s, value=f)
+            for part, d, f in zip(parts, (t0, between, t3), (-2, 2 * k, 2 * k), strict=True):
+                v.addcmul_(part, d, value=f)
             v.clamp_min_(0)
 
 
@@ -197,7 +202,7 @@ class Vectors(Framed):
     def _turn_singular_(self) -> None:
         """A sign r stays while r + y_1 is not singular, as it is where a step has ended."""
         ry = self.r * self.y1
-        if ry.numel() and perhaps(ry.amin() < SINGULAR - 1):
+        if ry.numel() and not extremes(ry)[0] >= SINGULAR - 1:
             self.r.copy_(torch.where(ry < SINGULAR - 1, -self.r, self.r))
 
     def write(self, targets: list[Tensor]) -> None:
@@ -228,7 +233,7 @@ class Vectors(Framed):
         G = G if self.dim == -1 else copy_(B, G)
         for i in self.pieces():
             y, r = self.y[i], self.r[i]
-            along = dot(y, G[i], self.dim).div_(1 + r * self.y1[i]).addcmul_(r, first[i])
+            along = dot(y, G[i], self.dim).div_(1 + self.signed(r, self.y1[i])).addcmul_(r, first[i])
             torch.addcmul(G[i], y, along, value=-self.k, out=B[i])
         out[..., 0, :] = 0
 
@@ -237,8 +242,9 @@ class Vectors(Framed):
         state = [self.y, self.y1, self.r, self.plain(length), *(self.lower(x) for x in (w, *odd, *even))]
         for i in self.pieces():
             y, y1, r, l, W, *rest = (x[i] for x in state)
-            T, ms, vs = self.turn(y, y1, r, W, l, R, i), rest[: len(odd)], rest[len(odd) :]
-            pairs = [(m, v) for m in ms for v in vs] if vs and perhaps(l.amax() > SLOW) else []
+            least, longest = extremes(l)  # NaN where they are not read
+            T, ms, vs = self.turn(y, y1, r, W, l, longest, R, i), rest[: len(odd)], rest[len(odd) :]
+            pairs = [(m, v) for m in ms for v in vs] if not longest <= SLOW else []
             most = [ratio(m, v).amax(dim, keepdim=True) for m, v in pairs]
             for m in ms:
                 x, z = T.along(dot(y, m, dim), dot(W, m, dim))
@@ -252,25 +258,37 @@ class Vectors(Framed):
                 y1.addcmul_(r, T.d, value=-1)
                 if T.flip is not None:
                     r.copy_(torch.where(T.flip, -r, r))
-                if perhaps(l.amax() > LONG):  # such steps multiply what a point is off by several times
+                if not longest <= LONG:  # such steps multiply what a point is off by several times
                     scale = torch.where(l > LONG, self.to_unit(y, y1), 1)
                     y.mul_(scale)
                     y1.mul_(scale)
             else:
                 new = (1 + dot(y, y, dim)).sqrt_()
-                y1.copy_(torch.where(l > 0, new, y1) if perhaps(l.amin() == 0) else new)
+                y1.copy_(new if least > 0 else torch.where(l > 0, new, y1))
+
+    def signed(self, r: Tensor, y1: Tensor) -> Tensor:
+        """r y_1."""
+        return r * y1 if self.k == 1 else y1
 
     def turn(
-        self, y: Tensor, y1: Tensor, r: Tensor, W: Tensor, length: Tensor, R: Retraction, i: tuple[slice, ...]
+        self,
+        y: Tensor,
+        y1: Tensor,
+        r: Tensor,
+        W: Tensor,
+        length: Tensor,
+        longest: float,
+        R: Retraction,
+        i: tuple[slice, ...],
     ) -> Turn:
         """The step W of the points i, which is shortened where its point would lose all digits."""
         yb = dot(y, W, self.dim)
-        if self.held is not None and perhaps(self.eps * y1.amax() * (4 / 3 * length.amax()).exp() > 0.25):
+        if self.held is not None and not self.eps * extremes(y1)[1] * math.exp(4 / 3 * longest) <= 0.25:
             share = self.geometry.shortening(y1, yb, length, self.eps)
             self.held[i[-1 if self.dim == -2 else 0]].logical_or_(share.squeeze(self.dim) < 1)
             W.mul_(share)
             yb, length = yb * share, length * share
-        return Turn(self.k, r * y1, yb, length * length, R)
+        return Turn(self.k, self.signed(r, y1), yb, length * length, R)
 
     def push(self, w: Tensor) -> Tensor:
         """(-k r y_2.b, b - k y_2 (y_2.b)/rho)."""
@@ -387,7 +405,8 @@ class Carried(Frame):
         f, O, b = self.form, self.O, self.boost(w)
         y, W, every = f.y.unsqueeze(-2), b.mT, (slice(None), slice(None))
         if len(y):
-            T = f.turn(f.y, f.y1, f.r, W[..., 0, :], length[..., 0], R, every)
+            longest = extremes(length)[1]
+            T = f.turn(f.y, f.y1, f.r, W[..., 0, :], length[..., 0], longest, R, every)
             x, z = T.each(dot(y, O), dot(W, O))
             O.addcmul_(y, x).addcmul_(W, z)
         f.step(b, length, R, (), ())
