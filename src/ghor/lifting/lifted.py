@@ -457,7 +457,7 @@ class Lifted(Optimizer):
         inner.param_groups = [part for _, part, _ in self._parts]
 
     def _changes(self, group: dict[str, Any], b: Batch) -> tuple[tuple[str, Any], ...]:
-        """Options that a velocity is lent with: fused kernels, and no decay if there is nothing to decay to."""
+        """Options that a velocity is lent with: fused kernels; no decay if there is nothing to decay to."""
         off = () if b.anchor is not None else tuple((k, 0.0) for k in DECAYS if group.get(k))
         quick = self.Base in FUSED and may_fuse(group) and can_fuse(b.H)
         return (*off, ("fused", True)) if quick else off
