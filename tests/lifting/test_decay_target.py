@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -155,6 +156,36 @@ def test_padding_has_no_anchor(dtype, gen):
             table.weight.grad = randn((6, 3), gen, dtype)
         opt.step()
     assert all(torch.equal(t.weight[0], torch.zeros(3, dtype=dtype)) for t in tables)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [ghor.Sphere(), ghor.Sphere(radius=2.5), ghor.Sphere(radius="start"), ghor.Hyperbolic()],
+    ids=name,
+)
+@pytest.mark.parametrize("section", ["auto", "transported"])
+def test_other_rows_of_a_padded_weight_are_those_of_one_without(plain, section, gen):
+    """With a given anchor, and through a state dict, which holds points of length one."""
+    padded = replace(plain, padding_idx=2)
+    Y, Y0 = (plain.random(6, 4, generator=gen, dtype=torch.float64) for _ in range(2))
+    rows, runs = torch.arange(6) != 2, []
+    for space in (padded, plain):
+        p, anchor = nn.Parameter(Y.clone()), Y0.clone()
+        if space is padded:
+            p.data[2] = anchor[2] = 0
+        make = lambda p=p, anchor=anchor, space=space: ghor.optim.AdamW(  # noqa: E731
+            [p], space=space, section=section, lr=0.1, weight_decay=0.5, anchor=anchor
+        )
+        opt = make()
+        for k in range(14):
+            if k == 4:
+                saved, opt = opt.state_dict(), make()
+                opt.load_state_dict(saved)
+            p.grad = randn((6, 4), torch.Generator().manual_seed(k))
+            opt.step()
+        runs.append(p.detach())
+    assert (runs[0][rows] - runs[1][rows]).abs().max() <= 1e-13
+    assert not runs[0][2].any()
 
 
 def test_some_of_a_group_have_one(gen):

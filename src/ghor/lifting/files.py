@@ -84,7 +84,7 @@ def check_loaded(groups: Sequence[dict[str, Any]], loaded: dict[str, Any], warn:
             entries = loaded["state"].get(key)
             if isinstance(space, Euclidean) or not isinstance(entries, dict) or "moves" not in entries:
                 continue
-            _check_anchor(name, anchor, entries.get("decay_target"), warn)
+            _check_anchor(name, anchor, entries.get("decay_target"), space, warn)
             for kind in ("section", "frame_anchor"):
                 value = entries.get(kind)
                 if torch.is_tensor(value) and not p.is_meta and not is_sharded(value) and not is_sharded(p):
@@ -93,14 +93,15 @@ def check_loaded(groups: Sequence[dict[str, Any]], loaded: dict[str, Any], warn:
         _check_sections(kind, space, alike)
 
 
-def _check_anchor(name: str, given: Any, saved: Any, warn: Warn) -> None:
+def _check_anchor(name: str, given: Any, saved: Any, space: Space, warn: Warn) -> None:
+    """Warn where the anchor of a state, on the unit sphere as its points are, is not the optimizer's."""
     if not (torch.is_tensor(given) and torch.is_tensor(saved)) or is_sharded(given) or is_sharded(saved):
         return
-    eps = max(torch.finfo(given.dtype).eps, torch.finfo(saved.dtype).eps)
-    apart = (
-        (given.to(saved.device, saved.dtype) - saved).abs().max() if given.shape == saved.shape else torch.inf
-    )
-    if not apart <= 16 * eps * saved.abs().max():
+    eps, apart = max(torch.finfo(X.dtype).eps for X in (given, saved)), torch.tensor(torch.inf)
+    if given.shape == saved.shape:
+        X = space.layout.points(given.to(saved.device, saved.dtype))
+        apart = space.layout.padded(X / space.scale(X) - space.layout.points(saved), given.shape, 0.0).abs()
+    if not apart.max() <= 16 * eps * saved.abs().max():
         warn(
             f"loaded anchor {name}",
             f"{name} decayed towards another anchor when this state was saved; the optimizer's own is kept",
