@@ -235,7 +235,8 @@ class Batch:
     def _padded(self, tensors: Sequence[Tensor]) -> Tensor:
         """Tensors as points, padding rows as (1, 0, ...) in their unit of length."""
         X, r = self._points(tensors), self.space.radius
-        return self.layout.padded(X, self.shape, self.space.geometry.origin(X) * (1 if r == "start" else r))
+        unit = 1.0 if isinstance(r, str) else r
+        return self.layout.padded(X, self.shape, self.space.geometry.origin(X) * unit)
 
     def _scale(self, weights: Tensor, held: dict[str, Tensor]) -> float | Tensor | None:
         """The radius of each point, (M, 1, 1) or one for all; None on unit spheres and where there is none.

@@ -196,7 +196,7 @@ class Lifted(Optimizer):
             moving, grads = self._before()
             starts = pull(moving, grads)  # B
             self._rule()  # W
-            velocities = [b.H for b in moving]
+            velocities: list[Tensor] = [b.H for b in moving]
             push(moving, velocities, [self.inner.state[H] for H in velocities], starts)  # Lambda, Y
             self._after(moving)
         return loss
