@@ -328,6 +328,18 @@ def test_state_written_by_the_user_counts(gen):
     assert opt.state[Y]["step"] == opt.state[Z]["step"] == 1
 
 
+def test_a_shared_step_count_written_in_place_is_said(gen):
+    ws = [weight(9, 3, seed=i) for i in range(3)]
+    opt = ghor.optim.Adam(ws, space=STIEFEL)
+    take_steps(opt, gen)
+    opt.state[ws[0]]["step"].fill_(100)
+    with pytest.warns(UserWarning, match=r"3 weights share.*Bind a new tensor"):
+        take_steps(opt, gen)
+    opt.state[ws[1]]["step"] = torch.tensor(7.0)
+    take_steps(opt, gen)
+    assert [float(opt.state[w]["step"]) for w in ws] == [102, 8, 102]
+
+
 def test_section_kind_switched_live(gen):
     Y, Z = weight(9, 3, dtype=torch.float64), weight(9, 3, dtype=torch.float64)
     opts = [ghor.optim.SGD([p], space=STIEFEL, lr=0.05, momentum=0.9, section="transported") for p in (Y, Z)]

@@ -104,6 +104,7 @@ class Batch:
         self.bound: tuple[Any, ...] | None = None  # what state[p] shows
         self.dicts: tuple[Any, ...] = ()
         self.values: tuple[Any, ...] = ()
+        self.shared: list[Tensor] = []  # what the members' states have in common, and its versions
         self.leave()
 
     # -- what a batch is made of
@@ -604,6 +605,11 @@ class Batch:
         """Remember state[p] as it is now."""
         self.dicts = tuple(map(state.get, self.params))
         self.values = tuple(chain.from_iterable(d.values() for d in self.dicts if d))
+        first, *others = (d or {} for d in self.dicts)
+        self.shared = [
+            v for k, v in first.items() if torch.is_tensor(v) and any(d.get(k) is v for d in others)
+        ]
+        self.counts = tuple(map(_version, self.shared))
 
     # -- what others do between two steps
 
@@ -611,6 +617,17 @@ class Batch:
         """Remember the weights as they are now."""
         self.versions = tuple(map(_version, self.params))
         self.places = self._places()
+        self.counts = tuple(map(_version, self.shared))
+
+    def say_shared(self) -> None:
+        """Say that others have written a number that the members have in common in place."""
+        if tuple(map(_version, self.shared)) != self.counts:
+            self.warn(
+                "shared",
+                f"a state tensor that {len(self.params)} weights share, such as the step count of "
+                f"{self.names[0]}, was written in place, which changes all of them. Bind a new tensor to "
+                "change one: opt.state[p][key] = torch.tensor(...)",
+            )
 
     def _places(self) -> tuple[int, ...]:
         params = self.params if self.shards is None else [cast(Any, p).to_local() for p in self.params]

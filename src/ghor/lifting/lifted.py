@@ -275,6 +275,7 @@ class Lifted(Optimizer):
             self._regroup()
         kept, moving = list[Batch](), list[Batch]()
         for b in self._batches:
+            b.say_shared()
             there = sum(g is not None for g in map(mover, b.params))
             if b.as_left(self.state) and there in (0, len(b.params)):
                 kept.append(b)
