@@ -65,7 +65,9 @@ def test_kernels_do_not_depend_on_the_number_of_tensors():
 
 
 @pytest.mark.parametrize(
-    ("options", "fused"), [({}, 1), ({"foreach": False}, 0), ({"fused": True}, 1)], ids=str
+    ("options", "fused"),
+    [({}, 1), ({"foreach": False}, 0), ({"fused": True, "weight_decay": 0.0}, 1)],
+    ids=str,
 )
 def test_adam_is_fused_on_manifolds_by_default(options, fused, gen):
     """Euclidean weights of the same group take the kernel that torch chooses: they are torch's to the bit."""
