@@ -621,7 +621,7 @@ class Batch:
 
     def say_shared(self) -> None:
         """Say that others have written a number that the members have in common in place."""
-        if tuple(map(_version, self.shared)) != self.counts:
+        if self.versions and tuple(map(_version, self.shared)) != self.counts:  # else a step was interrupted
             self.warn(
                 "shared",
                 f"a state tensor that {len(self.params)} weights share, such as the step count of "
