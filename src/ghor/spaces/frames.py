@@ -450,7 +450,7 @@ class ClosedForm(Framed):
         lower = [m[..., n:, :] for m in odd]
         U, *Us = [times(P.mH, gram(y2, Z)) for Z in (B, *lower)]  # but for their sign
         C, *cs = [gram(B, Z) for Z in (B, *lower)]
-        X = times(Ref.mH, torch.neg(U, out=w[..., :n, :]))
+        X = times(Ref.mH, w[..., :n, :].copy_(U).neg_())  # compilers take no part of a tensor as out=
         D, J, _ = R.act(y, lambda M: plus(w, y, X if M is None else M + X), A, C, self.longest)
         y.add_(D)
         New, P = self._reference(Ref, y[..., :n, :], length)
@@ -480,7 +480,8 @@ class ClosedForm(Framed):
             return R, P
         worn = (grown > WORN) & (length > 0)
         R = torch.where(((R.conj() * y1).sum((-2, -1), True).real < -0.75 * self.n) & worn, -R, R)
-        P, V = inverse(R + y1), list[Tensor]()
+        P = inverse(R + y1)
+        V: list[Tensor] = []  # compilers do not know list[Tensor]()
         for _ in range(min(self.n, DIRECTIONS)):
             v, grown = self._direction(P, V)
             R = torch.where(worn & (grown > 1), R - 2 * (R @ v) @ v.mH, R)
