@@ -307,7 +307,11 @@ class Lifted(Optimizer):
             and all(
                 all(seen[key] is group[key] for key in GROUP_KEYS)
                 and same_objects(seen["params"], group["params"])
-                and seen["switches"].items() <= switches(group).items()
+                and (
+                    all(group.get(key) is value for key, value in seen["fixed"])
+                    if seen["fixed"]
+                    else seen["switches"].items() <= switches(group).items()
+                )
                 for seen, group in zip(self._seen, groups, strict=True)
             )
         )
@@ -338,7 +342,10 @@ class Lifted(Optimizer):
         self._batches, self._weights = [], [w for w in every if w.curved]
         self._loose = [id(w.p) for w in self._weights]
         self._curved = frozenset(self._loose)
-        self._seen = [{**g, "params": list(g["params"]), "switches": switches(g)} for g in self.param_groups]
+        self._seen = [
+            {**g, "params": list(g["params"]), "switches": switches(g), "fixed": fixed(g)}
+            for g in self.param_groups
+        ]
         self._declared = Record.changes
 
     def _is_placed(self, gi: int) -> bool:
@@ -517,7 +524,7 @@ class Lifted(Optimizer):
         except BaseException:
             del self._first[gi:], self._placed[gi:]
             raise
-        self._seen[gi:], self._declared = [{**group, "params": list(group["params"]), "switches": {}}], -1
+        self._seen[gi:], self._declared = [{**group, "params": list(group["params"])}], -1
         decay = next(
             (group[k] for k in DECAYS if group.get(k) and group[k] != self.inner.defaults.get(k)), None
         )
@@ -663,6 +670,13 @@ class explained:
 def switches(group: dict[str, Any]) -> dict[str, Any]:
     """What may change how a rule is run: flags, names, and whether other numbers are 0."""
     return {k: is_on(v) for k, v in group.items() if k not in ("lr", "params", "param_names", *GROUP_KEYS)}
+
+
+def fixed(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The options that `switches` looks at, if each of them is a value that does not change: else none."""
+    options = [(k, v) for k, v in group.items() if k not in ("lr", "params", "param_names", *GROUP_KEYS)]
+    values = [x for _, v in options for x in (v if type(v) is tuple else [v])]
+    return options if all(x is None or type(x) in (int, float, bool, str) for x in values) else []
 
 
 def is_on(value: Any) -> Any:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Tensors = Sequence[Tensor]
 SINGULAR = 100.0  # ||(R + y_1)^-1|| of points that others wrote; steps keep it below 30
 NEAR, MENDS = 0.5, 6  # how far from orthonormal a frame above another point may be; squarings that mend it
+CACHED = 1 << 20  # numbers of the points that a closed form steps at once
 WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which R is reflected; in so many directions
 
 
@@ -436,7 +437,23 @@ class ClosedForm(Framed):
     def point(self) -> Tensor:
         return self.y
 
+    def pieces(self) -> list[tuple[Self, slice]]:
+        """Frames above so few points that operation after operation finds them in the cache, and where."""
+        size = max(1, CACHED // self.y[:1].numel()) if self.y.numel() else 1
+        if size >= len(self.y) or torch.compiler.is_compiling():
+            return [(self, slice(None))]
+        found = []
+        for i in range(0, len(self.y), size):
+            part, where = copy.copy(self), slice(i, i + size)
+            part.y, part.R, part.P = self.y[where], self.R[where], self.P[where]
+            found.append((part, where))
+        return found
+
     def pull(self, g: Tensor, out: Tensor) -> None:
+        for part, i in self.pieces():
+            part._pull(g[i], out[i])
+
+    def _pull(self, g: Tensor, out: Tensor) -> None:
         n, S = self.n, gram(self.y, g)
         lower = out[..., n:, :].copy_(g[..., n:, :])
         add_(lower, self.y[..., n:, :], times(self.P, plus(g[..., :n, :], self.R, S)), -1)
@@ -444,6 +461,10 @@ class ClosedForm(Framed):
         self.geometry.hor_(out, 1)
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+        for part, i in self.pieces():
+            part._step(w[i], length[i], R, [m[i] for m in odd])
+
+    def _step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors) -> None:
         """V = Q B = [U; B] + y R^H U; y+ = y + D. A moment m becomes Q m - (y + J) B* m, in the new frame."""
         n, y, P, Ref = self.n, self.y, self.P, self.R
         A, B, y2 = w[..., :n, :].clone(), w[..., n:, :], y[..., n:, :]
