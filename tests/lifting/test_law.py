@@ -158,6 +158,11 @@ def test_shapes_asked_with():
     assert with_many((9, 3), (9, 3)) == (9, 3)
 
 
+def test_a_rule_without_eps_divides_0_by_0_and_turns_all_the_same():
+    found = answers(torch.optim.Adam, eps=0.0)
+    assert found == turning({"exp_avg"}, {"exp_avg_sq"})._replace(entrywise=False)
+
+
 @pytest.mark.parametrize("lr", [0.0, 1e30, 1e-30, torch.tensor(0.0), torch.tensor([0.1])])
 def test_any_rate_can_be_asked(lr):
     assert answers(torch.optim.SGD, lr=lr) == turning()
