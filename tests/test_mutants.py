@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,8 @@ sys.exit(mutants.main({arguments}, pathlib.Path({str(root)!r})))"""
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # a shell in the background starts its processes with Ctrl-C ignored
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -272,7 +273,9 @@ def test_progress_in_a_terminal_and_elsewhere(monkeypatch):
 def start(*arguments):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{LAB / 'src'}:{LAB.parent / 'src'}"}
     command = [sys.executable, "-m", "ghor_lab", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    # A shell in the background starts its processes with Ctrl-C ignored.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=listen)
 
 
 def test_interrupted_at_the_keyboard_it_resumes(tmp_path):
