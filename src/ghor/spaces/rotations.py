@@ -76,6 +76,7 @@ class SpecialOrthogonal(OrthogonalGroup):
         """The nearest rotation; if det X < 0, with the vector of the smallest singular value negated."""
         y, good = super().nearest(x), finite(x)
         v = torch.linalg.svd(torch.where(good, frozen(x), eye(x)))[2][..., -1:, :].mT
+        v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)  # LAPACK's is off by 1e-6 in float32
         return y - torch.where((det(frozen(y)) < 0)[:, None, None], 2 * (frozen(y) @ v) @ v.mT, 0)
 
     def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
