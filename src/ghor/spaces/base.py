@@ -32,10 +32,10 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor
 
-from ghor._torch.precision import COMPUTE_DTYPE, full_precision
+from ghor._torch.precision import COMPUTE_DTYPE, full_precision, wide
 from ghor._torch.transforms import transformed
 from ghor.layout import Layout
-from ghor.linalg import everywhere, size, wide
+from ghor.linalg import everywhere, size
 from ghor.spaces.frames import Frame
 from ghor.spaces.points import Points, on_points
 

@@ -20,8 +20,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ghor._torch.precision import wide
 from ghor.layout import Layout
-from ghor.linalg import defect, size, wide
+from ghor.linalg import defect, size
 from ghor.spaces.base import Space
 from ghor.spaces.frames import Frame, Stored
 from ghor.spaces.points import on_points

@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ghor._torch.precision import full_precision
+from ghor._torch.precision import full_precision, wide
 from ghor.layout import Layout
-from ghor.linalg import everywhere, eye, inverse, size, wide
+from ghor.linalg import everywhere, eye, inverse, size
 from ghor.spaces.base import nowhere
 from ghor.spaces.group import GroupSpace
 from ghor.spaces.logarithms import hat, log_rotation
