@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentTypeError
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from rich.console import Console
 from ghor_lab import cli, progress, runs, train
 from ghor_lab.config import EXPERIMENTS, PAPER, READINGS, TEXT, Config, usual
 from ghor_lab.language import METHODS
-from ghor_lab.plan import plan, seeds, values
+from ghor_lab.plan import plan, reader
 from ghor_lab.record import read
 
 LAB = Path(__file__).parents[1]
@@ -142,16 +143,17 @@ def test_a_field_goes_to_those_who_have_a_use_for_it():
         ("seeds", "0-2,7", [0, 1, 2, 7]),
         ("label", "a, b", ["a, b"]),
         ("frame", "random,closed-form", ["random", "closed-form"]),
+        *[("seeds", text, None) for text in ("", "3-1", "a", "1,1", "0-9,3", "0-99999", "-1")],
+        ("epochs", "1.5", None),
     ],
 )
 def test_options_are_read_by_the_kind_of_their_field(name, text, found):
-    assert values(name, text) == found
-
-
-@pytest.mark.parametrize("text", ["", "3-1", "a", "1,1", "0-99999", "-1"])
-def test_seeds_that_are_none(text):
-    with pytest.raises(ValueError, match="--seeds takes 0-9 or 0,3,5"):
-        seeds(text)
+    read = reader(Config.__dataclass_fields__[name])
+    if found is None:
+        with pytest.raises(ArgumentTypeError, match=r"takes (0-9 or 0,3,5|whole numbers)"):
+            read(text)
+    else:
+        assert read(text) == found
 
 
 # -- commands ------------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ def test_a_run_is_made_and_looked_at(tmp_path):
     call(*RUN, "--epochs", 1, "-j", 1, "--out", tmp_path, "--restart")
     assert len(read(path).epochs) == 1
     assert call("pack", tmp_path, "--out", tmp_path / "kept").strip() == str(
-        tmp_path / "kept" / "records.run.xz"
+        tmp_path / "kept" / "records.jsonl.xz"
     )
     assert "1 run, as written" in call("check", tmp_path / "kept")
     assert "tiny: 50 training and 20 test images" in call_data()
@@ -198,11 +200,15 @@ def call_data():
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["run", "pendulum", "--lr", "fast"], 2, "error: --lr takes a number, got 'fast'"),
+        (
+            ["run", "pendulum", "--lr", "fast"],
+            2,
+            "error: argument --lr: takes numbers such as 3 or 3,10, got 'fast'",
+        ),
         (["run", "pendulum", "--start", "authors"], 2, "--start changes nothing for pendulum"),
         (["run", "mnist", "-j", "0"], 2, "--jobs must be at least 1, got 0"),
         (["run", "mnist", "--address", "a:1"], 2, "--address is for --executor ray"),
-        (["run", "mnist", "--set", "blocks"], 2, "--set takes NAME=VALUE, got 'blocks'"),
+        (["run", "mnist", "--set", "blocks"], 2, "argument --set: takes NAME=VALUE, got 'blocks'"),
         (["run", "cifar"], 2, "invalid choice: 'cifar'"),
         (["report", "/nowhere"], 2, "/nowhere is not a folder; `ghor run` makes one"),
         (["check", "/nowhere"], 2, "/nowhere: no such file or folder"),
@@ -252,19 +258,23 @@ def test_check_finds_what_is_wrong(finished, tmp_path):
 
 def test_progress_in_a_terminal_and_elsewhere(monkeypatch):
     """Bars while runs go on, a line for each that is done; time left at the pace since the first epoch."""
-    clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    configs = [PENDULUM, dataclasses.replace(PENDULUM, optimizer="momentum", epochs=4)]
     for terminal in (True, False):
-        text = io.StringIO()
-        console = Console(file=text, force_terminal=terminal, width=100)
-        with progress.progress(
-            console, [PENDULUM, dataclasses.replace(PENDULUM, optimizer="momentum")]
-        ) as show:
-            for epoch in (1, 2):
+        text, clock = io.StringIO(), [100.0]
+        console = Console(
+            file=text, force_terminal=terminal, width=100, get_time=lambda clock=clock: clock[0]
+        )
+        with progress.progress(console, configs) as show:
+            for config, epoch in ((configs[0], 2), (configs[1], 1), (configs[1], 2), (configs[1], 2)):
                 clock[0] += 30.0
-                show(PENDULUM, epoch, {"loss": [0.5, 0.25], "seconds": 30.0})
-        assert "loss 0.3750" in text.getvalue()
-        assert "0:01:00 left" in text.getvalue()
+                show(config, epoch, {"loss": [0.5, None if epoch < config.epochs else 0.25]})
+        said = text.getvalue()
+        assert "geometric-adam 0-1: 2 epochs, loss 0.3750" in said
+        assert "momentum 0-1" in said
+        assert "loss nan" in said
+        # one epoch was there before; of the five of this command two are left, at two a minute
+        assert ("3/5" if terminal else "all: 3 of 5 epochs") in said
+        assert "0:01:00" in said
 
 
 # -- processes -----------------------------------------------------------------------------------------------

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import checkpoint
 from .config import Config
@@ -15,16 +15,36 @@ from .tables import Table, plain
 from .tasks import task_of
 from .tasks.task import on_spaces
 
+T = TypeVar("T")
+HEADINGS = ("run", "epochs", "record", "checkpoint", "off the space")
+
 
 @dataclass
 class Found:
     """A run described in words, and what is wrong with it."""
 
     epochs: str = "-"
-    record: str = "-"
+    record: str = "ok"
     checkpoint: str = "-"
     off: str = "-"  # how far the weights are off their spaces
     wrong: list[str] = field(default_factory=list)
+
+    def describe(self, run: Run) -> Found:
+        """How many epochs a record has, and how far the weights are off their spaces at its end."""
+        self.epochs = f"{len(run.epochs)} of {run.asked}"
+        drifts = [x for line in run.epochs[-1:] for x in line.get("drift") or ()]
+        self.off = "not finite" if None in drifts else f"{max(drifts):.1e}" if drifts else "-"
+        return self
+
+    def opened(self, file: Path, reader: Callable[[Path], T]) -> tuple[T | None, str]:
+        """What a file has, and a word for its state; what is wrong with it is written down."""
+        if not file.exists() and not file.is_symlink():
+            return None, "missing"
+        try:
+            return reader(file), "ok"
+        except (Damaged, OSError) as error:
+            self.wrong.append(str(error))
+            return None, "damaged"
 
 
 def runs_in(paths: Sequence[Path]) -> list[Path]:
@@ -47,61 +67,32 @@ def look_at(path: Path) -> dict[Path, Found]:
     """What is found of each run of a file."""
     if not path.name.endswith(SUFFIX):
         return {path: look(path)}
-    try:
-        runs = load(path)
-    except (Damaged, OSError) as error:
-        return {path: Found(record="damaged", wrong=[str(error)])}
-    found = {}
-    for run in runs:
-        found[run.path] = describe(run, Found(record="ok"))
-        belongs(run.path, run.header["name"], found[run.path])
-    return found
+    whole = Found()
+    runs, whole.record = whole.opened(path, load)
+    return {path: whole} if runs is None else {run.path: Found().describe(run) for run in runs}
 
 
 def look(path: Path) -> Found:
-    """Look at a checkpoint, then at its record: in this order the record of a running run is never behind."""
+    """What is found of a record and the checkpoint beside it."""
     found, saved = Found(), path.with_suffix(".ckpt")
-    run: Run | None = None
-    values: dict[str, Any] | None = None
-    try:
-        if saved.exists() or saved.is_symlink():
-            values = checkpoint.load(saved)
-            found.checkpoint = f"ok, epoch {values['epoch']}"
-    except (Damaged, OSError) as error:
-        found.checkpoint, found.wrong = "damaged", [str(error)]
-    try:
-        found.record = "missing"
-        if path.exists() or path.is_symlink():
-            size, run = path.stat().st_size, read(path)
-            found.record = "ok" if run else "no whole line yet"
-            if run and run.size < size:
-                found.record = "ok, last line half written"
-    except (Damaged, OSError) as error:
-        found.record, found.wrong = "damaged", [*found.wrong, str(error)]
+    values, state = found.opened(saved, checkpoint.load)
+    found.checkpoint = f"ok, epoch {values['epoch']}" if values else "-" if state == "missing" else state
+    size = path.stat().st_size if path.is_file() else 0  # it may grow while it is read
+    run, found.record = found.opened(path, read)
+    for file, owner in ((path, run and run.header["name"]), (saved, values and values["name"])):
+        if owner and owner != file.stem:
+            found.wrong.append(f"{file} belongs to the run {owner}")
     if run is not None:
-        describe(run, found)
-        belongs(path, run.header["name"], found)
-    elif values is not None and found.record != "damaged":
-        found.wrong.append(f"{saved} has no record beside it, {path.name}: {found.record}")
-    if values is not None:
-        belongs(saved, values["name"], found)
-    if run is not None and values is not None and not found.wrong:
-        look_at_both(run, values, found)
+        found.describe(run)
+        if len(run.raw) < size:
+            found.record = "ok, last line half written"
+        if values and not found.wrong:
+            look_at_both(run, values, found)
+    elif found.record != "damaged":
+        found.record = found.record if found.record == "missing" else "no whole line yet"
+        if values:
+            found.wrong.append(f"{saved} has no record beside it, {path.name}: {found.record}")
     return found
-
-
-def describe(run: Run, found: Found) -> Found:
-    """How many epochs a record has, and how far the weights are off their spaces at its end."""
-    found.epochs = f"{len(run.epochs)} of {run.asked}"
-    drifts = [x for line in run.epochs[-1:] for x in line.get("drift") or ()]
-    found.off = "not finite" if None in drifts else f"{max(drifts):.1e}" if drifts else "-"
-    return found
-
-
-def belongs(file: Path, owner: str, found: Found) -> None:
-    """Whether a file has the name of its run."""
-    if owner != file.stem:
-        found.wrong.append(f"{file} belongs to the run {owner}")
 
 
 def look_at_both(run: Run, values: dict[str, Any], found: Found) -> None:
@@ -125,6 +116,5 @@ def look_at_both(run: Run, values: dict[str, Any], found: Found) -> None:
 
 def table(found: dict[Path, Found]) -> Table:
     """A row for each run."""
-    headings = ("run", "epochs", "record", "checkpoint", "off the space")
     rows = [[plain(p.stem), f.epochs, f.record, f.checkpoint, f.off] for p, f in found.items()]
-    return Table("", headings, rows, headings)
+    return Table("", HEADINGS, rows, HEADINGS)

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 import webbrowser
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -16,130 +17,113 @@ from rich.console import Console
 
 from ghor import __version__
 
-from . import data, plan
-from .config import EXPERIMENTS, NETWORKS, READINGS, USUAL, Config
+from . import data, plan, record
+from .config import EXPERIMENTS, NETWORKS, PAPER, READINGS, TEXT, Config
 from .progress import progress
 from .protocol import AUTHORS
-from .record import Damaged, pack
 from .runs import in_processes, on_ray, one_by_one
 from .tables import counted, listed
 from .train import Busy, forget
 
 WIDE = 120  # columns of a table that goes to a file or a pipe
-EXAMPLES = """
-  ghor run pendulum                              the paper's table: 4 optimizers, 10 seeds
-  ghor run pendulum --epochs 60 -j 2             a first look, two runs at a time
-  ghor run mnist --seeds 0-9 --epochs 500 --protocol authors      as the authors
-  ghor run mnist -o geometric-adam --lr 3e-4,1e-3,3e-3            a run for each rate
-  ghor run mnist -o geometric-adam --epochs 1 --seeds 0-29 --start uniform,authors    how many are caught?
-  ghor run text -o adamw -o heads-adam           a language model
-
-Options of one line with several values, such as --lr 1e-3,1e-2, mean a run for every combination. The same
-command resumes where it stopped; Ctrl-C, a kill or a full disk costs only the current epoch.
-"""
+PATH: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
+READING = {name.replace(" ", "-"): name for name in READINGS}
 
 
-def parser() -> argparse.ArgumentParser:
-    """The commands and their options; those of `run` are the fields of `Config`."""
-    raw = argparse.RawDescriptionHelpFormatter
-    top = argparse.ArgumentParser(
-        "ghor", description="The paper's experiments, from one command to one page."
-    )
+def parser() -> ArgumentParser:
+    """The commands; what their functions say of themselves is what their help says."""
+    top = ArgumentParser("ghor", description="The paper's experiments, from one command to one page.")
     top.add_argument("--version", action="version", version=f"ghor {__version__}, torch {torch.__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
+    made = {}
+    for function in (run, report, check, pack, numbers, find):
+        first, _, more = str(function.__doc__).partition("\n\n")
+        made[function] = commands.add_parser(
+            "data" if function is find else function.__name__,
+            help=first,
+            description=first,
+            epilog=more.replace("\n    ", "\n").strip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made[function].set_defaults(function=function)
+    options_of_run(made[run])
 
-    def command(name: str, function: Any, words: str, epilog: str = "") -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=words, description=words, epilog=epilog, formatter_class=raw)
-        made.set_defaults(function=function)
-        return made
+    add = made[report].add_argument
+    add("folders", nargs="+", help="Folders with records; those below them count, too.", **FOLDER)
+    add("--out", help="Where to write it; default: report/ in the first folder.", **FOLDER)
+    add("--brief", action="store_true", help="Show the verdict only; the tables are on the page.")
+    add("--open", action="store_true", help="Open the page in a browser.")
+    add("--tables-only", action="store_true", help="Write the tables of quantities and runs, nothing else.")
 
-    p = command("run", run, "Train every optimizer with every seed, with one record per run.", EXAMPLES)
-    p.add_argument("experiment", choices=EXPERIMENTS)
-    what = p.add_argument_group("the configuration, field by field")
+    made[check].add_argument("paths", nargs="+", help="Folders, records or checkpoints.", **PATH)
+
+    made[pack].add_argument("folders", nargs="+", help="Folders with records.", **FOLDER)
+    made[pack].add_argument("--out", help="Where to write the file; default: beside the records.", **FOLDER)
+
+    add, where = made[numbers].add_argument, Path("lab/results")
+    add("files", nargs="+", help="Texts, such as README.md docs/*.md.", **PATH)
+    add("--results", default=where, help=f"The records and templates; default: {where}.", **FOLDER)
+    add("--check", action="store_true", help="Change nothing; exit code 1 if something would.")
+
+    add = made[find].add_argument
+    add("names", nargs="*", metavar="NAME", help="mnist, fashion-mnist; default: both.")
+    add("--data", help="A folder that is searched first and receives downloads.", **FOLDER)
+    return top
+
+
+def options_of_run(p: ArgumentParser) -> None:
+    """The fields of `Config`, and where and how to run."""
+    p.usage = "ghor run EXPERIMENT [options]"
+    p.add_argument("experiment", choices=EXPERIMENTS, metavar="EXPERIMENT", help=f"{', '.join(EXPERIMENTS)}.")
+    words = "what to train: options with several values, such as 1e-3,1e-2, mean a run for each combination"
+    add = p.add_argument_group(words).add_argument
     for field in dataclasses.fields(Config)[1:]:
         if field.metadata:
             names = [f"--{field.name.replace('_', '-')}", *(["-o"] if field.name == "optimizer" else [])]
-            what.add_argument(*names, action="append", metavar="X", help=described(field))
-    known = {experiment: assigned(options) for experiment, options in NETWORKS.items()}
-    what.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help=f"Change the network: {known}."
+            add(*names, action="extend", type=plan.reader(field), metavar="X", help=described(field))
+    networks = [f"{name}: {assigned(NETWORKS[name])}" for name in EXPERIMENTS if name != "fashion-mnist"]
+    several: dict[str, Any] = {"action": "append", "default": []}
+    add(
+        "--set",
+        type=plan.assigned,
+        metavar="NAME=VALUE",
+        help=f"The network. {'; '.join(networks)}.",
+        **several,
     )
-    what.add_argument(
-        "--reading",
-        action="append",
-        default=[],
-        choices=[name.replace(" ", "-") for name in READINGS],
-        help="Learning rates of the pendulum, by default as-run: those with which the paper's numbers agree.",
-    )
-    what.add_argument(
-        "--protocol", choices=["ours", "authors"], default="ours", help=f"authors: {assigned(AUTHORS)}."
-    )
-    where = p.add_argument_group("where, and how many at a time")
-    where.add_argument(
-        "--data", type=Path, help="Folder with data files, searched first; default: GHOR_DATA."
-    )
-    where.add_argument("--out", type=Path, help="Where records and checkpoints go; default: runs/EXPERIMENT.")
-    where.add_argument("--restart", action="store_true", help="Remove what these runs have, and start anew.")
-    where.add_argument(
-        "-j", "--jobs", type=int, help="Runs at a time; default: as many as there are cores for."
-    )
-    where.add_argument("--executor", choices=["local", "ray"], default="local", help="ray: on a Ray cluster.")
-    where.add_argument("--address", help="HOST:PORT of a running Ray cluster; default: start one here.")
-
-    p = command(
-        "report", report, "Make tables, figures and one page from records, beside the paper's numbers."
-    )
-    p.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    p.add_argument("--out", type=Path, help="Where to write it; default: report/ in the first folder.")
-    p.add_argument("--brief", action="store_true", help="Show the verdict only; the tables are on the page.")
-    p.add_argument("--open", action="store_true", help="Open the page in a browser.")
-    p.add_argument(
-        "--tables-only", action="store_true", help="Write the table of quantities and nothing else."
-    )
-
-    p = command(
-        "check", check, "Are records and checkpoints as they were written, and the weights on their spaces?"
-    )
-    p.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="Folders, records or checkpoints.")
-
-    p = command("pack", keep, "Pack the records of each folder into one file, a seventh of the size.")
-    p.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    p.add_argument("--out", type=Path, help="Where to write it; default: beside the records.")
-
-    p = command(
-        "numbers",
-        numbers,
-        "Write the numbers in texts from records, by the templates in lab/results/numbers.",
-    )
-    p.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    p.add_argument("--results", type=Path, default=Path("lab/results"), help="default: lab/results")
-    p.add_argument("--check", action="store_true", help="Change nothing; exit code 1 if something would.")
-
-    p = command("data", find, "Find or download MNIST and Fashion-MNIST, and check every file.")
-    p.add_argument("names", nargs="*", metavar="NAME", help="mnist, fashion-mnist; default: both.")
-    p.add_argument("--data", type=Path, help="Folder that is searched first and receives downloads.")
-    return top
+    words = "Learning rates of the pendulum, by default as-run: those with which the paper's numbers agree."
+    add("--reading", choices=READING, help=words, **several)
+    add("--protocol", choices=["ours", "authors"], default="ours", help=f"authors: {assigned(AUTHORS)}.")
+    add = p.add_argument_group("where, and how many at a time").add_argument
+    add("--data", help="Searched first for images; default: GHOR_DATA, then a cache.", **FOLDER)
+    add("--out", help="For records and checkpoints; default: runs/EXPERIMENT.", **FOLDER)
+    add("--restart", action="store_true", help="Remove what these runs have, and start anew.")
+    add("-j", "--jobs", type=int, metavar="N", help="Runs at a time; default: as there are cores for.")
+    add("--executor", choices=["local", "ray"], default="local", help="ray: on a Ray cluster.")
+    add("--address", metavar="HOST:PORT", help="A running Ray cluster; default: start one here.")
 
 
 def described(field: dataclasses.Field[Any]) -> str:
     """What the help says of a field."""
-    about, default = field.metadata, field.default
+    about = field.metadata
 
     def shown(value: Any) -> str:
         if field.name == "seeds":
             return listed(value)
         return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
-    own = [f"{e} {shown(values[field.name])}" for e, values in USUAL.items() if field.name in values]
     words = [about["help"]]
-    words += (
-        [f"One of {', '.join(about['choices'])}."] if about["choices"] and field.name != "optimizer" else []
-    )
-    words += [f"For {', '.join(about['of'])}."] if len(about["of"]) < len(EXPERIMENTS) else []
     if field.name == "optimizer":
-        words += [f"{', '.join(about['choices'][:7])}; of text: {', '.join(about['choices'][7:])}."]
-    if default not in (None, dataclasses.MISSING):
-        words += [f"Default: {'; '.join([shown(default), *own])}."]
+        others = [name for name in about["choices"] if name not in (*PAPER, *TEXT)]
+        words += [f"Of the paper: {', '.join(PAPER)}; beside them: {', '.join(others)}."]
+        words += [f"Of text: {', '.join(TEXT)}. Default: all of the paper, or of text."]
+    elif about["choices"]:
+        words += [f"One of {', '.join(about['choices'])}."]
+    if len(about["of"]) < len(EXPERIMENTS):
+        words += [f"For {', '.join(about['of'])}."]
+    if field.default not in (None, dataclasses.MISSING):
+        own = [f"{experiment} {shown(value)}" for experiment, value in about["usual"].items()]
+        words += [f"Default: {'; '.join([shown(field.default), *own])}."]
     return " ".join(words).replace("%", "%%")
 
 
@@ -151,20 +135,26 @@ def assigned(options: dict[str, Any]) -> str:
 # -- the commands --------------------------------------------------------------------------------------------
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train; the exit code."""
+def run(args: Namespace) -> int:
+    """Train every optimizer with every seed, with one record per run.
+
+    examples:
+      ghor run pendulum                              the paper's table: 4 optimizers, 10 seeds
+      ghor run pendulum --epochs 60 -j 2             a first look, two runs at a time
+      ghor run mnist --seeds 0-9 --epochs 500 --protocol authors      as the authors
+      ghor run mnist -o geometric-adam --lr 3e-4,1e-3,3e-3            a run for each rate
+      ghor run mnist -o geometric-adam --epochs 1 --seeds 0-29 --start uniform,authors    how many are caught?
+      ghor run text -o adamw -o heads-adam           a language model
+
+    The same command resumes where it stopped; Ctrl-C, a kill or a full disk costs only the current epoch.
+    """
     console = Console(stderr=True)
-    given: dict[str, list[Any]] = {}
-    for name in Config.__dataclass_fields__:
-        texts = getattr(args, name, None) if name != "experiment" else None
-        given[name] = [value for text in texts or () for value in plan.values(name, text)]
+    given = {
+        f.name: values for f in dataclasses.fields(Config)[1:] if (values := getattr(args, f.name, None))
+    }
     if args.protocol == "authors":
-        given = {
-            **{name: [value] for name, value in AUTHORS.items()},
-            **{k: v for k, v in given.items() if v},
-        }
-    readings = [name.replace("-", " ", 1) for name in args.reading]
-    configs = plan.plan(args.experiment, given, readings, dict(map(plan.assigned, args.set)))
+        given = {name: [value] for name, value in AUTHORS.items()} | given
+    configs = plan.plan(args.experiment, given, [READING[x] for x in args.reading], dict(args.set))
     cores = os.cpu_count() or 1
     jobs = min(len(configs), max(1, cores // configs[0].threads)) if args.jobs is None else args.jobs
     if jobs < 1:
@@ -196,13 +186,16 @@ def run(args: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
-def report(args: argparse.Namespace) -> int:
-    """Write the page."""
+def report(args: Namespace) -> int:
+    """Make tables, figures and one page from records, beside the paper's numbers.
+
+    example:
+      ghor report runs/pendulum runs/mnist --open
+    """
     from .report import report, tables_only
 
     if args.tables_only:
-        for path in tables_only(args.folders, args.out):
-            print(path)
+        print(*tables_only(args.folders, args.out), sep="\n")
         return 0
     page = report(args.folders, args.out, output(), args.brief)
     if args.open and not webbrowser.open(page.resolve().as_uri()):
@@ -210,8 +203,11 @@ def report(args: argparse.Namespace) -> int:
     return 0
 
 
-def check(args: argparse.Namespace) -> int:
-    """Look at runs."""
+def check(args: Namespace) -> int:
+    """Are records and checkpoints as they were written, and the weights on their spaces?
+
+    The exit code is 1 if one is not.
+    """
     from .check import look_at, runs_in, table
 
     found = {name: each for path in runs_in(args.paths) for name, each in look_at(path).items()}
@@ -224,15 +220,21 @@ def check(args: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def keep(args: argparse.Namespace) -> int:
-    """Pack records."""
-    for folder in args.folders:
-        print(pack(folder, args.out))
+def pack(args: Namespace) -> int:
+    """Pack the records of each folder into one file, a sixth of the size.
+
+    `ghor report` and `ghor check` read it like the records. A run resumes only from its own record.
+    """
+    print(*(record.pack(folder, args.out) for folder in args.folders), sep="\n")
     return 0
 
 
-def numbers(args: argparse.Namespace) -> int:
-    """Write numbers into texts."""
+def numbers(args: Namespace) -> int:
+    """Write the numbers in texts from records, by the templates in lab/results/numbers.
+
+    A number in a text stands between <!-- numbers: NAME --> and <!-- /numbers -->, and NAME.jinja says how it
+    follows from the records.
+    """
     from .numbers import write
 
     changed, blocks = write(args.files, args.results, args.check)
@@ -243,8 +245,8 @@ def numbers(args: argparse.Namespace) -> int:
     return 1 if changed and args.check else 0
 
 
-def find(args: argparse.Namespace) -> int:
-    """Find data."""
+def find(args: Namespace) -> int:
+    """Find or download MNIST and Fashion-MNIST, and check every file."""
     for name in args.names or list(data.DATASETS):
         if name not in data.DATASETS:
             raise ValueError(f"unknown data set {name!r}; there are {', '.join(data.DATASETS)}")
@@ -287,7 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
             warnings.showwarning = lambda message, *place: say(console, f"warning: {message}", "yellow")
             code: int = args.function(args)
             return code
-    except (Busy, Damaged, OSError) as error:
+    except (Busy, record.Damaged, OSError) as error:
         fail(console, error)
         return 1
     except ValueError as error:

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -43,13 +43,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "fashion-mnist": TRANSFORMER,
     "text": {"layers": 4, "width": 128, "heads": 4, "context": 128},
 }
-# Where an experiment's usual values are not those of the fields below.
-USUAL: dict[str, dict[str, Any]] = {
-    "pendulum": {"seeds": tuple(range(10)), "epochs": 1000, "batch_size": 256},
-    "mnist": {},
-    "fashion-mnist": {},
-    "text": {"epochs": 30, "batch_size": 8, "betas": (0.9, 0.95), "every": 50},
-}
 # The paper's table states 1e-4 for every pendulum run. The numbers beside it agree with the defaults of the
 # authors' library: 1e-3 for its own Adam, 1e-2 for the other methods.
 READINGS: dict[str, dict[str, float]] = {
@@ -68,15 +61,20 @@ RANGES = {
 
 def setting(
     default: Any,
-    text: str,
+    words: str,
+    /,
     choices: Iterable[str] = (),
     span: str = "",
     of: Iterable[str] = EXPERIMENTS,
     by: Iterable[str] = OPTIMIZERS,
+    **usual: Any,
 ) -> Any:
-    """A field and its help; it may be chosen `of` these experiments and `by` these optimizers."""
-    about = {"help": text, "choices": tuple(choices), "span": span, "of": tuple(of), "by": tuple(by)}
-    return field(default=default, metadata=about)
+    """A field and its help; it may be chosen `of` these experiments and `by` these optimizers.
+
+    `usual` are the values of experiments that have another than the default.
+    """
+    about = {"help": words, "choices": tuple(choices), "span": span, "of": tuple(of), "by": tuple(by)}
+    return field(default=default, metadata={**about, "usual": usual})
 
 
 SPACES = [name for name in OPTIMIZERS if name not in (*FREE, "standard-adam")]
@@ -88,10 +86,14 @@ class Config:
 
     experiment: str = setting(MISSING, "What to train.", EXPERIMENTS)
     optimizer: str = setting(MISSING, "Which optimizer.", OPTIMIZERS)
-    seeds: tuple[int, ...] = setting((0,), "Such as 0-9 or 0,3,5.")
-    epochs: int = setting(25, "A larger number makes a finished run longer.", span="at least 1")
-    lr: float = setting(1e-3, "Learning rate of all weights; for text that of the matrices.", span="positive")
-    batch_size: int = setting(2048, "Samples per step.", span="at least 1")
+    seeds: tuple[int, ...] = setting((0,), "Such as 0-9 or 0,3,5.", pendulum=tuple(range(10)))
+    epochs: int = setting(
+        25, "A larger number makes a finished run longer.", span="at least 1", pendulum=1000, text=30
+    )
+    lr: float = setting(
+        1e-3, "Learning rate; pendulum and text have one for each optimizer.", span="positive"
+    )
+    batch_size: int = setting(2048, "Samples per step.", span="at least 1", pendulum=256, text=8)
     label: str | None = setting(None, "What is special about these runs, for their names and tables.")
     manifold_lr: float | None = setting(
         None, "Learning rate of the weights on manifolds.", span="positive", of=EXPERIMENTS[:3], by=SPACES
@@ -104,9 +106,11 @@ class Config:
         0, "Steps in which the learning rate grows to its value, linearly.", span="0 or more"
     )
     every: int = setting(
-        0, "Steps of an epoch, which ends with a look at held-out text.", span="0 or more", of=["text"]
+        0, "Steps of an epoch, which ends with a look at held-out text.", (), "0 or more", ["text"], text=50
     )
-    betas: tuple[float, float] = setting((0.9, 0.99), "Decay of Adam's moments.", span="from 0 to below 1")
+    betas: tuple[float, float] = setting(
+        (0.9, 0.99), "Decay of Adam's moments.", span="from 0 to below 1", text=(0.9, 0.95)
+    )
     eps: float = setting(1e-8, "Adam's delta, outside the root.", span="positive")
     momentum: float = setting(0.5, "Of momentum.", span="from 0 to below 1", by=["momentum"])
     norm: str = setting(
@@ -149,7 +153,7 @@ class Config:
                 value = tuple(map(float, value)) if "tuple" in str(f.type) else float(value)
                 object.__setattr__(self, f.name, value)
             if f.metadata:
-                self.check(f.name, value, **f.metadata)
+                self.check(f.name, value, f.metadata)
         object.__setattr__(self, "seeds", tuple(self.seeds))
         if len(self.betas) != 2:
             raise ValueError(f"betas must be two numbers, got {list(self.betas)}")
@@ -183,19 +187,17 @@ class Config:
                 )
         object.__setattr__(self, "network", {**known, **self.network})
 
-    def check(self, name: str, value: Any, *, choices: Any, span: str, of: Any, by: Any, help: str) -> None:
+    def check(self, name: str, value: Any, about: Mapping[str, Any]) -> None:
         """Raise ValueError unless the value is one of the choices, in its range, and for this run."""
-        if choices:
-            one_of(name, value, choices)
+        if about["choices"]:
+            one_of(name, value, about["choices"])
         for number in value if isinstance(value, tuple) else (value,):
-            if span and number is not None and not RANGES[span](number):
-                raise ValueError(f"{name} must be {span}, got {number}")
-        takes = name in ("experiment", "optimizer") or (self.experiment in of and self.optimizer in by)
+            if about["span"] and number is not None and not RANGES[about["span"]](number):
+                raise ValueError(f"{name} must be {about['span']}, got {number}")
+        takes = name in ("experiment", "optimizer") or self.takes(name, self.experiment, self.optimizer)
         if not takes and value != usual(name, self.experiment):
-            who = of if self.experiment not in of else by
-            raise ValueError(
-                f"{name} is for {', '.join(who)}: not for {self.experiment} with {self.optimizer}"
-            )
+            who = ", ".join(about["of"] if self.experiment not in about["of"] else about["by"])
+            raise ValueError(f"{name} is for {who}: not for {self.experiment} with {self.optimizer}")
 
     @classmethod
     def takes(cls, name: str, experiment: str, optimizer: str) -> bool:
@@ -240,7 +242,8 @@ class Config:
 
 def usual(name: str, experiment: str) -> Any:
     """The value of a field that is not chosen."""
-    return USUAL[experiment].get(name, Config.__dataclass_fields__[name].default)
+    field = Config.__dataclass_fields__[name]
+    return field.metadata.get("usual", {}).get(experiment, field.default)
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 
 def cache_folder() -> Path:
@@ -36,19 +36,16 @@ def store(raw: bytes, path: Path) -> None:
     with named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path = path.resolve()
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        unfinished = path.with_name(f".{path.name}.{uuid4().hex}.part")
         try:
-            with os.fdopen(handle, "wb") as stream:
+            with unfinished.open("xb") as stream:
                 stream.write(raw)
                 stream.flush()
                 os.fsync(stream.fileno())
-            mask = os.umask(0)
-            os.umask(mask)
-            Path(unfinished).chmod(0o666 & ~mask)  # mkstemp's files are for their owner alone
-            Path(unfinished).replace(path)
+            unfinished.replace(path)
             sync_folder(path.parent)
         except BaseException:
-            Path(unfinished).unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -23,10 +25,8 @@ def plan(
     given = {name: values for name, values in given.items() if values}
     usually = TEXT if experiment == "text" else PAPER[:4] if experiment == "pendulum" else PAPER
     optimizers = list(dict.fromkeys(given.pop("optimizer", usually)))
-    seeds = given.pop("seeds", list(usual("seeds", experiment)))
-    groups: list[tuple[int, ...]] = (
-        [tuple(seeds)] if experiment == "pendulum" else [(seed,) for seed in seeds]
-    )
+    seeds: tuple[int, ...] = tuple(given.pop("seeds", usual("seeds", experiment)))
+    groups: list[tuple[int, ...]] = [seeds] if experiment == "pendulum" else [(seed,) for seed in seeds]
     for name in given:
         if not any(Config.takes(name, experiment, o) for o in optimizers):
             who = ", ".join(optimizers)
@@ -35,72 +35,52 @@ def plan(
         raise ValueError(
             "--reading names learning rates of the pendulum: not with --lr or another experiment"
         )
+    usuals = {name: usual(name, experiment) for name in ("epochs", "batch_size", "betas", "every")}
     found = {}
     for optimizer in optimizers:
         own = {name: values for name, values in given.items() if Config.takes(name, experiment, optimizer)}
-        for seed_group, *values in product(groups, *own.values()):
-            chosen = dict(zip(own, values, strict=True))
-            for more in rates(experiment, optimizer, chosen, readings):
-                start = {"experiment": experiment, "optimizer": optimizer, "seeds": seed_group}
-                config = Config(
-                    **start, **defaults(experiment, chosen), **{**more, **chosen}, network=network or {}
-                )
+        for group, *values in product(groups, *own.values()):
+            chosen = usuals | dict(zip(own, values, strict=True))
+            steps = chosen["epochs"] * chosen["every"]
+            if experiment == "text":
+                chosen.setdefault("warmup", max(steps // 10, min(1, steps - 1)))
+            for rate in [{}] if "lr" in own else rates(experiment, optimizer, readings):
+                config = Config(experiment, optimizer, group, network=network or {}, **{**rate, **chosen})
                 found[config.name] = config  # readings of one label overlap
     if not found:
         raise ValueError(f"no reading of {', '.join(readings)} has {', '.join(optimizers)}")
     return sorted(found.values(), key=lambda config: groups.index(config.seeds))
 
 
-def rates(
-    experiment: str, optimizer: str, chosen: dict[str, Any], readings: Sequence[str]
-) -> list[dict[str, Any]]:
+def rates(experiment: str, optimizer: str, readings: Sequence[str]) -> list[dict[str, Any]]:
     """The learning rates of a run for which none was chosen, and the labels that say which they are."""
-    if "lr" in chosen:
-        return [{}]
     if experiment == "text":
         return [{"lr": METHODS[optimizer].rate}]
     if experiment != "pendulum":
         return [{}]
-    usually = [name for name in READINGS if optimizer in READINGS[name]][:1]
-    names = readings or usually
-    return [{"lr": READINGS[n][optimizer], "label": n} for n in names if optimizer in READINGS[n]] or (
-        [{}] if not readings else []
-    )
-
-
-def defaults(experiment: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    """The usual values of the fields that were not chosen, where they are not those of a `Config`."""
-    names = [name for name in ("epochs", "batch_size", "betas", "every") if name not in chosen]
-    found = {name: usual(name, experiment) for name in names}
-    if experiment == "text" and "warmup" not in chosen:
-        steps = {**found, **chosen}["epochs"] * {**found, **chosen}["every"]
-        found["warmup"] = max(steps // 10, min(1, steps - 1))
-    return found
+    known = [name for name in READINGS if optimizer in READINGS[name]]
+    chosen = [name for name in readings if name in known] if readings else known[:1]
+    return [{"lr": READINGS[n][optimizer], "label": n} for n in chosen] or [{}] * (not readings)
 
 
 # -- reading options -----------------------------------------------------------------------------------------
 
 
-def values(name: str, text: str) -> list[Any]:
-    """The values that a text gives a field: 1e-3,3e-3 -> [0.001, 0.003]; ValueError in words."""
-    kind = str(Config.__dataclass_fields__[name].type)
-    if name == "seeds":
-        return seeds(text)
-    if kind.startswith("tuple"):
-        return [tuple(number(name, part, float) for part in text.split(","))]
-    if name in ("label", "device"):
-        return [text]
-    as_number = int if "int" in kind else float if "float" in kind else None
-    return [number(name, part, as_number) if as_number else part for part in text.split(",")]
+def reader(field: dataclasses.Field[Any]) -> Callable[[str], list[Any]]:
+    """What turns the text of an option into values of its field: 1e-3,3e-3 -> [0.001, 0.003]."""
+    kind = str(field.type)
+    number: Any = int if "int" in kind else float if "float" in kind else str
 
+    def values(text: str) -> list[Any]:
+        try:
+            found = [number(part) for part in text.split(",")]
+        except ValueError:
+            what = "whole numbers" if number is int else "numbers"
+            raise ArgumentTypeError(f"takes {what} such as 3 or 3,10, got {text!r}") from None
+        return [tuple(found)] if kind.startswith("tuple") else found
 
-def number(name: str, text: str, kind: type) -> Any:
-    """A number, or an error that names the option."""
-    try:
-        return kind(text)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"--{name.replace('_', '-')} takes {what}, got {text!r}") from None
+    free = number is str and not field.metadata["choices"]
+    return seeds if field.name == "seeds" else (lambda text: [text]) if free else values
 
 
 def seeds(text: str) -> list[int]:
@@ -110,13 +90,11 @@ def seeds(text: str) -> list[int]:
         for part in text.split(","):
             first, dash, last = part.partition("-")
             some = range(int(first), int(last if dash else first) + 1)
-            if not 0 < len(some) <= 10_000:
+            if not 0 < len(some) <= 10_000 or set(some) & set(found):
                 raise ValueError
             found += some
-        if len(set(found)) < len(found):
-            raise ValueError
     except ValueError:
-        raise ValueError(f"--seeds takes 0-9 or 0,3,5, each number once, got {text!r}") from None
+        raise ArgumentTypeError(f"takes 0-9 or 0,3,5, each number once, got {text!r}") from None
     return found
 
 
@@ -124,7 +102,7 @@ def assigned(text: str) -> tuple[str, Any]:
     """blocks=4 -> ("blocks", 4)."""
     name, sign, value = text.partition("=")
     if not sign:
-        raise ValueError(f"--set takes NAME=VALUE, got {text!r}")
+        raise ArgumentTypeError(f"takes NAME=VALUE, got {text!r}")
     for kind in (int, float):
         try:
             return name, kind(value)

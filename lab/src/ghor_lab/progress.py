@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from .config import Config
 from .runs import Show
 from .tables import counted
 
 EVERY = 10.0  # seconds between two lines of progress where there is no terminal
-
-
-class Pace:
-    """How far all runs are, and how long the rest will take at the pace since each was first seen."""
-
-    def __init__(self, configs: list[Config]) -> None:
-        self.began = 0.0
-        self.first: dict[str, int] = {}  # epochs when a run was first seen: they began before that
-        self.last: dict[str, int] = {}
-        self.total = sum(config.epochs for config in configs)
-
-    def see(self, config: Config, epoch: int) -> bool:
-        """Note the epoch; returns whether it is new."""
-        new = self.last.get(config.name) != epoch
-        self.began = self.began or time.monotonic()
-        self.first.setdefault(config.name, epoch)
-        self.last[config.name] = epoch
-        return new
-
-    @property
-    def done(self) -> int:
-        return sum(self.last.values())
-
-    def left(self) -> str:
-        fresh, rest = self.done - sum(self.first.values()), self.total - self.done
-        return clock((time.monotonic() - self.began) / fresh * rest) if fresh and rest else ""
-
-
-def clock(seconds: float) -> str:
-    """Remaining time as "0:00:59 left"."""
-    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02} left"
+DAY = 24 * 3600.0  # the pace is that of all epochs so far, however long one takes
 
 
 def found(line: dict[str, Any]) -> str:
@@ -60,60 +29,50 @@ def found(line: dict[str, Any]) -> str:
 
 @contextmanager
 def progress(console: Console, configs: list[Config]) -> Iterator[Show]:
-    """A bar for every active run and one for all of them; occasional lines if there is no terminal."""
-    shown = bars if console.is_terminal else lines
-    yield from shown(console, configs, Pace(configs))
+    """A bar for every run under way and one for all epochs of this command, and a line for each finished run.
 
-
-def bars(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
-    """For a terminal. A finished run becomes a line above the bars."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(14),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    several = len({config.label for config in configs}) > 1
-    with Progress(*columns, console=console) as shown:
-        everything = shown.add_task(counted(len(configs), "run"), total=pace.total, note="")
-        tasks: dict[str, Any] = {}
-
-        def show(config: Config, epoch: int, line: dict[str, Any]) -> None:
-            if not pace.see(config, epoch):
-                return
-            first, last = config.seeds[0], config.seeds[-1]
-            name = f"{config.optimizer} {first if first == last else f'{first}-{last}'}"
-            name += f", {config.label}" if several else ""
-            if epoch >= config.epochs:
-                text = f"{name}: {counted(epoch, 'epoch')}, {found(line)}"
-                shown.console.print(text, markup=False, highlight=False, soft_wrap=True)
-                if config.name in tasks:
-                    shown.remove_task(tasks.pop(config.name))
-            else:
-                if config.name not in tasks:
-                    tasks[config.name] = shown.add_task(name, total=config.epochs, note="")
-                left = clock(line["seconds"] * (config.epochs - epoch))
-                shown.update(tasks[config.name], completed=epoch, note=f"{found(line)}, {left}")
-            shown.update(everything, completed=pace.done, note=pace.left())
-
-        yield show
-
-
-def lines(console: Console, configs: list[Config], pace: Pace) -> Iterator[Show]:
-    """For a file or a pipe: a line for every finished run, and one now and then."""
-    written = time.monotonic()
+    Where there is no terminal, a line now and then stands for the bars.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(14), MofNCompleteColumn(), TimeRemainingColumn())
+    note = TextColumn("{task.fields[note]}")
+    terminal, several = console.is_terminal, len({config.label for config in configs}) > 1
+    bars = Progress(*columns, note, console=console, speed_estimate_period=DAY, disable=not terminal)
+    total = sum(config.epochs for config in configs)
+    everything = bars.add_task(counted(len(configs), "run"), total=total, note="")
+    last, tasks = dict[str, int](), dict[str, TaskID]()
+    written = console.get_time()
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(config: Config, epoch: int, line: dict[str, Any]) -> None:
         nonlocal written
-        if pace.see(config, epoch) and (time.monotonic() - written > EVERY or epoch >= config.epochs):
-            written = time.monotonic()
-            everything = ", ".join(
-                filter(None, [f"{pace.done} of {counted(pace.total, 'epoch')}", pace.left()])
-            )
-            say(f"{config.name}: epoch {epoch} of {config.epochs}, {found(line)}; all: {everything}")
+        seeds = f"{config.seeds[0]}-{config.seeds[-1]}" if len(config.seeds) > 1 else f"{config.seeds[0]}"
+        name = f"{config.optimizer} {seeds}" + (f", {config.label}" if several else "")
+        if config.name not in last:  # what is there from before is not this command's
+            last[config.name] = epoch - 1
+            bars.update(everything, total=(bars.tasks[0].total or 0) - (epoch - 1))
+            tasks[config.name] = bars.add_task(name, total=config.epochs, note="")
+        if last[config.name] == epoch:
+            return
+        bars.advance(everything, epoch - last[config.name])
+        bars.update(tasks[config.name], completed=epoch, note=found(line))
+        last[config.name] = epoch
+        if epoch >= config.epochs:
+            bars.update(tasks[config.name], visible=False)
+            say(f"{name}: {counted(epoch, 'epoch')}, {found(line)}")
+        elif not terminal and console.get_time() - written > EVERY:
+            written, whole = console.get_time(), bars.tasks[0]
+            left = f", {clock(whole.time_remaining)} left" if whole.time_remaining else ""
+            all_of_them = f"{whole.completed:g} of {counted(round(whole.total or 0), 'epoch')}{left}"
+            say(f"{name}: epoch {epoch} of {config.epochs}, {found(line)}; all: {all_of_them}")
 
-    say(f"{counted(len(configs), 'run')}, {counted(pace.total, 'epoch')}")
-    yield show
+    if not terminal:
+        say(f"{counted(len(configs), 'run')}, {counted(total, 'epoch')}")
+    with bars:
+        yield show
+
+
+def clock(seconds: float) -> str:
+    """59 -> "0:00:59"."""
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}"

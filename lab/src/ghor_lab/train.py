@@ -142,7 +142,7 @@ def resume(task: Task, opt: Optimizer, path: Path) -> tuple[int, int]:
             f"{path} was trained on other data ({before}) than there is now ({task.facts}): go on with the "
             "interpreter that began it, or choose another --out"
         )
-    done, size = 0 if state is None else int(state["epoch"]), run.size
+    done, size = 0 if state is None else int(state["epoch"]), len(run.raw)
     if len(run.epochs) not in (done, done - 1):
         there = "is missing" if state is None else f"is of epoch {done}"
         raise Damaged(
