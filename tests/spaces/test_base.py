@@ -20,7 +20,7 @@ from helpers.table import (
 )
 
 import ghor
-from ghor.spaces.base import ELSEWHERE
+from ghor.spaces.messages import ELSEWHERE
 
 METRICS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "metric")]
 MEANS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "mean")]

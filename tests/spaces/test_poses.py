@@ -198,8 +198,6 @@ def test_the_mean_is_that_of_the_group(space, gen):
     other = space.mean(X, kind="frechet")
     assert squares(other) <= squares(frechet.x) + 1e-12
     close(other, frechet.x, 1e-5)
-    assert "They differ" in SE.mean.__doc__
-    assert "SpecialEuclidean.mean" in PO.mean.__doc__
     with pytest.raises(ValueError, match="mean is of kind 'group' or 'frechet', got 'karcher'"):
         space.mean(X, kind="karcher")
 

@@ -22,8 +22,8 @@ from ghor.constraints.validation import Warn, batch_dims, check_on_space
 from ghor.lifting.groups import Weight
 from ghor.lifting.law import Traits
 from ghor.linalg import extremes
-from ghor.spaces.base import no_digits
 from ghor.spaces.frames import Frame, rows
+from ghor.spaces.messages import no_digits
 from ghor.spaces.retraction import RETRACTIONS
 from ghor.spaces.tangent import Tangent
 
@@ -257,7 +257,7 @@ class Batch:
         if known is not None:
             known = known.to(radii).reshape(radii.shape)
             y, geometry = weights / known, self.space.geometry
-            near = geometry.residual(y) <= geometry.allowed(y, self.eps)
+            near = geometry.residual(y) <= geometry.tolerance(y, eps=self.eps)
             radii = torch.where(near.reshape(radii.shape), known, radii)
         if self.shards is None:
             for p, r in zip(self.params, rows(radii, len(self.params)), strict=True):
@@ -311,7 +311,7 @@ class Batch:
     def _off(self, y: Tensor) -> Tensor:
         """Which points are off their space, (M)."""
         geometry = self.space.geometry
-        return ~(geometry.residual(y) <= geometry.allowed(y, self.eps))
+        return ~(geometry.residual(y) <= geometry.tolerance(y, eps=self.eps))
 
     def _nearest(self, y: Tensor) -> Tensor:
         """The points that weights of half precision stand for."""

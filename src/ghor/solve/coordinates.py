@@ -82,7 +82,7 @@ class Part:
         if self.space.radius != "start" or len(known) < len(self.index):
             return own
         radii = torch.cat([r.reshape(-1, 1, 1) for r in known]).to(self.dtype)
-        off = self.geometry.residual(y / radii) > self.geometry.allowed(y / radii, self.eps)
+        off = self.geometry.residual(y / radii) > self.geometry.tolerance(y / radii, eps=self.eps)
         return torch.where(off[:, None, None], own, radii)  # of weights that are no longer there, their own
 
     def points(self, tensors: Sequence[Tensor]) -> Tensor:

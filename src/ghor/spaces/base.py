@@ -11,7 +11,7 @@ What an author writes, on points:
     frame(y, section, held, eps)         Lambda above y, see `frames.py`
     hor_(w)                              w <- its component in g^hor
     hor_inner(w, v)                      the inner product of g^hor
-    residual, allowed                    how far points are off, and how far they may be
+    residual, tolerance                  how far points are off, and how far they may be
     nearest, draw                        points near and random ones
 
 and geometry as far as there is some: metric, rgrad, tangent, retract, log, transport. From these follow
@@ -20,10 +20,7 @@ and geometry as far as there is some: metric, rgrad, tangent, retract, log, tran
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -32,11 +29,12 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Generator, Tensor
 
-from ghor._torch.precision import COMPUTE_DTYPE, full_precision, wide
-from ghor._torch.transforms import transformed
+from ghor._torch.precision import COMPUTE_DTYPE, full_precision
 from ghor.layout import Layout
 from ghor.linalg import everywhere, size
 from ghor.spaces.frames import Frame
+from ghor.spaces.means import center, mean
+from ghor.spaces.messages import absent, no_nearest, wrong_arguments
 from ghor.spaces.points import Points, on_points
 
 # The method that each piece of geometry defined here needs: a space has the first if it has the second.
@@ -49,40 +47,12 @@ NEEDS = {
     "norm": "metric",
 }
 
-# Our names for what geoopt and pymanopt call otherwise.
-ELSEWHERE = {
-    "egrad2rgrad": "rgrad",
-    "euclidean_to_riemannian_gradient": "rgrad",
-    "expmap": "exp",
-    "inner_product": "inner",
-    "logmap": "log",
-    "pair_mean": "mean",
-    "projection": "tangent",
-    "proju": "tangent",
-    "projx": "project",
-    "random_point": "random",
-    "random_tangent_vector": "tangent, of a random tensor",
-    "retr": "retract",
-    "retraction": "retract",
-    "to_tangent_space": "tangent",
-    "transp": "transport",
-}
-
-STEPS = 1000  # most iterations of `mean`, which converges linearly: slowly for points that are far apart
-
-
-class Absent(AttributeError, NotImplementedError):
-    """Raised for geometry that a space does not have: `hasattr` is False, and a call is not implemented."""
-
 
 class _Signature:
     """`inspect.signature` of a space: that of its __init__, where __new__ would show `*given, **options`."""
 
     def __get__(self, space: object, cls: type) -> inspect.Signature:
-        init = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return init.replace(
-            parameters=list(init.parameters.values())[1:], return_annotation=inspect.Signature.empty
-        )
+        return inspect.signature(cls.__init__.__get__(cls))  # type: ignore[misc]
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,9 +65,7 @@ class Space:
     complex: ClassVar[bool] = False  # points may be complex
     flat: ClassVar[bool] = False  # points are vectors of R^d, and moved by translations
     implicit: ClassVar[bool] = False  # there is a frame in closed form: section="implicit"
-    curvature: ClassVar[float] = (
-        0.0  # the least sectional one where it is negative: `mean` takes shorter steps
-    )
+    curvature: ClassVar[float] = 0.0  # the least sectional one, where negative: `mean` takes shorter steps
     ends: ClassVar[bool] = False  # whether steps may lead to where the digits of a dtype end
     of_points: ClassVar[bool] = False  # whether this is the `geometry` of a space
 
@@ -107,7 +75,7 @@ class Space:
             try:
                 cls.__signature__.bind(*given, **options)
             except TypeError as error:
-                raise TypeError(_advice(cls, given, str(error))) from None
+                raise wrong_arguments(cls, given, str(error)) from None
         return super().__new__(cls)
 
     def __repr__(self) -> str:
@@ -128,10 +96,7 @@ class Space:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        if name in ELSEWHERE:
-            raise Absent(f"{self} has no {name}: here it is called {ELSEWHERE[name]}")
-        what = "logarithm" if name == "log" else name
-        raise Absent(f"{self} has no {what} here; space.has({name!r}) tells which spaces have one")
+        raise absent(self, name)
 
     # -- how points lie in a weight --------------------------------------------------------------------------
 
@@ -259,12 +224,8 @@ class Space:
         """How far each point is off the space: (..., *point) -> (...). (`dist` is between two points.)"""
         raise NotImplementedError
 
-    def allowed(self, y: Tensor, eps: float) -> Tensor:
-        """The residual (M) of points that count as on the space, rounded to eps."""
-        return y.real.new_full((len(y),), room_of(eps) * y.shape[-1] ** 0.5)
-
     def nearest(self, x: Tensor) -> Tensor:
-        """The nearest points, or near ones; nothing is read, and what has none is not finite."""
+        """The nearest points, or near ones; nothing is read, and what has none is NaN."""
         raise NotImplementedError
 
     def draw(self, normal: Tensor) -> Tensor:
@@ -273,6 +234,8 @@ class Space:
 
     def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
         """Raise ValueError unless finite x determine the points y = nearest(x); weights have this shape."""
+        if not everywhere(~torch.isnan(y)):
+            raise ValueError(no_nearest(self, shape))
 
     def check_points(self, what: str, points: Sequence[Tensor], eps: float) -> None:
         """Raise ValueError where tensors, rounded to eps, are no points of which `what` could be computed."""
@@ -293,8 +256,8 @@ class Space:
 
     @on_points("p>n")
     def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
-        """The residual up to which a point counts as on the space: (..., *point) -> (...)."""
-        return self.allowed(Y, eps)
+        """The residual up to which points, rounded to eps, count as on the space: (..., *point) -> (...)."""
+        return Y.real.new_full((len(Y),), room_of(eps) * Y.shape[-1] ** 0.5)
 
     def random(
         self,
@@ -368,147 +331,21 @@ class Space:
         """Length of the shortest geodesic from Y to Z; its derivative where Y = Z is 0, as `log` is there."""
         return self.norm(Y, self.log(Y, Z))
 
-    @torch.no_grad()
-    @full_precision()
     def mean(self, points: Tensor, weights: Tensor | None = None) -> Tensor:
         """The Frechet mean of points (K, ..., *point): Y that minimises sum_k w_k dist(Y, points[k])^2.
 
-        Iterates Y <- exp(Y, t sum_k w_k log(Y, points[k])) from the point of the largest weight until it no
-        longer moves. t is 1, and less where the curvature -k is negative: the second derivative of half the
-        sum is between 1 and the mean of x coth(x) <= sqrt(1 + x^2), x = sqrt(k) dist, hence t = 2/(1 + sqrt(1
-        + k sum_k w_k dist^2)).
-
         Points are stacked along dimension 0; weights, (K) or (K, ...), are nonnegative and are divided by
-        their sum. Runs in double precision and has no derivative. Raises ValueError for points that are too
-        far apart for `log`, or for a mean to be unique.
+        their sum. Iterates Y <- exp(Y, t sum_k w_k log(Y, points[k])) from the point of the largest weight
+        until it no longer moves, in double precision; it has no derivative. Raises ValueError for points that
+        are too far apart for `log`, or for a mean to be unique.
         """
-        there, w = self._stacked(points, weights)
-        if points.numel() == 0:
-            return points[0].clone()
-        x = there.points[0]
-        if there.dtype != points.dtype:  # rounded points are off the space
-            x = self.geometry.nearest(x)
-        y = self.geometry.mean_of(x.unflatten(0, (len(points), -1)), w)
-        one = Points(self, "p", [wide(points[0])])
-        return cast(Tensor, one.back(self.geometry.nearest(y), "p")).to(points.dtype)
-
-    def _stacked(self, points: Tensor, weights: Tensor | None) -> tuple[Points, Tensor]:
-        """Points (K, ..., *point) in double precision, and their weights (K, M), which add up to 1."""
-        if not isinstance(points, Tensor):
-            raise TypeError(
-                f"{self}.mean takes points stacked along dimension 0, got a {type(points).__name__}; write "
-                "torch.stack(points)"
-            )
-        if points.dim() <= self.dims or len(points) == 0:
-            raise ValueError(
-                f"{self}.mean takes points stacked along dimension 0, got shape {tuple(points.shape)}"
-            )
-        if not bool(torch.isfinite(points).all()):
-            raise ValueError(f"{self}.mean: there are NaN or infinite entries among the points")
-        there = Points(self, "p", [wide(points)])
-        batch = self.layout.batch(points.shape)
-        w = torch.ones(len(points)) if weights is None else weights.detach()
-        if w.dim() == 0 or tuple(w.shape) != tuple(batch[: w.dim()]):
-            raise ValueError(
-                f"{self}.mean: {len(points)} points take weights ({len(points)}), got shape {tuple(w.shape)}"
-            )
-        w = w.to(points.device, torch.float64).reshape(*w.shape, *[1] * (len(batch) - w.dim()))
-        w = w.expand(batch).reshape(len(points), -1)
-        if not bool(((w >= 0) & torch.isfinite(w)).all() and (w.sum(0) > 0).all()):
-            raise ValueError(f"{self}.mean takes nonnegative weights with a positive sum")
-        return there, w / w.sum(0)
-
-    def mean_of(self, x: Tensor, w: Tensor) -> Tensor:
-        """The mean (M, N, n) of points (K, M, N, n) with weights (K, M) that add up to 1."""
-        apart = ValueError(
-            f"{self}.mean: no mean was found in {STEPS} iterations; are the points too far apart?"
-        )
-
-        def each(X: Tensor) -> Tensor:
-            return X.unflatten(0, (len(w), -1))
-
-        y = x.gather(0, w.argmax(0)[None, :, None, None].expand(1, *x.shape[1:]))[0]
-        w = w[..., None, None]
-        x = torch.where(w > 0, x, y).flatten(0, 1)  # points without weight may be too far away for `log`
-        rounding = 16 * torch.finfo(x.dtype).eps
-        last, done = torch.full((), torch.inf), torch.zeros((), dtype=torch.bool, device=x.device)
-        for _ in range(STEPS):
-            Y = y.expand(len(w), *y.shape).flatten(0, 1)
-            U = self.log(Y, x)
-            spread = (w[..., 0, 0] * each(self.norm(Y, U))).sum(0)
-            step = v = (w * each(U)).sum(0)
-            if self.curvature:
-                square = (w[..., 0, 0] * each(self.metric(Y, U, U))).sum(0)
-                step = v * (2 / (1 + (1 - self.curvature * square).sqrt()))[:, None, None]
-            moved = self.exp(y, step)
-            # Done when the step is at rounding level, measured in the space's own norm and relative to the
-            # spread, so that neither the size of the points nor their distance from E counts. Rounding in the
-            # logarithms may keep the step longer than that: then done when it no longer shrinks and is a
-            # small part of the spread, or changes only the last digits of Y (points close together).
-            length = self.norm(y, v)
-            if not bool(torch.isfinite(length).all()):
-                raise apart
-            still = (size(moved - y) <= 1e3 * rounding * size(y))[..., 0, 0]
-            small = still | (length <= rounding**0.5 * spread)
-            done = done | (length <= rounding * spread) | ((length >= last) & small)
-            if bool(done.all()):
-                return moved
-            y, last = moved, length
-        raise apart
+        return mean(self, points, weights, center)
 
 
 def unit_of(V: Tensor) -> Tensor:
     """The largest entry of each vector, (M, 1, 1), or 1: squares overflow, or vanish, where V does not."""
     largest = V.detach().abs().amax((-2, -1), keepdim=True)
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
-
-
-def warn_of_digits(space: Space, held: Tensor, eps: float) -> None:
-    """Warn that points are held where the digits of their dtype end, if values may be read for nothing."""
-    free = held.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(held)
-    if free and bool(held.any()):
-        warnings.warn(no_digits(space, eps), stacklevel=2)
-
-
-def no_digits(space: Space, eps: float) -> str:
-    """The message for weights that are held where the digits of their dtype end."""
-    dtype = next(t for t in (torch.float64, *COMPUTE_DTYPE, torch.float32) if torch.finfo(t).eps == eps)
-    way_out = "lower the learning rate" if dtype == torch.float64 else "use float64"
-    return (
-        f"a weight on {space} has come {space.where_digits_end(eps)}, where {dtype} has no digits left, and "
-        f"is held there; {way_out}, or keep it nearer to E by weight decay or a penalty"
-    )
-
-
-def nowhere(space: Space, shape: Sequence[int]) -> str:
-    """The message for a tensor without a nearest point."""
-    return (
-        f"a tensor that is 0, degenerate or indefinite has no nearest point on {space}; initialise it first, "
-        f"for example with {space}.random{tuple(shape)}"
-    )
-
-
-def _advice(cls: type[Space], given: tuple[Any, ...], error: str) -> str:
-    """The message for arguments that the constructor of a space does not take."""
-    name, parameters = cls.__name__, cls.__signature__.parameters
-    options = f"its options are: {', '.join(parameters) or 'none'}"
-    by_position = any(p.kind is not p.KEYWORD_ONLY for p in parameters.values())
-    if len(given) == 1 and isinstance(given[0], (tuple, list)) and not by_position:
-        given = tuple(given[0])
-    if by_position or not given or not all(isinstance(k, int) for k in given):
-        wrong = re.search("keyword argument '(.*)'", error)
-        near = difflib.get_close_matches(wrong[1], parameters, 1) if wrong else []
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        return f"{name}(): {error}{hint}; {options}"
-    space, example = cls(), ""
-    for shape in (given, 2 * given, (given[0], given[0] + 1)):  # one size: the side of a square, or of a pose
-        try:
-            space.check_shape(shape)
-        except ValueError:
-            continue
-        example = f", as in {name}().random({', '.join(map(str, shape))})"
-        break
-    return f"{name}() takes no sizes, got {given}: they come from the weight{example}; {options}"
 
 
 def room_of(eps: float) -> float:

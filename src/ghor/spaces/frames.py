@@ -213,7 +213,7 @@ class Group(Frame):
 
     def off(self) -> Tensor:
         y = self.point()
-        return self.geometry.residual(y) / self.geometry.allowed(y, self.eps) * (5 * self.eps)
+        return self.geometry.residual(y) / self.geometry.tolerance(y, eps=self.eps) * (5 * self.eps)
 
     def push(self, w: Tensor) -> Tensor:
         return self.geometry.velocity(self.L, w)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ghor._torch.transforms import differentiated
+from ghor.layout import Layout
 from ghor.linalg import size
 from ghor.spaces.base import Space
 from ghor.spaces.frames import Frame, Group
@@ -26,6 +28,11 @@ class GroupSpace(Space):
 
     exact: ClassVar[bool] = True  # whether L is the point
     unit: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Matrices as they are, wide ones, too."""
+        return Layout(tall=False)
 
     def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:
         return Group(self, y, held, eps)

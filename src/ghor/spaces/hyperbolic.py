@@ -22,9 +22,10 @@ from ghor._torch.functions import apply, compilable
 from ghor._torch.precision import full_precision
 from ghor.layout import Layout
 from ghor.linalg import everywhere, largest, size
-from ghor.spaces.base import room_of, warn_of_digits
+from ghor.spaces.base import room_of
 from ghor.spaces.frames import Frame
 from ghor.spaces.group import GroupSpace
+from ghor.spaces.messages import warn_of_digits
 from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Cayley, Retraction, cayley, geodesic
 from ghor.spaces.sphere import check_padding
@@ -79,9 +80,10 @@ class Hyperbolic(GroupSpace):
         off = (1 + (xs * xs).sum(-1) - x0 * x0.abs()).abs()
         return torch.where(x0 * (eps or torch.finfo(Y.dtype).eps) >= 1, math.inf, off)
 
-    def allowed(self, y: Tensor, eps: float) -> Tensor:
+    @on_points("p>n")
+    def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """Rounding of <x, x> grows with x_0^2."""
-        return room_of(eps) + 4 * eps * y[..., 0, 0] ** 2
+        return room_of(eps) + 4 * eps * Y[..., 0, 0] ** 2
 
     def slack(self, y: Tensor, eps: float) -> Tensor:
         """(100 + 10 |x|^2) eps, as x <x, V> rounds."""

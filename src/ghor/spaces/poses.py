@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ghor._torch.precision import full_precision, wide
-from ghor.layout import Layout
-from ghor.linalg import everywhere, eye, inverse, size
-from ghor.spaces.base import nowhere
+from ghor.linalg import eye, inverse, size
 from ghor.spaces.group import GroupSpace
 from ghor.spaces.logarithms import hat, log_rotation
+from ghor.spaces.means import center, least_squares, mean
+from ghor.spaces.messages import no_nearest
 from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Retraction, geodesic
 from ghor.spaces.rotations import SpecialOrthogonal
@@ -41,10 +39,6 @@ class SpecialEuclidean(GroupSpace):
 
     compact: ClassVar[bool] = False
     holds: ClassVar[str] = "poses [R, t], (..., d, d+1) with d >= 2"
-
-    @cached_property
-    def layout(self) -> Layout:
-        return Layout(tall=False)
 
     def check_size(self, N: int, n: int) -> None:
         if N == n >= 3:
@@ -69,7 +63,7 @@ class SpecialEuclidean(GroupSpace):
         try:
             SO.check_near(x[..., :-1], y[..., :-1], shape)
         except ValueError:
-            raise ValueError(nowhere(self, shape)) from None
+            raise ValueError(no_nearest(self, shape)) from None
 
     def draw(self, normal: Tensor) -> Tensor:
         """Uniform rotations, normal positions."""
@@ -145,48 +139,10 @@ class SpecialEuclidean(GroupSpace):
 
         They differ, because `dist` is the length of a screw motion and not of a geodesic.
         """
-        if kind not in ("group", "frechet"):
+        of = {"group": center, "frechet": least_squares}
+        if kind not in of:
             raise ValueError(f"{self}.mean is of kind 'group' or 'frechet', got {kind!r}")
-        Y = super().mean(points, weights)
-        if kind == "group" or not Y.numel():
-            return Y
-        _, w = self._stacked(points, weights)
-        x, y = (self.geometry.nearest(self.layout.points(wide(X.detach()))) for X in (points, Y))
-        y = self.geometry.frechet(y, x.unflatten(0, (len(points), -1)), w)
-        return self.layout.weight(y, Y.shape).to(points.dtype)
-
-    @full_precision()
-    def frechet(self, y: Tensor, x: Tensor, w: Tensor) -> Tensor:
-        """The minimiser of sum_k w_k dist(y, x_k)^2 near y: Newton's method, steps halved until it falls."""
-        x = torch.where(w[..., None, None] > 0, x, y)
-
-        def squares(y: Tensor) -> Tensor:
-            V = self.global_rep(self.section(y), self.log(y.expand_as(x), x))
-            return (w * self.hor_inner(V, V)).sum(0)
-
-        for _ in range(50):
-            L = self.section(y)
-            with torch.enable_grad():
-                W = torch.zeros_like(y, requires_grad=True)
-                self.hor_(hor := W.clone())
-                value = squares(self.point(self.moved(L, hor, geodesic, torch.inf, 0)))
-                (G,) = torch.autograd.grad(value.sum(), W, create_graph=True)
-                G = G.flatten(-2)
-                rows = [torch.autograd.grad(g.sum(), W, retain_graph=True)[0] for g in G.unbind(-1)]
-            value, G = value.detach(), G.detach()
-            W = newton(torch.stack(rows, -3).flatten(-2), G)
-            slope, Delta, step = (G * W).sum(-1), self.velocity(L, W.view_as(y)), torch.ones_like(value)
-            last = -slope <= 64 * torch.finfo(y.dtype).eps * value  # no fall that the sum could show is left
-            for _ in range(60):
-                moved = self.retract(y, Delta * step[:, None, None], geodesic)
-                good = last | (squares(moved) < value)
-                if bool(good.all()):
-                    break
-                step = torch.where(good, step, step / 2)
-            y = torch.where(good[:, None, None], moved, y)
-            if bool(last.all()) or not bool(good.any()):
-                break
-        return self.nearest(y)
+        return mean(self, points, weights, of[kind])
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,8 +172,7 @@ class PositionsOrientations(SpecialEuclidean):
         return torch.stack([x[..., 0, :], S2.nearest(x[..., 1, :, None])[..., 0]], -2)
 
     def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
-        if not everywhere(torch.isfinite(y)):
-            raise ValueError(nowhere(self, shape))
+        GroupSpace.check_near(self, x, y, shape)
 
     def draw(self, normal: Tensor) -> Tensor:
         """Normal positions, uniform orientations."""
@@ -303,10 +258,6 @@ class PositionsOrientations(SpecialEuclidean):
         way, w = self.global_rep(L, torch.stack([Z[..., 0, :] - Y[..., 0, :], n], -2)).unbind(-2)
         return self.velocity(L, torch.stack([unwound(hat(w), way.unsqueeze(-1))[..., 0], w], -2))
 
-    def mean(self, points: Tensor, weights: Tensor | None = None, kind: MeanKind = "group") -> Tensor:
-        """The mean of kind "group" or "frechet", see `SpecialEuclidean.mean`."""
-        return super().mean(points, weights, kind)
-
 
 def any_length(v: Tensor) -> Tensor:
     """0 where v = 0, NaN where it is not finite, else the smallest positive number, (M, d, 1) -> (M, 1, 1).
@@ -333,16 +284,3 @@ def unwound(omega: Tensor, t: Tensor) -> Tensor:
     c = torch.where(small, series, (1 - h * h.cos() / h.sin()) / (4 * h * h))
     turned = omega @ t
     return t - turned / 2 + c * (omega @ turned)
-
-
-def newton(H: Tensor, G: Tensor) -> Tensor:
-    """-|H|^-1 G, downhill also where H is not definite, (M, d, d) and (M, d).
-
-    Scaled to the diagonal 1, so that no unit of length counts; coordinates that are not there have 0.
-    """
-    d = H.diagonal(dim1=-2, dim2=-1).abs()
-    d = torch.where(d > 0, d, 1).rsqrt()
-    e, V = torch.linalg.eigh(d[..., :, None] * (H + H.mT) / 2 * d[..., None, :])
-    e = torch.where(e.abs() > 1e-8, e.abs(), torch.inf)
-    W: Tensor = V @ ((V.mT @ (d * G)[..., None]) / e[..., None])
-    return -d * W[..., 0]

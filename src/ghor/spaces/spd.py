@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
-from ghor.layout import Layout
-from ghor.linalg import everywhere, size, solve, symmetric
-from ghor.spaces.base import nowhere, room_of
+from ghor.linalg import size, solve, symmetric
+from ghor.spaces.base import room_of
 from ghor.spaces.frames import Frame, Group
 from ghor.spaces.group import GroupSpace
 from ghor.spaces.points import on_points
@@ -46,10 +43,6 @@ class SPD(GroupSpace):
     ends: ClassVar[bool] = True
     curvature: ClassVar[float] = -0.5
 
-    @cached_property
-    def layout(self) -> Layout:
-        return Layout(tall=False)
-
     def check_size(self, N: int, n: int) -> None:
         if N != n:
             raise ValueError("holds square matrices (..., n, n)")
@@ -63,9 +56,10 @@ class SPD(GroupSpace):
         whole = torch.where(whole == 0, math.inf, whole)
         return safe_size(Y - Y.mT) / 2 + torch.where(indefinite(symmetric(Y.detach())), whole, 0)
 
-    def allowed(self, y: Tensor, eps: float) -> Tensor:
+    @on_points("p>n")
+    def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """Rounding of the entries, relative to the size of P."""
-        return room_of(eps) * safe_size(y)
+        return room_of(eps) * safe_size(Y)
 
     def project(self, X: Tensor) -> Tensor:
         """The symmetric part; if it is not positive definite, with small eigenvalues raised.
@@ -83,11 +77,8 @@ class SPD(GroupSpace):
     def nearest(self, x: Tensor) -> Tensor:
         S = symmetric(x)
         more = raised(S, 10 * x.shape[-1] * torch.finfo(x.dtype).eps)
-        return torch.where(indefinite(S.detach())[..., None, None], more, S)
-
-    def check_near(self, x: Tensor, y: Tensor, shape: Sequence[int]) -> None:
-        if not everywhere(~indefinite(y.detach())):
-            raise ValueError(nowhere(self, shape))
+        near = torch.where(indefinite(S.detach())[..., None, None], more, S)
+        return torch.where(indefinite(near.detach())[..., None, None], torch.nan, near)
 
     def draw(self, normal: Tensor) -> Tensor:
         """exp(S), S symmetric and normal with ||S||_2 near sqrt(2)."""

@@ -50,9 +50,10 @@ class Symplectic(Matrices):
         I = torch.eye(2 * N, dtype=y.dtype, device=y.device)
         return torch.cat([I[:, :n], I[:, N : N + n]], -1)
 
-    def allowed(self, y: Tensor, eps: float) -> Tensor:
+    @on_points("p>n")
+    def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """The rounding of U+ U, which grows with ||U||^2; half precision has few digits to spare."""
-        return room_of(eps) * y.shape[-1] ** 0.5 + eps * (2 if eps > 1e-4 else 10) * size(y)[..., 0, 0] ** 2
+        return room_of(eps) * Y.shape[-1] ** 0.5 + eps * (2 if eps > 1e-4 else 10) * size(Y)[..., 0, 0] ** 2
 
     def slack(self, y: Tensor, eps: float) -> Tensor:
         """(100 + 10 ||U||^2) eps, as U U+ V rounds."""
