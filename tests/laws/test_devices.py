@@ -8,7 +8,7 @@ import collections
 
 import pytest
 import torch
-from helpers.table import MANIFOLDS, kinds, name
+from helpers.table import MANIFOLDS, kinds, name, sections
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -51,7 +51,7 @@ class Reads(TorchFunctionMode):
         return [0.0] * x.numel() if function is Tensor.tolist and x.dim() else value
 
 
-def reads(cls, space, shape, steps=100, count=1, dtype=torch.float32, **options):
+def reads(cls, space, shape, steps=12, count=1, dtype=torch.float32, **options):
     """{step: reads} of a run on a device without values, and the state that lies elsewhere."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), Reads() as seen:
         params = [nn.Parameter(torch.empty(*shape, device="lazy", dtype=dtype)) for _ in range(count)]
@@ -90,19 +90,14 @@ FRAMES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("space", "shape", "options"),
-    [(space, kinds(space)[-1], {}) for space in MANIFOLDS] + FRAMES,
-    ids=name,
-)
-def test_a_step_reads_nothing(space, shape, options):
-    found = reads(ghor.optim.Adam, space, shape, 30, **options)
-    assert not found
+SPACES = [(space, kinds(space)[-1], {"section": k}) for space in MANIFOLDS for k in sections(space)]
+CASES = [(("Adam", "Muon")[i % 2], *case) for i, case in enumerate(SPACES)]
+CASES += [("Adam", *case) for case in FRAMES] + [(cls, STIEFEL, (12, 4), {}) for cls in ghor.optim.__all__]
 
 
-@pytest.mark.parametrize("cls", ghor.optim.__all__)
-def test_no_optimizer_reads(cls):
-    assert not reads(getattr(ghor.optim, cls), STIEFEL, (12, 4), 30)
+@pytest.mark.parametrize(("cls", "space", "shape", "options"), CASES, ids=name)
+def test_a_step_reads_nothing(cls, space, shape, options):
+    assert not reads(getattr(ghor.optim, cls), space, shape, **options)
 
 
 def test_a_look_is_every_hundredth_step():

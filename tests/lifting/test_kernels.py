@@ -11,7 +11,7 @@ from torch import nn
 import ghor
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from kernels import Count, count, moved, reads
+from kernels import Count, count, moved
 from workloads import counted, ours
 
 S = ghor.Stiefel()
@@ -109,12 +109,3 @@ def test_what_outlives_a_step_stays_in_place_and_the_rate_is_not_read(space, sec
     lr.zero_()
     opt.step()
     assert torch.equal(Y, before)
-
-
-@pytest.mark.parametrize(("space", "section"), ON_DEVICES, ids=name)
-@pytest.mark.parametrize("optimizer", ["Adam", "Muon"])
-def test_a_step_on_a_device_waits_for_no_value(space, section, optimizer):
-    """On torch's lazy device, whose tensors have no values and do not mix with those of the CPU."""
-
-    make = getattr(ghor.optim, optimizer)
-    assert reads(lambda params: make(params, space=space, section=section), [shapes(space)[0]]) == 0

@@ -1,4 +1,6 @@
-"""Correct use: no type checker complains."""
+"""Correct use, and what comes out: `make lint` fails if mypy complains."""
+
+from typing import assert_type
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,13 @@ ghor.optim.LBFGS(layer, line_search_fn="strong_wolfe")
 ghor.lift(torch.optim.Adam)(layer, lr=1e-3)
 opt.step()
 Y = ghor.Stiefel().random(20, 3, dtype=torch.float64)
-result = ghor.minimize(lambda Y: -Y.square().sum(), Y, ghor.Stiefel(), method="trust-region")
-found: Tensor = result.x
-several = ghor.minimize(lambda x: x["a"].sum(), {"a": Y}, {"a": ghor.Stiefel()})
-part: Tensor = several.x["a"]
+b = torch.zeros(5)
+one = ghor.minimize(lambda Y: -Y.square().sum(), Y, ghor.Stiefel(), "trust-region", max_seconds=5)
+assert_type(one.x, Tensor)
+assert_type(one.history[0], dict[str, float])
+named = ghor.minimize(lambda x: (x["Y"].sum(1) - x["b"]).sum(), {"Y": Y, "b": b}, {"Y": ghor.Stiefel()})
+assert_type(named.x, dict[str, Tensor])
+several = ghor.minimize(lambda x: (x[0] @ x[1].mT).sum(), [Y, Y], ghor.Stiefel(), callback=print)
+assert_type(several.x, list[Tensor])
+pair = ghor.minimize(lambda x: x[0].sum(), (Y, b), [ghor.Stiefel(), ghor.Euclidean()], retraction="geodesic")
+assert_type(pair.x, tuple[Tensor, Tensor])
