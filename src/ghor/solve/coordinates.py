@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ class Part:
         self.dims, self.strides, self.count = room.shape, room.stride(), len(room)
         self.size = room.numel() * (2 if self.complex else 1)
         self.slice = slice(begin, begin + self.size)
-        self.limit = self.start.longest
+        self.limit, self.turns = self.start.longest, self.positions(self.start.point()) is None
         # The length of a step that turns a point by about one radian; infinite where there is no such step.
         self.radian = max(1.0, self.limit / 4)
         self.plain, self.root = self._metric(room)
@@ -162,7 +161,7 @@ class Part:
 
     def view(self, u: Tensor) -> Tensor:
         """This part of a flat vector as elements of g^hor (M, N, n), in the frames' order of memory."""
-        part = u if len(u) == self.size else u[self.slice]
+        part = u if u.numel() == self.size else u[self.slice]
         if self.complex:
             part = torch.view_as_complex(part.view(-1, 2))
         return part.as_strided(self.dims, self.strides)
@@ -187,38 +186,26 @@ class Coordinates:
         section: str = "auto",
         states: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
-        kinds: dict[Any, list[int]] = defaultdict(list)
-        for i, (p, space) in enumerate(zip(tensors, spaces, strict=True)):
-            if getattr(space, "padding_idx", None) is not None:
-                raise ValueError(
-                    f"{space}: solvers and LBFGS move every row; use another optimizer for this weight"
-                )
-            if section == "implicit" and not (space.flat or space.implicit):
-                raise ValueError(f"{space} has no implicit section; use section='transported'")
-            # Every Euclidean weight may have a unit of length of its own.
-            kinds[(space, i) if space.flat else (space, p.shape, p.dtype)].append(i)
-        self.R, self.section, self.count, self.size, parts = R, section, len(tensors), 0, list[Part]()
-        order = sorted(kinds.items(), key=lambda kind: _place(kind[0][0], tensors[kind[1][0]]))
-        for (space, *_), index in order:
-            parts.append(Part(space, index, tensors, self.size, section, states))
-            self.size = parts[-1].slice.stop
-        self.parts, self.frames = parts, tuple(part.start for part in parts)
-        self.sizes = [part.size for part in parts]
-        self.eps = max(part.eps for part in parts)  # of the coarsest
-        dtype = reduce(torch.promote_types, (part.dtype.to_real() for part in parts))
+        self.R, self.section, self.count, self.size = R, section, len(tensors), 0
+        self.parts = list[Part]()
+        for index in kinds(tensors, spaces, section):
+            self.parts.append(Part(spaces[index[0]], index, tensors, self.size, section, states))
+            self.size = self.parts[-1].slice.stop
+        self.frames = tuple(part.start for part in self.parts)
+        self.sizes = [part.size for part in self.parts]
+        self.eps = max(part.eps for part in self.parts)  # of the coarsest
+        dtype = reduce(torch.promote_types, (part.dtype.to_real() for part in self.parts))
         self.like = torch.empty(0, dtype=dtype, device=tensors[0].device)
-        turns = [part for part in parts if part.limit < math.inf]
         # The length of a turn of everything by one radian, and of the widest step that has a natural length.
-        self.radian = math.hypot(*(math.sqrt(part.count) * part.radian for part in turns))
-        lengths = [part for part in parts if part.positions(part.start.point()) is not None]
-        self.widest = math.inf if lengths else self.radian
+        turning = [part for part in self.parts if part.limit < math.inf]
+        self.radian = math.hypot(*(math.sqrt(part.count) * part.radian for part in turning))
+        self.widest = self.radian if all(part.turns for part in self.parts) else math.inf
 
     @property
     def units(self) -> list[int]:
         """How many coordinates, one after the other, have one unit: all turns have."""
-        turns = (part.positions(part.start.point()) is None for part in self.parts)
-        kinds = [(turn or k, size) for k, (turn, size) in enumerate(zip(turns, self.sizes, strict=True))]
-        return [sum(size for _, size in same) for _, same in groupby(kinds, key=itemgetter(0))]
+        parts = groupby(enumerate(self.parts), key=lambda kind: kind[1].turns or kind[0])
+        return [sum(part.size for _, part in same) for _, same in parts]
 
     @property
     def places(self) -> list[list[int]]:
@@ -289,16 +276,24 @@ class Coordinates:
         longest = ((limit, float(x.max() if len(x) > 1 else x)) for limit, x in turns)
         return min((limit / length for limit, length in longest if length > 0), default=math.inf)
 
-    def positions(self, points: Sequence[Tensor]) -> list[Tensor]:
-        """The entries of points that have a unit of length."""
-        found = (part.positions(y) for part, y in zip(self.parts, points, strict=True))
-        return [x for x in found if x is not None]
 
+def kinds(tensors: Sequence[Tensor], spaces: Sequence[Space], section: str) -> list[list[int]]:
+    """Weights of one space, shape and dtype together; complex numbers first, so that they lie at even places.
 
-def _place(space: Space, like: Tensor) -> int:
-    """Where a part lies: complex numbers first, so at even places, and all that turns together."""
-    turns = space.geometry.positions(space.layout.points(like)) is None
-    return {(True, False): 0, (True, True): 1, (False, True): 2, (False, False): 3}[like.is_complex(), turns]
+    Parts that turn are next to each other. Every Euclidean weight may have a unit of length of its own.
+    """
+    found: dict[Any, list[int]] = defaultdict(list)
+    for i, (p, space) in enumerate(zip(tensors, spaces, strict=True)):
+        if getattr(space, "padding_idx", None) is not None:
+            raise ValueError(
+                f"{space}: solvers and LBFGS move every row; use another optimizer for this weight"
+            )
+        if section == "implicit" and not (space.flat or space.implicit):
+            raise ValueError(f"{space} has no implicit section; use section='transported'")
+        turns = space.geometry.positions(space.layout.points(p)) is None
+        place = not p.is_complex(), turns == p.is_complex()
+        found[(*place, space, i) if space.flat else (*place, space, p.shape, p.dtype)].append(i)
+    return [index for _, index in sorted(found.items(), key=lambda kind: kind[0][:2])]
 
 
 def _each(X: Tensor, count: int) -> list[Tensor]:

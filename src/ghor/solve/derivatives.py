@@ -141,7 +141,7 @@ def _steps(problem: Problem, it: Iterate) -> list[float]:
 
     The scale of f may be another, so there are also those of 1e-8 to 1 in the unit of the positions.
     """
-    sizes = problem.sizes(it)
+    sizes = [length or 1.0 for length in problem.lengths(it)]
     more, longer = math.log10(max(1.0, *sizes)), -math.log10(min(1.0, *sizes))
     last = 0 if problem.space.radian > 0 else math.ceil(4 * longer)  # no more than a radian
     return [10 ** (k / 4) for k in range(-32 - math.ceil(4 * more), last + 1)]

@@ -1,6 +1,8 @@
-"""A line search for the strong Wolfe conditions, as torch.optim.LBFGS has it (after minFunc).
+"""A line search for the strong Wolfe conditions (Nocedal and Wright, section 3.5).
 
 f(t) <= f(0) + c1 t f'(0)   and   |f'(t)| <= c2 |f'(0)|
+
+Its choices are those of torch.optim.LBFGS (after minFunc).
 """
 
 from __future__ import annotations
@@ -40,66 +42,83 @@ def strong_wolfe(
     Values that differ by less than `slack` count as equal: within rounding of the value the slope alone
     decides. A value that is not finite means that the step was too long.
     """
-
-    def look(t: float) -> Trial:
-        a = phi(t)
-        # Neither is -inf a minimum, nor a value whose slope is not finite.
-        return a if math.isfinite(a.f) and math.isfinite(a.slope) else replace(a, f=math.inf)
-
-    def too_high(a: Trial) -> bool:
-        return not a.f <= start.f + c1 * a.t * start.slope + slack
-
-    def order(a: Trial, b: Trial) -> tuple[int, int]:
-        """Indices of the better and the worse one; of equal values the smaller slope is better."""
-        better = abs(a.slope) <= abs(b.slope) if abs(a.f - b.f) < slack else a.f <= b.f
-        return (0, 1) if better else (1, 0)
-
-    def gentle(a: Trial) -> bool:
-        return abs(a.slope) <= -c2 * start.slope
-
-    last, now, count = start, look(min(t, longest)), 0
-    while not math.isfinite(now.f) and count < iterations:
-        now, count = look(now.t / 10), count + 1
-    bracket: list[Trial] = []
-    while count < iterations and not bracket:
-        if too_high(now) or (count > 1 and now.f >= last.f + slack):
-            bracket = [last, now]
-        elif gentle(now) or (now.t >= longest and now.slope < 0):
-            return now
-        elif now.slope >= 0:
-            bracket = [last, now]
-        else:
-            t = _cubic(last, now, now.t + 0.01 * (now.t - last.t), now.t * 10, slack)
-            last, now, count = now, look(min(t, longest)), count + 1
-    bracket = bracket or [start, now]
-    stuck = False
-    low, high = order(bracket[0], bracket[1])
-    while count < iterations:
-        left, right = sorted(a.t for a in bracket)
-        if (right - left) * size < tolerance:
-            break
-        t = _cubic(bracket[0], bracket[1], left, right, slack)
-        edge = 0.1 * (right - left)
-        # Close to an end twice in a row, or on it: move a tenth away, or the bracket would hardly shrink.
-        near = min(right - t, t - left) < edge
-        if near and (stuck or t >= right or t <= left):
-            t = right - edge if abs(t - right) < abs(t - left) else left + edge
-            near = False
-        stuck = near
-        now, count = look(t), count + 1
-        if too_high(now) or now.f >= bracket[low].f + slack:
-            bracket[high] = now
-            low, high = order(bracket[0], bracket[1])
-            continue
-        if gentle(now):
-            return now
-        if now.slope * (bracket[high].t - bracket[low].t) >= 0:
-            bracket[high] = bracket[low]
-        bracket[low] = now
-    best = bracket[low]
+    search = Search(phi, start, c1, c2, slack, iterations)
+    best = search.zoom(*search.bracket(t, longest), tolerance / size)
     # Not downhill, within the slack, and hardly less steep: not progress, and it would go on for ever.
     creeps = slack > 0 and best.f >= start.f and abs(best.slope) > -0.9 * start.slope
     return start if creeps else best
+
+
+@dataclass
+class Search:
+    """The two conditions, and how many trials there have been."""
+
+    phi: Callable[[float], Trial]
+    start: Trial
+    c1: float
+    c2: float
+    slack: float
+    most: int  # after the first one
+    trials: int = 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there may be another trial."""
+        return self.trials <= self.most
+
+    def look(self, t: float) -> Trial:
+        """The trial at t. Neither is -inf a minimum, nor a value whose slope is not finite."""
+        self.trials += 1
+        a = self.phi(t)
+        return a if math.isfinite(a.f) and math.isfinite(a.slope) else replace(a, f=math.inf)
+
+    def too_high(self, a: Trial) -> bool:
+        """Whether the first condition fails."""
+        return not a.f <= self.start.f + self.c1 * a.t * self.start.slope + self.slack
+
+    def gentle(self, a: Trial) -> bool:
+        """Whether the second condition holds."""
+        return abs(a.slope) <= -self.c2 * self.start.slope
+
+    def ordered(self, a: Trial, b: Trial) -> tuple[Trial, Trial]:
+        """The better one first; of equal values the smaller slope is better."""
+        better = abs(a.slope) <= abs(b.slope) if abs(a.f - b.f) < self.slack else a.f <= b.f
+        return (a, b) if better else (b, a)
+
+    def bracket(self, t: float, longest: float) -> tuple[Trial, Trial]:
+        """Two trials with a good step between them (algorithm 3.5), the better one first; or one twice."""
+        last, now = self.start, self.look(min(t, longest))
+        while not math.isfinite(now.f) and self.goes_on:
+            now = self.look(now.t / 10)
+        while self.goes_on:
+            if self.too_high(now) or (self.trials > 2 and now.f >= last.f + self.slack):
+                return self.ordered(last, now)
+            if self.gentle(now) or (now.t >= longest and now.slope < 0):
+                return now, now
+            if now.slope >= 0:
+                return self.ordered(last, now)
+            t = _cubic(last, now, now.t + 0.01 * (now.t - last.t), now.t * 10, self.slack)
+            last, now = now, self.look(min(t, longest))
+        return self.ordered(self.start, now)
+
+    def zoom(self, low: Trial, high: Trial, least: float) -> Trial:
+        """A good step between two trials (algorithm 3.6), or the best one once they are `least` apart."""
+        near = False  # whether the last one was close to an end
+        while self.goes_on and low is not high and abs(high.t - low.t) >= least:
+            left, right = sorted((low.t, high.t))
+            t, edge = _cubic(low, high, left, right, self.slack), 0.1 * (right - left)
+            # Close to an end twice in a row, or on it: move a tenth away, or they would hardly approach.
+            closer = min(right - t, t - left) < edge
+            if closer and (near or t >= right or t <= left):
+                t, closer = right - edge if right - t < t - left else left + edge, False
+            near, now = closer, self.look(t)
+            if self.too_high(now) or now.f >= low.f + self.slack:
+                low, high = self.ordered(low, now)
+            elif self.gentle(now):
+                return now
+            else:
+                low, high = now, low if now.slope * (high.t - low.t) >= 0 else high
+        return low
 
 
 def _cubic(a: Trial, b: Trial, lower: float, upper: float, slack: float) -> float:

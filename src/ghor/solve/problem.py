@@ -91,8 +91,9 @@ class Problem:
         return Iterate(frames, sample, self.space.pull(frames, sample.G))
 
     def again(self, it: Iterate) -> Iterate:
-        """The same iterate with a gradient that can be differentiated."""
-        return replace(it, sample=self.sample(it.sample.points, twice=True))
+        """The same iterate with a gradient that can be differentiated, whatever value f may have there now."""
+        graph = self.sample(it.sample.points, twice=True).graph
+        return replace(it, sample=it.sample._replace(graph=graph))
 
     def hessian(self, it: Iterate) -> Callable[[Tensor], Tensor]:
         """v -> Hess v in g^hor, for the pulled-back loss u -> f(Y(u)), Y(u) = Lambda R(u) E, at u = 0.
@@ -121,13 +122,15 @@ class Problem:
 
     # -- scales: of steps and of rounding
 
+    def lengths(self, it: Iterate) -> list[float]:
+        """The length of the positions of each part; 0 where there are none."""
+        found = (part.positions(y) for part, y in zip(self.space.parts, it.sample.points, strict=True))
+        return [0.0 if x is None else float(norm(x)) for x in found]
+
     def extent(self, it: Iterate) -> float:
         """The size of the points: one radian for all turns, and the length of all positions."""
-        if self.space.widest < math.inf:
-            return self.space.radian
-        return math.hypot(
-            self.space.radian, *(float(norm(X)) for X in self.space.positions(it.sample.points))
-        )
+        space = self.space
+        return space.radian if space.widest < math.inf else math.hypot(space.radian, *self.lengths(it))
 
     def first_step(self, it: Iterate) -> float:
         """t for a step -t g where no curvature is known: `FIRST` of the extent of every part, or less.
@@ -138,31 +141,25 @@ class Problem:
         of length, unless both x and f are zero.
         """
         space, steps = self.space, list[tuple[float, float]]()
-        for part, frame, y in zip(space.parts, it.frames, it.sample.points, strict=True):
+        for part, frame, length in zip(space.parts, it.frames, self.lengths(it), strict=True):
             g = part.view(it.gradient)
             if part.limit < math.inf:
                 steps.append((FIRST * part.radian * math.sqrt(part.count), float(norm(frame.length(g)))))
-            positions, along = part.positions(y), part.positions(g)
-            if positions is not None and along is not None:
-                size, slope = FIRST * float(norm(positions)), float(norm(along))
-                if size * slope >= VISIBLE * space.eps * abs(it.value):
-                    steps.append((size, slope))
+            along = part.positions(g)
+            slope = 0.0 if along is None else float(norm(along))
+            if FIRST * length * slope >= VISIBLE * space.eps * abs(it.value):
+                steps.append((FIRST * length, slope))
         if space.widest == math.inf:
             steps.append((abs(it.value) / it.norm, it.norm))
         return min((a / b for a, b in steps if a > 0 and b > 0 and a / b > 0), default=1 / it.norm)
 
-    def sizes(self, it: Iterate) -> list[float]:
-        """The size of the positions of each part; 1 where there are none, or all are zero."""
-        found = (part.positions(y) for part, y in zip(self.space.parts, it.sample.points, strict=True))
-        return [1.0 if x is None else float(norm(x)) or 1.0 for x in found]
-
     def sized(self, it: Iterate, u: Tensor) -> Tensor:
-        """A flat vector, with the entries of positions multiplied by their size."""
+        """A flat vector, with the entries of positions multiplied by their length, if that is not 0."""
         u = u.clone()
-        for part, size in zip(self.space.parts, self.sizes(it), strict=True):
+        for part, length in zip(self.space.parts, self.lengths(it), strict=True):
             positions = part.positions(part.view(u))
             if positions is not None:
-                positions.mul_(size)
+                positions.mul_(length or 1.0)
         return u
 
 

@@ -40,13 +40,16 @@ class TrustRegion:
         product = state.hessian or problem.hessian(it)
         radius = state.radius or _first_radius(problem, it, product)
         u, Hu, edge = steihaug(g, product, radius, log)
+        bend = float(u.dot(Hu))
+        if not (math.isfinite(bend) or bool(torch.isfinite(Hu).all())):  # second derivatives are not
+            return it, Stuck()
         ray = Ray(space, it, u)
         t = min(1.0, ray.ceiling)
         trials = ray.at(t)
         seen = problem.sample([trial.y for trial in trials], twice=True)
         new = ray.arrive(trials, seen)
         slope, length = float(g.dot(u)), t * float(u.norm())
-        decrease = -t * slope - t * t / 2 * float(u.dot(Hu))
+        decrease = -t * slope - t * t / 2 * bend
         ratio = (it.value - new.value) / decrease if decrease > 0 else 0.0
         # Within rounding of the values their difference says nothing. The slopes at both ends still do: by
         # the trapezoidal rule, which is exact for the model, the value falls by -t (slope + slope there)/2.
