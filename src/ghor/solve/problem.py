@@ -91,7 +91,7 @@ class Problem:
         return Iterate(frames, sample, self.space.pull(frames, sample.G))
 
     def again(self, it: Iterate) -> Iterate:
-        """The same iterate with a gradient that can be differentiated, whatever value f may have there now."""
+        """The same iterate with a gradient that can be differentiated, whatever f may return there now."""
         graph = self.sample(it.sample.points, twice=True).graph
         return replace(it, sample=it.sample._replace(graph=graph))
 
