@@ -1,9 +1,10 @@
-"""Draw the small pictures of the pages on spaces, and the two of the idea: `make pictures`.
+"""Draw small pictures of spaces, and the two of the idea: `make pictures`. The gallery has more spaces.
 
 Points, frames and geodesics are computed by ghor.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -65,13 +66,6 @@ def word(ax: Axes, text: str, P: Tensor, color: str = "black", shift: tuple[floa
 def fill(ax: Axes, X: Tensor, color: str = GHOR, alpha: float = 0.2) -> None:
     """A filled polygon, (K, 2)."""
     ax.add_patch(Polygon(X.numpy(), color=color, alpha=alpha, linewidth=0))
-
-
-def segments(M: Tensor, ticks: Tensor, end: float) -> list[Tensor]:
-    """The grid of a square, mapped by M (K, 2): pairs of points, (2, K)."""
-    ends = torch.tensor([-end, end])
-    pairs = [torch.stack(pair, -1) for k in ticks for pair in ((k.repeat(2), ends), (ends, k.repeat(2)))]
-    return [pair @ M.mT for pair in pairs]
 
 
 def ball(ax: Axes) -> None:
@@ -143,19 +137,6 @@ def special_orthogonal(ax: Axes) -> None:
 
 
 @drawn
-def unitary(ax: Axes) -> None:
-    ax.plot(TURN.cos(), TURN.sin(), color=GREY, linewidth=1)
-    Y = ghor.Unitary().random(6, 6, dtype=torch.complex128, generator=torch.Generator().manual_seed(5))
-    for z in torch.linalg.eigvals(Y).tolist():
-        dot(ax, torch.tensor([z.real, z.imag]))
-        ax.plot([0, z.real], [0, z.imag], color=GHOR, linewidth=0.8, alpha=0.5)
-    ax.axhline(0, color=GREY, linewidth=0.5)
-    ax.axvline(0, color=GREY, linewidth=0.5)
-    word(ax, "eigenvalues of Y", torch.tensor([-0.62, -1.2]))
-    ax.set(xlim=(-1.25, 1.25), ylim=(-1.3, 1.2))
-
-
-@drawn
 def flag(ax: Axes) -> None:
     ball(ax)
     disc(ax, FRAME, GHOR, 0.22)
@@ -177,142 +158,49 @@ def sphere(ax: Axes) -> None:
     word(ax, "y", Y, GHOR, (-10, 3))
 
 
-@drawn
-def symplectic_stiefel(ax: Axes) -> None:
-    M = torch.tensor([[1.35, 0.55], [0.3, (1 + 0.3 * 0.55) / 1.35]])  # of determinant one
-    for N, color, alpha, shift in ((torch.eye(2), GREY, 0.15, -0.75), (M, GHOR, 0.2, 0.75)):
-        moved = torch.tensor([shift, 0.0])
-        for ends in segments(N, torch.linspace(-0.5, 0.5, 6), 0.5):
-            ax.plot(*(ends + moved).mT, color=color, linewidth=0.8)
-        fill(ax, SQUARE / 2 @ N.mT + moved, color, alpha)
-    arrow(ax, torch.tensor([-0.2, 0.75]), torch.tensor([0.4, 0.75]), WARM)
-    word(ax, "U", torch.tensor([0.02, 0.8]), WARM)
-    word(ax, "the same area", torch.tensor([-0.55, -1.05]))
-    ax.set(xlim=(-1.4, 1.8), ylim=(-1.25, 1.15))
-
-
-@drawn
-def symplectic_grassmann(ax: Axes) -> None:
-    Y = 0.95 * FRAME
-    corners = SQUARE @ Y.mT
-    fill(ax, seen(corners)[:2].mT)
-    for ends in segments(Y, torch.linspace(-1, 1, 7), 1.0):
-        line(ax, ends, GHOR, linewidth=0.6, alpha=0.6)
-    loop = 0.6 * CIRCLE[:62] @ Y.mT
-    line(ax, loop, WARM, linewidth=1.6)
-    arrow(ax, loop[-2], loop[-1], WARM)
-    word(ax, "span(U)", corners[3], GHOR, (-4, 6))
-    word(ax, "area ≠ 0", ORIGIN, WARM, (-19, -3))
-    ax.set(xlim=(-1.35, 1.35), ylim=(-1.3, 1.3))
-
-
-@drawn
-def hyperbolic(ax: Axes) -> None:
-    space = ghor.Hyperbolic()
-    ax.plot(TURN.cos(), TURN.sin(), color=GREY, linewidth=1)
-    ax.fill(TURN.cos(), TURN.sin(), color="#f3f4fa", zorder=0)
-    t = torch.linspace(0, 1, 25)[:, None].double()
-    for k in range(7):
-        for a, b, turn in ((0.0, 1.1, 0.0), (1.1, 2.3, -0.25), (1.1, 2.3, 0.25)):
-            angle = torch.tensor(2 * torch.pi * k / 7).double() + torch.tensor([0.0, turn])
-            radius = torch.tanh(torch.tensor([a, b]) / 2)
-            x, y = space.from_ball(radius[:, None] * torch.stack([angle.cos(), angle.sin()], -1))
-            path = space.to_ball(space.exp(x.expand(25, 3), t * space.log(x, y)))
-            ax.plot(*path.T, color=GHOR, linewidth=1.2)
-            dot(ax, path[-1], size=3)
-    ax.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
-
-
-@drawn
-def spd(ax: Axes) -> None:
-    space = ghor.SPD()
-    P, Q = torch.tensor([[[1.0, 0.6], [0.6, 0.5]], [[0.25, -0.15], [-0.15, 0.9]]])
-    for k, t in enumerate(torch.linspace(0, 1, 5)):
-        M = space.exp(P, t * space.log(P, Q))
-        x, y = torch.linalg.cholesky(M) @ CIRCLE.mT * 0.55
-        ax.plot(x + 0.6 * k, y - 0.35 * k, color=GHOR if k in (0, 4) else "#9aa5d8", linewidth=1.6)
-    word(ax, "P", torch.tensor([-0.1, 0.6]), GHOR)
-    word(ax, "Q", torch.tensor([2.6, -1.15]), GHOR)
-    ax.set(xlim=(-0.7, 3.1), ylim=(-2.3, 1.3))
-
-
-@drawn
-def special_euclidean(ax: Axes) -> None:
-    space = ghor.SpecialEuclidean()
-    pose = torch.cat([torch.eye(3), torch.tensor([[0.9], [-0.6], [-0.95]])], 1)
-    step = torch.tensor([[0.0, -0.75, 0, 0.15], [0.75, 0, 0, 0.55], [0, 0, 0, 0.24]])
-    t = torch.linspace(0, 7, 80)[:, None, None]
-    W = space.tangent(pose, step)
-    path = space.exp(pose.expand(80, 3, 4), t * W)
-    line(ax, path[..., 3], GREY, linewidth=1)
-    for k in range(0, 80, 13):
-        for i, color in enumerate((GHOR, WARM, "#5c8a5c")):
-            arrow(ax, path[k, :, 3], path[k, :, 3] + 0.38 * path[k, :, i], color, 1.3, 6)
-    ax.set(xlim=(-1.6, 1.1), ylim=(-1.35, 1.5))
-
-
-@drawn
-def positions_orientations(ax: Axes) -> None:
-    gen = torch.Generator().manual_seed(2)
-    points = ghor.PositionsOrientations().random(26, 2, 3, generator=gen)
-    for t, n in points:
-        t = torch.tanh(t) * 1.1
-        x, y = seen(torch.stack([t - 0.22 * n, t + 0.22 * n]))[:2]
-        ax.plot(x, y, color=GHOR, linewidth=2.2, solid_capstyle="round")
-        dot(ax, t + 0.22 * n, WARM, 3)
-    ax.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5))
-
-
 SHADES = ("#3f51b5", "#e08214", "#2e7d5b")
 SHOWN = {0: "₀", 5: "₅", 10: "₁₀"}
 
 
-def way(steps: int = 16) -> list[dict[str, Tensor]]:
-    """Adam on the sphere, by the lines of Algorithm 3: the point, its frame, and W at every step."""
-    space = ghor.Stiefel()
+def way() -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Adam on the sphere: the point, its frame in the tangent plane, and W, at every step."""
     first, then, start = (
         (unit(*x) @ VIEW)[:, None] for x in ((-0.2, 0.9, 0.5), (0.8, -0.5, 0.3), (-0.65, -0.45, 0.6))
     )
-    Y, m, v, found = start, torch.zeros(3, 1), torch.zeros(3, 1), []
-    Lambda = space.section(Y)
-    for t in range(1, steps + 1):
-        B = Lambda.mT @ (-first if t < 6 else -then)  # a loss that changes, as batches do
-        B[0] = 0  # A of one column
-        m, v = 0.7 * m + 0.3 * B, 0.9 * v + 0.1 * B**2
-        W = -0.12 * (m / (1 - 0.7**t)) / ((v / (1 - 0.9**t)).sqrt() + 1e-8)
-        found.append({"Y": Y.clone()[:, 0], "Lambda": Lambda.clone(), "W": W[1:, 0]})
-        I, K = torch.eye(3), space.algebra(W)
-        Lambda = Lambda @ torch.linalg.solve(I - K / 2, I + K / 2)
-        Y = Lambda[:, :1]
-    return found
+    Y, found = torch.nn.Parameter(ghor.Stiefel().project(start)), []
+    optimizer = ghor.optim.Adam([Y], lr=0.12, betas=(0.7, 0.9), space=ghor.Stiefel(), section="transported")
+    for t in range(17):
+        Y.grad = -first if t < 6 else -then  # a loss that changes, as batches do
+        optimizer.step()
+        found.append(optimizer.state[Y]["section"].clone())
+    return [(L[:, 0], L[:, 1:], L[:, 1:].mT @ M[:, 0]) for L, M in pairwise(found)]
 
 
 def idea_sphere(ax: Axes) -> None:
     found = way()
     ball(ax)
-    line(ax, torch.stack([f["Y"] for f in found]), GREY, linewidth=1)
-    for f in found:
-        dot(ax, f["Y"], GREY, size=2.5)
+    line(ax, torch.stack([Y for Y, _, _ in found]), GREY, linewidth=1)
+    for Y, _, _ in found:
+        dot(ax, Y, GREY, size=2.5)
     for (k, number), shade in zip(SHOWN.items(), SHADES, strict=True):
-        f = found[k]
+        Y, Q, W = found[k]
         for i in range(2):
-            arrow(ax, f["Y"], f["Y"] + 0.27 * f["Lambda"][:, 1 + i], "#606060", 1.1, 6)
-        arrow(ax, f["Y"], f["Y"] + f["Lambda"][:, 1:] @ f["W"] * 2.6, shade, 2.2)
-        dot(ax, f["Y"], shade, size=5)
-        word(ax, f"Y{number}", f["Y"], shade, (-5, 14) if k == 5 else (-14, -11))
+            arrow(ax, Y, Y + 0.27 * Q[:, i], "#606060", 1.1, 6)
+        arrow(ax, Y, Y + Q @ W * 2.6, shade, 2.2)
+        dot(ax, Y, shade, size=5)
+        word(ax, f"Y{number}", Y, shade, (-5, 14) if k == 5 else (-14, -11))
     ax.set_title("The weight Y moves, and its frame Λ moves with it.", fontsize=9)
 
 
 def idea_plane(ax: Axes) -> None:
-    found = way()
     ax.add_patch(Polygon((SQUARE / 2).numpy(), color="#f3f4fa", zorder=0))
     ax.plot([-0.5, 0.5], [0, 0], color=GREY, linewidth=0.6)
     ax.plot([0, 0], [-0.5, 0.5], color=GREY, linewidth=0.6)
-    origin = torch.zeros(2)
+    origin, found = torch.zeros(2), way()
     for i in range(2):
         arrow(ax, origin, 0.17 * torch.eye(2)[i], "#606060", 1.1, 6)
     for (k, number), shade in zip(SHOWN.items(), SHADES, strict=True):
-        W = 2.2 * found[k]["W"]
+        W = 2.2 * found[k][2]
         arrow(ax, origin, W, shade, 2.2)
         ax.text(*(1.22 * W).tolist(), f"W{number}", ha="center", va="center", color=shade)
     ax.set_title("In the frame every step is a vector of one plane, g$^{hor}$.", fontsize=9)
