@@ -68,11 +68,12 @@ async function look() {
     await pause(150)
     for (const width of WIDTHS) {
       frame.style.width = width + "px"
-      await pause(100)
+      await pause(500) // menus slide
       for (const fault of faults(frame.contentDocument, width)) found.faults.push(`${path}, ${width} px: ${fault}`)
     }
   }
 }
 
-look().catch(error => found.faults.push(String(error))).then(() =>
-  fetch("/found", { method: "POST", body: JSON.stringify(found) }))
+look().catch(error => found.faults.push(String(error))).then(() => {
+  document.body.replaceChildren(Object.assign(document.createElement("pre"), { textContent: JSON.stringify(found) }))
+})
