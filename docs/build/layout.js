@@ -65,10 +65,11 @@ async function look() {
     frame.src = "/" + path
     await new Promise(resolve => frame.addEventListener("load", resolve, { once: true }))
     await frame.contentDocument.fonts.ready
+    frame.contentDocument.head.append(Object.assign(document.createElement("style"), { textContent: "* { transition: none !important }" }))
     await pause(150)
     for (const width of WIDTHS) {
       frame.style.width = width + "px"
-      await pause(500) // menus slide
+      await pause(100)
       for (const fault of faults(frame.contentDocument, width)) found.faults.push(`${path}, ${width} px: ${fault}`)
     }
   }

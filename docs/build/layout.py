@@ -27,6 +27,8 @@ SWITCHES = (
 
 
 class Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and says nothing."""
+
     def log_message(self, *_: object) -> None:
         pass
 
