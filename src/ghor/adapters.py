@@ -42,7 +42,7 @@ from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.warn import Warnings
 from ghor.constraints.declare import constrain, declared_spaces
 from ghor.constraints.multiples import multiples
-from ghor.constraints.registry import ANCHORS, RADII, RECORD, forget
+from ghor.constraints.registry import RECORD, forget
 from ghor.constraints.selection import check_module, select_by_suffix
 from ghor.constraints.validation import check_on_space
 from ghor.spaces import SpecialOrthogonal, Stiefel
@@ -595,7 +595,7 @@ def release(model: nn.Module) -> nn.Module:
 
 
 def _refuse_objects_of_ghor(module: nn.Module, name: str) -> None:
-    held = [(k, v) for k, v in vars(module).items() if k not in (RECORD, ANCHORS, RADII, "_modules")]
+    held = [(k, v) for k, v in vars(module).items() if k not in (RECORD, "_modules")]
     for what, value in [("", module), *((k, x) for k, v in held for x in _within(v))]:
         kind = next((c for c in type(value).__mro__ if c.__module__.partition(".")[0] == "ghor"), None)
         if kind is not None:

@@ -34,8 +34,8 @@ from ghor.adapters import (
     parts_of,
     write_file,
 )
-from ghor.constraints.declare import constrain, nearest
-from ghor.constraints.packed import space_for
+from ghor.constraints.declare import constrain, move_of
+from ghor.constraints.selection import Selected
 from ghor.linalg import eye, inverse
 from ghor.spaces import SPD, Euclidean, Grassmann, Hyperbolic, Space, SpecialOrthogonal, Sphere, Stiefel
 
@@ -201,7 +201,7 @@ def from_parametrized(model: Model) -> Model:
 def _check(module: nn.Module, leaf: str, p: Tensor, space: Space, name: str) -> None:
     """Raise the errors of `constrain` before anything is changed."""
     if not isinstance(space, Euclidean):
-        nearest(p, space_for([(module, leaf)], p, space, name)[0], name)
+        move_of(name, Selected(module, leaf, p, [(module, leaf)]), space, Warnings())
 
 
 def _parametrized(f: nn.Module, name: str) -> Space | None:

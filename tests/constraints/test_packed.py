@@ -376,6 +376,7 @@ def test_groups_of_a_convolution_are_pointed_out(conv):
     layer = ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Stiefel(flatten=3, blocks=2))
     assert off(layer.weight, 2) <= FLOAT32
     ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Stiefel(flatten=3, blocks=1))
+    ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Sphere(flatten=3))  # a row is of one group
     ghor.constrain(conv(8, 8, 3), "weight", ghor.Stiefel(flatten=3))
 
 

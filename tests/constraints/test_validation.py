@@ -27,7 +27,7 @@ from helpers.table import (
 from torch import nn
 
 import ghor
-from ghor.constraints.validation import check_on_space, check_parameter, check_parameters, kind
+from ghor.constraints.validation import check_fit, check_on_space, kind
 
 # of spaces that can be left: with radius="start" all vectors but 0 are points
 LEFT = [(s, shape) for s, shape in FIRST if can_be_left(s)]
@@ -201,23 +201,26 @@ def test_a_space_can_say_why_a_point_is_off():
 # -- many weights at once ----------------------------------------------------------------------------------
 
 
+def admitted(params, space, names):
+    check_fit(params, space, names)
+    check_on_space(params, space, names)
+
+
 @each_left
 def test_a_stack_is_checked_as_its_members_are(space, shape, gen):
     """The error is the one that the first bad weight alone would give, whatever is wrong with it."""
     good = [nn.Parameter(point(space, shape, gen)) for _ in range(4)]
     names = [f"w{i}" for i in range(6)]
-    check_parameters(good, space, names[:4])
+    admitted(good, space, names[:4])
     off, nan = spoiled(space, point(space, shape, gen), 1.0), point(space, shape, gen)
     nan.view(-1)[0] = float("nan")
     expanded = nn.Parameter(good[0].detach().select(0, 0).expand(shape)) if shape[0] > 1 else None
     for bad in filter(lambda p: p is not None, (off, nan, expanded)):
         params = [*good[:2], bad, good[3]]
         with pytest.raises(ValueError, match=r"^w2 of shape") as stacked:
-            check_parameters(params, space, names[:4])
+            admitted(params, space, names[:4])
         with pytest.raises(ValueError, match=r"^w2 of shape") as alone:
-            (check_on_space if bad is off else lambda p, s, n: check_parameter(p[0], s, n[0]))(
-                [bad], space, ["w2"]
-            )
+            (check_on_space if bad is off else check_fit)([bad], space, ["w2"])
         assert str(stacked.value) == str(alone.value)
 
 
@@ -234,10 +237,10 @@ def test_the_cost_of_checking_does_not_grow_with_the_number_of_weights(gen, monk
         monkeypatch.setattr(ghor.Stiefel, method, counted)
     params = [nn.Parameter(ghor.Stiefel().random(6, 3, generator=gen)) for _ in range(50)]
     counts.clear()
-    check_parameters(params[:1], ghor.Stiefel(), ["w0"])
+    admitted(params[:1], ghor.Stiefel(), ["w0"])
     one = Counter(counts)
     counts.clear()
-    check_parameters(params, ghor.Stiefel(), [f"w{i}" for i in range(50)])
+    admitted(params, ghor.Stiefel(), [f"w{i}" for i in range(50)])
     assert counts == one
     assert (counts["residual"], counts["tolerance"]) == (1, 1)
     assert len({kind(p) for p in params}) == 1
@@ -407,8 +410,13 @@ def test_the_same_weight_in_two_groups(space, shape, gen):
         assert text(shape) in str(info.value)
 
 
-@pytest.mark.parametrize("function", [ghor.check, ghor.project, ghor.param_groups, ghor.release])
-@pytest.mark.parametrize("given", [[torch.zeros(2)], {"weight": torch.zeros(2)}])
-def test_what_takes_a_model_says_so(function, given):
-    with pytest.raises(TypeError, match=rf"ghor.{function.__name__} takes a model, .* got a (list|dict)"):
-        function(given)
+@pytest.mark.parametrize(
+    "name", ["check", "project", "param_groups", "release", "constrain", "constrain_multiples"]
+)
+@pytest.mark.parametrize(
+    "given", [[torch.zeros(2)], {"weight": torch.zeros(2)}, nn.Parameter(torch.zeros(2))]
+)
+def test_what_takes_a_model_says_so(name, given):
+    more = ["weight", ghor.Stiefel()] if "constrain" in name else []
+    with pytest.raises(TypeError, match=rf"ghor.{name} takes a model, .* got a {type(given).__name__}"):
+        getattr(ghor, name)(given, *more)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from ghor._torch.precision import wide
-from ghor._torch.sharding import ShardLayout, full_tensor, is_sharded, reshard
+from ghor._torch.sharding import ShardLayout, distribute_like, full_tensor, is_sharded, reshard
 from ghor._torch.warn import Warnings
-from ghor.constraints.packed import Holder, space_for
-from ghor.constraints.registry import RECORD, declare, declared_radii, no_longer_parameters, spaces_by_id
-from ghor.constraints.selection import Predicate, check_module, select
-from ghor.constraints.validation import batch_dims, check_anchor, check_parameter, residual
+from ghor.constraints.packed import space_for
+from ghor.constraints.registry import (
+    Declaration,
+    declarations_by_id,
+    declare,
+    lost_message,
+    no_longer_parameters,
+    register,
+)
+from ghor.constraints.selection import Predicate, Selected, check_module, select
+from ghor.constraints.validation import Warn, batch_dims, check_anchor, check_fit, residual
 from ghor.spaces import Euclidean, Space, SpecialOrthogonal, Stiefel
 
 SpaceOf = Callable[[str, nn.Parameter], Space]
@@ -56,40 +62,56 @@ def constrain(
     >>> moved = constrain(model, "encoder.*.self_attn.*_proj.weight", Stiefel(blocks=8))
     >>> moved = constrain(model, lambda name, p: name.endswith("proj.weight") and p.dim() == 2, Stiefel())
     """
+    check_module(module, "constrain")
     reshard(module)
-    warn, plan, chosen = Warnings(), [], select(module, name)
-    holders = _holders(module)
-    for n, (owner, leaf) in chosen.items():
-        p = owner._parameters[leaf]
-        assert p is not None
-        given = space if isinstance(space, (Space, type)) or not callable(space) else space(n, p)
-        if not isinstance(given, Space):
-            hint = (
-                f": write {given.__name__}()" if isinstance(given, type) and issubclass(given, Space) else ""
-            )
-            raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}{hint}")
-        on, advice = space_for(holders[id(p)], p, given, n)
-        plan.append((n, owner, leaf, p, on, nearest(p, on, n)))
-        if anchor is not None:
-            check_anchor(anchor, p, on, n)
-        if _is_reflection(p, on):
-            advice = (
-                f"was orthogonal with determinant -1, which {on} does not have: it was reflected; "
-                "ghor.Stiefel() keeps the determinant"
-            )
-        if advice is not None:
-            warn(advice, f"{n} {advice}")  # once for all layers of one kind
+    warn = Warnings()
+    moves = [move_of(n, weight, space, warn, anchor) for n, weight in select(module, name).items()]
     if isinstance(anchor, Tensor):
         anchor = anchor.detach().clone()  # it could be the weight itself, which moves
-    with torch.no_grad():  # all of them before any moves: one weight may be here by several names
-        distances = [torch.linalg.vector_norm(wide(full_tensor(p) - full_tensor(Y))) for *_, p, _, Y in plan]
-    moved = {n: float(distance) for (n, *_), distance in zip(plan, distances, strict=True)}
-    for n, owner, leaf, p, on, point in plan:
+    # All of them before any moves: one weight may be here by several names.
+    moved = {move.name: distance(move.weight.p, move.point) for move in moves}
+    for n, weight, on, point in moves:
         with torch.no_grad():
-            p.copy_(point)
-        declare(owner, leaf, on, moved[n], anchor, radii_of(p, on))
+            weight.p.copy_(point)
+        declare(weight.owner, weight.leaf, Declaration(on, moved[n], anchor, _radii_of(weight.p, on)))
     warn.flush()
     return module if isinstance(name, str) and name in moved else moved
+
+
+class Move(NamedTuple):
+    """A weight on the way to a point of its space."""
+
+    name: str
+    weight: Selected
+    space: Space
+    point: Tensor
+
+
+def move_of(name: str, weight: Selected, space: Space | SpaceOf, warn: Warn, anchor: object = None) -> Move:
+    """Ask everything about a weight before it moves, and give the errors and advice of `constrain`."""
+    p: Any = weight.p
+    given: Any = space if isinstance(space, (Space, type)) or not callable(space) else space(name, p)
+    if not isinstance(given, Space):
+        cls = isinstance(given, type) and issubclass(given, Space)
+        hint = f": write {given.__name__}()" if cls else ""
+        raise TypeError(f"space must be a ghor space such as ghor.Stiefel(), got {given!r}{hint}")
+    on, advice = space_for(weight, given, name)
+    point = nearest(p, on, name)
+    if anchor is not None:
+        check_anchor(anchor, p, on, name)
+    if _is_reflection(p, on):
+        advice = (
+            f"was orthogonal with determinant -1, which {on} does not have: it was reflected; "
+            "ghor.Stiefel() keeps the determinant"
+        )
+    if advice is not None:
+        warn(advice, f"{name} {advice}")  # once for all layers of one kind
+    return Move(name, weight, on, point)
+
+
+def distance(X: Tensor, Y: Tensor) -> float:
+    """||Y - X||_F."""
+    return float(torch.linalg.vector_norm(wide(full_tensor(X)) - wide(full_tensor(Y))))
 
 
 def project(model: nn.Module) -> dict[str, float]:
@@ -105,23 +127,17 @@ def project(model: nn.Module) -> dict[str, float]:
     """
     check_module(model, "project")
     reshard(model)
-    found = [
-        (name, p, space) for name, p, space in declared_spaces(model) if not isinstance(space, Euclidean)
-    ]
-    radii = [declared_radii(p) for _, p, _ in found]
-    points = [nearest(p, space, name, r) for (name, p, space), r in zip(found, radii, strict=True)]
-    distances = {
-        name: float(residual(space, full_tensor(p), r).max())
-        for (name, p, space), r in zip(found, radii, strict=True)
-    }
+    found = [(name, p, d) for name, p, d in declarations_of(model) if not isinstance(d.space, Euclidean)]
+    points = [nearest(p, d.space, name, d.radii) for name, p, d in found]
+    off = {name: float(residual(d.space, full_tensor(p), d.radii).max()) for name, p, d in found}
     with torch.no_grad():
         for (_, p, _), point in zip(found, points, strict=True):
             p.copy_(point)
-    return distances
+    return off
 
 
-def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
-    """(name, parameter, space) for every parameter of the model, in the order of named_parameters.
+def declarations_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declaration]]:
+    """(name, parameter, what is declared of it) for every parameter, in the order of named_parameters.
 
     Warns about declared weights that are no longer parameters.
     """
@@ -129,15 +145,18 @@ def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space
         warn = Warnings()
         warn("lost", lost_message(lost))
         warn.flush()
-    # A weight may be tied to one outside the model, and declared there: optimizers find that, too.
-    records = spaces_by_id() | {
-        id(module._parameters[leaf]): space
-        for module in model.modules()
-        for leaf, space in module.__dict__.get(RECORD, {}).items()
-        if module._parameters.get(leaf) is not None
-    }
+    register(model)
+    every = declarations_by_id()  # a weight may be tied to one outside the model, and declared there
     for name, p in model.named_parameters():
-        yield name, p, records.get(id(p), Euclidean())
+        yield name, p, every.get(id(p), Declaration(Euclidean()))
+
+
+def declared_spaces(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Space]]:
+    """(name, parameter, space) for every parameter of the model, in the order of named_parameters.
+
+    Warns about declared weights that are no longer parameters.
+    """
+    return ((name, p, declaration.space) for name, p, declaration in declarations_of(model))
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
@@ -155,16 +174,9 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     return sorted(groups.values(), key=lambda group: not isinstance(group["space"], Euclidean))
 
 
-def radii_of(p: Tensor, space: Space) -> Tensor | None:
-    """The radius of each point of a weight, (M, 1, 1), on spheres of any radius; else None."""
-    if getattr(space, "radius", 1) != "start" or p.is_meta:
-        return None
-    return torch.as_tensor(space.scale(space.layout.points(wide(full_tensor(p.detach())))))
-
-
 def nearest(p: Tensor, space: Space, name: str, radii: Tensor | None = None) -> Tensor:
     """The point that `space.project` finds for a weight, on spheres of the given radii."""
-    check_parameter(p, space, name)
+    check_fit([p], space, [name])
     if p.is_meta:
         raise ValueError(
             f"{name} is on the meta device and has no values yet; materialise the module, then constrain it"
@@ -175,21 +187,19 @@ def nearest(p: Tensor, space: Space, name: str, radii: Tensor | None = None) -> 
         point = space.project(X)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    if radii is not None:
-        y = space.layout.points(wide(full_tensor(p.detach())))
-        moved = space.layout.padded(y * (radii / space.scale(y)), p.shape, y)
-        whole = space.layout.weight(moved, p.shape).to(p.dtype)
-        point = whole if shards is None else shards.local_tensors([shards.to_dtensor(whole, 0)])[0]
-    return point if shards is None else shards.to_dtensor(point, 0)
+    if radii is None:
+        return point if shards is None else shards.to_dtensor(point, 0)
+    y = space.layout.points(wide(full_tensor(p)))
+    y = space.layout.padded(y * (radii / space.scale(y)), p.shape, y)
+    whole = space.layout.weight(y, p.shape).to(p.dtype)
+    return whole if shards is None else distribute_like(whole, p)
 
 
-def _holders(model: nn.Module) -> dict[int, list[Holder]]:
-    """The modules that hold each parameter, with its name there: several where it is tied."""
-    found = defaultdict(list)
-    for module in model.modules():
-        for leaf, p in module._parameters.items():
-            found[id(p)].append((module, leaf))
-    return found
+def _radii_of(p: Tensor, space: Space) -> Tensor | None:
+    """The radius of each point of a weight, (M, 1, 1), on spheres of any radius; else None."""
+    if getattr(space, "radius", 1) != "start":
+        return None
+    return torch.as_tensor(space.scale(space.layout.points(wide(full_tensor(p)))))
 
 
 def _is_reflection(p: Tensor, space: Space) -> bool:
@@ -203,14 +213,3 @@ def _is_reflection(p: Tensor, space: Space) -> bool:
     M = M * (M.shape[-1] ** 0.5 / torch.linalg.matrix_norm(M, keepdim=True))
     orthogonal = Stiefel().residual(M) <= Stiefel().tolerance(M.to(p.dtype)).to(M.dtype)
     return bool((orthogonal & (SpecialOrthogonal().residual(M) > 1)).any())
-
-
-def lost_message(lost: dict[str, Space]) -> str:
-    """What to say of `no_longer_parameters`."""
-    name, space = next(iter(lost.items()))
-    others = f" ({len(lost) - 1} others likewise)" if len(lost) > 1 else ""
-    return (
-        f"{name} was constrained to {space} and is not a parameter any more{others}: a parametrization, "
-        "pruning or a wrapper computes it, and nothing keeps it there. Undo that and constrain it again, or "
-        "call ghor.release(model) to give the constraints up"
-    )

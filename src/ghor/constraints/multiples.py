@@ -16,10 +16,9 @@ from torch.nn.utils import parametrize
 
 from ghor._torch.precision import wide
 from ghor._torch.warn import Warnings
-from ghor.constraints.declare import Names, constrain, nearest
-from ghor.constraints.packed import space_for
+from ghor.constraints.declare import Move, Names, constrain, distance, move_of
 from ghor.constraints.registry import forget
-from ghor.constraints.selection import Predicate, select
+from ghor.constraints.selection import Holder, Predicate, check_module, select
 from ghor.spaces.stiefel import Orthogonal, Stiefel
 
 
@@ -63,45 +62,41 @@ def constrain_multiples(
     >>> moved = constrain_multiples(model, "*.query.weight", ghor.Stiefel(blocks=heads))
     >>> optimizer = ghor.optim.AdamW(model, lr=1e-3)
     """
+    check_module(module, "constrain_multiples")
     if not (isinstance(space, Orthogonal) and space.compact):
         raise TypeError(f"multiples are those of orthogonal matrices, as of ghor.Stiefel(), got {space!r}")
     if getattr(space, "radius", 1) != 1:
         raise ValueError(f"the multiple is the radius already: use ghor.Sphere() in place of {space!r}")
     if scale != "start" and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
         raise ValueError(f"scale is a positive number or 'start', got {scale!r}")
-    warn, plan, chosen = Warnings(), [], select(module, name)
-    first: dict[tuple[nn.Module, str], str] = {}  # a weight that is here by several names is scaled once
-    for n, of in chosen.items():
-        first.setdefault(of, n)
-    for (owner, leaf), n in first.items():
-        p: Any = owner._parameters[leaf]
-        holders = [(m, k) for m in module.modules() for k, q in m._parameters.items() if q is p]
-        if len(holders) > 1:
+    warn, chosen = Warnings(), select(module, name)
+    moves: dict[Holder, Move] = {}  # a weight that is here by several names is scaled once
+    for n, weight in chosen.items():
+        if len(weight.holders) > 1:
             raise ValueError(f"{n} is tied to another weight, which would not be scaled; untie it first")
-        on, advice = space_for(holders, p, space, n)
-        Q = nearest(p, on, n)
-        if advice is not None:
-            warn(advice, f"{n} {advice}")
-        s = torch.linalg.matrix_norm(wide(space.layout.points(p.detach())), keepdim=True)
-        s = (
-            s / math.sqrt(space.layout.size(p.shape)[1])
-            if scale == "start"
-            else torch.full_like(s, float(scale))
-        )
-        s = torch.where(s == 0, 1, s).to(p.dtype)  # 0: a padding row, which stays as it is
-        plan.append((owner, leaf, p.detach().clone(), Q, Multiple(cast(Stiefel, on), s, learn)))
-    moved = {}
-    for owner, leaf, before, Q, multiple in plan:
-        forget(owner, leaf)  # it is Q that is declared from here on
-        parametrize.register_parametrization(owner, leaf, multiple)
-        held: Any = owner.parametrizations[leaf]  # type: ignore[index]
-        with torch.no_grad():
-            held.original.copy_(Q)
-        constrain(owner, [f"parametrizations.{leaf}.original"], multiple.space)
-        way = wide(getattr(owner, leaf).detach()) - wide(before)
-        moved[owner, leaf] = float(torch.linalg.vector_norm(way))
+        if weight.holders[0] not in moves:
+            moves[weight.holders[0]] = move_of(n, weight, space, warn)
+    moved = {holder: _replace(move, scale, learn) for holder, move in moves.items()}
     warn.flush()
-    return {n: moved[of] for n, of in chosen.items()}
+    return {n: moved[weight.holders[0]] for n, weight in chosen.items()}
+
+
+def _replace(move: Move, scale: float | Literal["start"], learn: bool) -> float:
+    """Put s Q in the place of a weight X, Q being the point that X moves to; returns ||s Q - X||_F."""
+    (owner, leaf, p, _), space = move.weight, cast(Stiefel, move.space)
+    before = p.detach().clone()
+    s = torch.linalg.matrix_norm(wide(space.layout.points(before)), keepdim=True)
+    if scale == "start":
+        s = torch.where(s == 0, 1, s / math.sqrt(space.layout.size(p.shape)[1]))  # 0: a padding row
+    else:
+        s = torch.full_like(s, scale)
+    forget(owner, leaf)  # it is Q that is declared from here on
+    parametrize.register_parametrization(owner, leaf, Multiple(space, s.to(p.dtype), learn))
+    held: Any = owner.parametrizations[leaf]  # type: ignore[index]
+    with torch.no_grad():
+        held.original.copy_(move.point)
+    constrain(owner, [f"parametrizations.{leaf}.original"], space)
+    return distance(before, getattr(owner, leaf))
 
 
 def multiples(model: nn.Module) -> dict[tuple[nn.Module, str], Multiple]:

@@ -7,7 +7,6 @@ has them: a constraint other than the intended one is worse than none.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 
+from ghor.constraints.selection import Selected
 from ghor.spaces import Space, Sphere
 from ghor.spaces.matrix import Matrices
 
-Holder = tuple[nn.Module, str]  # a module and its name for a parameter
-
-GATES = {"LSTM": 4, "GRU": 3, "LSTMCell": 4, "GRUCell": 3}
+GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}
 
 # Names of layers that hold several projections in one weight (timm, Hugging Face, FlashAttention, ...).
 PAIRS = re.compile(r"kv_proj|to_kv|gate_up", re.IGNORECASE)
@@ -29,49 +27,23 @@ FUSED = re.compile(r"qkv|c_attn", re.IGNORECASE)
 ATTENTION = re.compile(r"in_proj|att", re.IGNORECASE)  # fused if it has three times as many outputs as inputs
 
 
-def packed_matrices(module: nn.Module, leaf: str) -> tuple[int, str] | None:
-    """How many matrices a parameter of one of torch's modules stacks along its rows, and what they are."""
-    if isinstance(module, nn.MultiheadAttention) and leaf == "in_proj_weight":
-        return 3, "queries, keys and values"
-    for kind, count in GATES.items():
-        if isinstance(module, getattr(nn, kind)) and re.match(r"weight_[ih]h", leaf):
-            return count, f"the {count} gates"
-    return None
-
-
-def space_for(holders: Sequence[Holder], p: Tensor, space: Space, name: str) -> tuple[Space, str | None]:
-    """The space for a parameter that these modules hold, and a warning to put after its name, or None.
+def space_for(weight: Selected, space: Space, name: str) -> tuple[Space, str | None]:
+    """The space for a weight in the modules that hold it, and a warning to put after its name, or None.
 
     Raises ValueError if a module of torch is known to stack matrices and the space has no `blocks`.
     """
-    if is_lazy(p):  # has no shape to look at; `check_parameter` refuses it
+    p = weight.p
+    if is_lazy(p):  # has no shape to look at; `check_fit` refuses it
         return space, None
-    for module, _ in holders:
+    for module, _ in weight.holders:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
             return _with_padding(p, space, module.padding_idx)
     if not isinstance(space, Matrices):
         return space, None
-    for module, leaf in holders:
+    for module, leaf in weight.holders:
         _refuse_packed(module, leaf, p, space, name)
-        if isinstance(module, _ConvNd) and space.flatten == 1 and p.dim() > 2:
-            size = " x ".join(map(str, p.shape[-space.dims :]))
-            channel = "input" if isinstance(module, _ConvTransposeNd) else "output"  # whichever comes first
-            points = "vectors" if isinstance(space, Sphere) else "matrices"
-            return space, (
-                f"of shape {tuple(p.shape)} of {type(module).__name__} on {space} is a batch of {size} "
-                f"{points}, one for each pair of channels; "
-                f"ghor.{replace(space, flatten=p.dim() - 1, along='rows')} takes the kernels of an "
-                f"{channel} channel as one row"
-            )
-        grouped = isinstance(module, _ConvNd) and module.groups > 1
-        if grouped and space.flatten > 1 and space.blocks is None:
-            return space, (
-                f"of shape {tuple(p.shape)} of {type(module).__name__} has the kernels of {module.groups} "
-                f"groups, which do not meet: {space} constrains them as one matrix; "
-                f"{_written(space, module.groups)} constrains those of each group, {_written(space, 1)} is "
-                "silent"
-            )
-    return space, next(filter(None, (_fused(m, p, space, name) for m, _ in holders)), None)
+    advice = (ask(m, p, space, name) for m, _ in weight.holders for ask in (_kernels, _groups, _fused))
+    return space, next(filter(None, advice), None)
 
 
 def _with_padding(p: Tensor, space: Space, row: int) -> tuple[Space, str | None]:
@@ -89,10 +61,16 @@ def _with_padding(p: Tensor, space: Space, row: int) -> tuple[Space, str | None]
 
 
 def _refuse_packed(module: nn.Module, leaf: str, p: Tensor, space: Matrices, name: str) -> None:
-    packed = packed_matrices(module, leaf)
-    if packed is None or space.blocks is not None or p.dim() != space.dims:
+    """Raise for matrices that a module of torch stacks along the rows of one parameter."""
+    if isinstance(module, nn.MultiheadAttention) and leaf == "in_proj_weight":
+        count, what = 3, "queries, keys and values"
+    elif leaf.startswith(("weight_ih", "weight_hh")) and isinstance(module, tuple(GATES)):
+        count = next(k for cls, k in GATES.items() if isinstance(module, cls))
+        what = f"the {count} gates"
+    else:
         return
-    count, what = packed
+    if space.blocks is not None or p.dim() != space.dims:
+        return
     heads = getattr(module, "num_heads", None)
     each = f", {_written(space, (count, heads))} for those of every head" if heads else ""
     raise ValueError(
@@ -102,32 +80,61 @@ def _refuse_packed(module: nn.Module, leaf: str, p: Tensor, space: Matrices, nam
     )
 
 
+def _kernels(module: nn.Module, p: Tensor, space: Matrices, name: str) -> str | None:
+    """A warning for kernels that are a batch of small matrices."""
+    if not isinstance(module, _ConvNd) or space.flatten > 1 or p.dim() <= 2:
+        return None
+    size = " x ".join(map(str, p.shape[-space.dims :]))
+    channel = "input" if isinstance(module, _ConvTransposeNd) else "output"  # whichever comes first
+    points = "vectors" if isinstance(space, Sphere) else "matrices"
+    return (
+        f"of shape {tuple(p.shape)} of {type(module).__name__} on {space} is a batch of {size} {points}, one "
+        f"for each pair of channels; ghor.{replace(space, flatten=p.dim() - 1, along='rows')} takes the "
+        f"kernels of an {channel} channel as one row"
+    )
+
+
+def _groups(module: nn.Module, p: Tensor, space: Matrices, name: str) -> str | None:
+    """A warning for the kernels of several groups that are constrained as one matrix."""
+    one = space.flatten > 1 and space.blocks is None and not isinstance(space, Sphere)
+    if not one or not isinstance(module, _ConvNd) or module.groups == 1:
+        return None
+    return (
+        f"of shape {tuple(p.shape)} of {type(module).__name__} has the kernels of {module.groups} groups, "
+        f"which do not meet: {space} constrains them as one matrix; {_written(space, module.groups)} "
+        f"constrains those of each group, {_written(space, 1)} is silent"
+    )
+
+
 def _fused(module: nn.Module, p: Tensor, space: Matrices, name: str) -> str | None:
     """A warning for a layer that probably holds queries, keys and values, judging by names and shapes.
 
     It is only a guess, so the weight is constrained as asked; giving `blocks` silences the warning.
     """
-    if p.dim() != 2 or space.dims != 2:
+    if p.dim() != 2 or space.dims != 2 or p.shape[0] == p.shape[1]:
         return None
     transposed = type(module).__name__ == "Conv1D"  # Hugging Face's: the weight is in x out
     out, into = reversed(p.shape) if transposed else p.shape
     along = "columns" if transposed else "rows"
-    if transposed and out != into and space.count > 1 and space.along == "rows":
+    if transposed and space.count > 1 and space.along == "rows":
         return (
             f"of shape {tuple(p.shape)} of Conv1D is transposed (in x out): {space} splits its inputs; "
             f"{_written(space, space.blocks, along)} splits its outputs"
         )
-    layer, path = ".".join(name.split(".")[-2:]), name.rpartition(".")[0]
-    pair, by_head = PAIRS.search(layer) and not FUSED.search(layer), BY_HEAD.search(layer)
+    if space.blocks is not None:
+        return None
+    path, layer = name.rpartition(".")[0], ".".join(name.split(".")[-2:])
     # A name without a path says nothing: there the shape alone decides, unless the layer is too small.
     three = out == 3 * into and (transposed or (not path and into >= 32) or ATTENTION.search(path))
-    fused = pair or by_head or FUSED.search(layer) or three
-    if space.blocks is not None or out == into or not fused:
+    by_head, fused = BY_HEAD.search(layer), FUSED.search(layer)
+    pair = PAIRS.search(layer) and not fused
+    if not (by_head or fused or pair or three):
         return None
-    each, count = _written(space, f"{out} // head_dim", along), 2 if pair else 3
+    each = _written(space, f"{out} // head_dim", along)
     if by_head:
         meant = f"They lie there head by head: {each} constrains each of every head"
     elif pair or out == 3 * into:
+        count = 2 if pair else 3
         meant = (
             f"Probably {_written(space, count, along)} was meant, or blocks=({count}, heads) for every head"
         )

@@ -1,11 +1,12 @@
-"""The record that modules keep of their weights: the space of each, the anchor of its decay, its radii."""
+"""The record that modules keep of their weights: what `constrain` has declared of each."""
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from inspect import getattr_static
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -15,26 +16,27 @@ from ghor.spaces import Euclidean, Space
 # load_state_dict, and stays out of the state dict. An attribute of the Parameter survives hardly any of
 # these, and a weak reference to the Parameter would forbid torch.utils.swap_tensors.
 RECORD = "_ghor_spaces"
-ANCHORS = "_ghor_anchors"  # {parameter name: "start" or a point}
-RADII = "_ghor_radii"  # {parameter name: the radius of each of its points}, on Sphere(radius="start")
 
-# Modules that have a record, to find the space of a bare parameter.
+# Modules that have a record, to find what is declared of a bare parameter.
 _modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-class Record(dict[str, Space]):
-    """The spaces of a module's own parameters, by name. A copy belongs to the copy of the module."""
+class Declaration(NamedTuple):
+    """What is declared of a weight."""
+
+    space: Space
+    moved: float | None = None  # how far `constrain` moved it
+    anchor: Any = None  # where weight decay pulls it: None, "start" or a point
+    radii: Tensor | None = None  # the radius of each of its points, on Sphere(radius="start")
+
+
+class Record(dict[str, Declaration]):
+    """What is declared of a module's own parameters, by name. A copy belongs to the copy of the module."""
 
     changes: ClassVar[int] = 0  # counts declarations, so that optimizers notice new ones
 
-    def __init__(
-        self,
-        module: nn.Module | None = None,
-        spaces: dict[str, Space] | None = None,
-        moved: dict[str, float | None] | None = None,
-    ) -> None:
-        super().__init__(spaces or {})
-        self.moved = dict(moved or {})  # how far `constrain` moved each
+    def __init__(self, module: nn.Module | None, entries: dict[str, Declaration]) -> None:
+        super().__init__(entries)
         self.belongs_to(module)
 
     def belongs_to(self, module: nn.Module | None) -> None:
@@ -46,91 +48,76 @@ class Record(dict[str, Space]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Record:
         module = None if self.module is None else self.module()
-        return Record(memo.get(id(module)), dict(self), self.moved)
+        return Record(memo.get(id(module)), copy.deepcopy(dict(self), memo))
 
     def __reduce__(self) -> Any:
         # The module is passed as state, not as an argument, because it holds this record itself: a cycle.
-        return Record, (None, dict(self), self.moved), None if self.module is None else self.module()
+        return Record, (None, dict(self)), None if self.module is None else self.module()
 
     def __setstate__(self, module: nn.Module) -> None:
         self.belongs_to(module)
 
 
-def declare(
-    owner: nn.Module,
-    leaf: str,
-    space: Space,
-    moved: float | None = None,
-    anchor: Any = None,
-    radii: Tensor | None = None,
-) -> None:
-    """Record the space of a weight with its owner, and with those who have declared it by another name."""
-    Record(owner)
-    owner.__dict__[RECORD][leaf] = space
+def declare(owner: nn.Module, leaf: str, declaration: Declaration) -> None:
+    """Record this with the owner of a weight, and with those who have declared it by another name."""
+    Record(owner, {})  # unless it has one
+    owner.__dict__[RECORD][leaf] = declaration
     p = owner._parameters[leaf]
     assert p is not None
-    for other, twin in owners(p):
-        record = other.__dict__[RECORD]
-        record[twin], record.moved[twin] = space, moved
-        other.__dict__.setdefault(ANCHORS, {})[twin] = anchor
-    keep_radii(p, radii)
+    for record, twin in _records_of(p):
+        record[twin] = declaration
     Record.changes += 1
 
 
 def keep_radii(p: Tensor, radii: Tensor | None) -> None:
-    """Record the radii of a weight's points, those of its declaration or of the optimizer that took it."""
-    for module, leaf in owners(p):
-        module.__dict__.setdefault(RADII, {})[leaf] = radii
-
-
-def declared_radii(p: Tensor) -> Tensor | None:
-    """The radius of each point of a weight on spheres of any radius, if it is declared."""
-    return next((module.__dict__.get(RADII, {}).get(leaf) for module, leaf in owners(p)), None)
+    """Record the radii of a weight's points, as the optimizer that took it knows them."""
+    for record, leaf in _records_of(p):
+        record[leaf] = record[leaf]._replace(radii=radii)
 
 
 def forget(module: nn.Module, leaf: str | None = None) -> None:
     """Remove this module's record, or what it says of one weight, if there is any."""
-    if leaf is not None and leaf in module.__dict__.get(RECORD, ()):
-        del module.__dict__[RECORD][leaf]
-        for key in (ANCHORS, RADII):
-            module.__dict__.get(key, {}).pop(leaf, None)
-        Record.changes += 1
-    elif leaf is None and RECORD in module.__dict__:
-        for key in (RECORD, ANCHORS, RADII):
-            module.__dict__.pop(key, None)
+    if leaf is None:
+        found: Any = module.__dict__.pop(RECORD, None)
         _modules.discard(module)
-        Record.changes += 1
+    else:
+        found = module.__dict__.get(RECORD, {}).pop(leaf, None)
+    Record.changes += found is not None
 
 
-def owners(p: Tensor) -> Iterator[tuple[nn.Module, str]]:
-    """The modules that have declared this very tensor, with its name there."""
-    for module in list(_modules):
-        for leaf in module.__dict__.get(RECORD, ()):
-            if module._parameters.get(leaf) is p:
-                yield module, leaf
+def declarations_by_id() -> dict[int, Declaration]:
+    """What is declared of every parameter that is there, by its id."""
+    return {id(p): record[leaf] for p, record, leaf in _recorded()}
 
 
 def declared_space(p: Tensor) -> Space | None:
     """The space that `constrain` declared for this very tensor, or None."""
-    return next((module.__dict__[RECORD][leaf] for module, leaf in owners(p)), None)
+    return next((record[leaf].space for record, leaf in _records_of(p)), None)
 
 
-def spaces_by_id() -> dict[int, Space]:
-    """The space of every declared parameter, by its id."""
-    return {
-        id(module._parameters[leaf]): space
-        for module in list(_modules)
-        for leaf, space in module.__dict__.get(RECORD, {}).items()
-        if module._parameters.get(leaf) is not None
-    }
+def declared_radii(p: Tensor) -> Tensor | None:
+    """The radius of each point of a weight on spheres of any radius, if it is declared."""
+    return next((record[leaf].radii for record, leaf in _records_of(p)), None)
 
 
-def anchors_by_id() -> dict[int, Any]:
-    """The anchor of every declared parameter that has one, by its id."""
-    declared = (
-        (m._parameters.get(k), a) for m in list(_modules) for k, a in m.__dict__.get(ANCHORS, {}).items()
-    )
-    return {id(p): anchor for p, anchor in declared if p is not None and anchor is not None}
+def register(model: nn.Module) -> None:
+    """Register the modules of a model that have a record: a shallow copy has, and no one knows it."""
+    _modules.update(module for module in model.modules() if RECORD in module.__dict__)
+
+
+def _recorded() -> Iterator[tuple[nn.Parameter, Record, str]]:
+    for module in list(_modules):
+        record = module.__dict__.get(RECORD, {})
+        for leaf in record:
+            if (p := module._parameters.get(leaf)) is not None:
+                yield p, record, leaf
+
+
+def _records_of(p: Tensor) -> Iterator[tuple[Record, str]]:
+    return ((record, leaf) for q, record, leaf in _recorded() if q is p)
+
+
+# -- weights that are not parameters any more ----------------------------------------------------------------
 
 
 def no_longer_parameters(model: nn.Module) -> dict[str, Space]:
@@ -141,7 +128,7 @@ def no_longer_parameters(model: nn.Module) -> dict[str, Space]:
     return {
         f"{name}.{leaf}".lstrip("."): space
         for name, module in model.named_modules()
-        for leaf, space in module.__dict__.get(RECORD, {}).items()
+        for leaf, (space, *_) in module.__dict__.get(RECORD, {}).items()
         if module._parameters.get(leaf) is None and not isinstance(space, Euclidean)
     }
 
@@ -158,3 +145,14 @@ def lost_beside(params: set[int]) -> dict[str, Space]:
         for leaf, space in lost.items()
         if getattr_static(module, leaf, None) is not None
     }
+
+
+def lost_message(lost: dict[str, Space]) -> str:
+    """What to say of weights that are not parameters any more."""
+    name, space = next(iter(lost.items()))
+    others = f" ({len(lost) - 1} others likewise)" if len(lost) > 1 else ""
+    return (
+        f"{name} was constrained to {space} and is not a parameter any more{others}: a parametrization, "
+        "pruning or a wrapper computes it, and nothing keeps it there. Undo that and constrain it again, or "
+        "call ghor.release(model) to give the constraints up"
+    )

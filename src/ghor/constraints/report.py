@@ -9,8 +9,8 @@ from torch import nn
 
 from ghor._torch.precision import wide
 from ghor._torch.sharding import full_tensor
-from ghor.constraints.declare import declared_spaces
-from ghor.constraints.registry import RECORD, declared_radii, no_longer_parameters
+from ghor.constraints.declare import declarations_of
+from ghor.constraints.registry import no_longer_parameters
 from ghor.constraints.selection import check_module
 from ghor.constraints.validation import residual, worst_residual
 from ghor.spaces import Euclidean, Space
@@ -70,28 +70,21 @@ def check(model: nn.Module) -> Check:
     >>> assert ghor.check(model).ok
     """
     check_module(model, "check")
-    moved = {
-        id(p): module.__dict__[RECORD].moved.get(leaf)
-        for module in model.modules()
-        for leaf, p in module._parameters.items()
-        if leaf in module.__dict__.get(RECORD, ())
-    }
     weights, ordinary = {}, 0
-    for name, p, space in declared_spaces(model):
+    for name, p, (space, moved, _, radii) in declarations_of(model):
         if isinstance(space, Euclidean):
             ordinary += 1
             continue
         distance, norm, good = math.nan, math.nan, True
         if not p.is_meta:
-            Y, radii = full_tensor(p), declared_radii(p)
+            Y = full_tensor(p)
             distance, norm = float(residual(space, Y, radii).max()), float(wide(Y).norm())
             off, allowed = worst_residual(space, Y[None])
-            good = bool(off <= allowed)
-            if radii is not None:  # which the space alone does not know
-                good = good and distance <= float(allowed)
+            # The space alone does not know the radii.
+            good = bool(off <= allowed) and (radii is None or distance <= float(allowed))
             if math.isnan(distance):  # an entry is not a number
                 distance = math.inf
-        weights[name] = Weight(space, tuple(p.shape), distance, good, moved.get(id(p)), norm)
+        weights[name] = Weight(space, tuple(p.shape), distance, good, moved, norm)
     found = Check(weights, ordinary, no_longer_parameters(model))
     print(found)
     return found

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 Predicate = Callable[[str, nn.Parameter], bool]
+Holder = tuple[nn.Module, str]  # a module and its name for a parameter
+
+
+class Selected(NamedTuple):
+    """A parameter, where it was found, and all modules of the model that hold it: several if it is tied."""
+
+    owner: nn.Module
+    leaf: str
+    p: Tensor
+    holders: Sequence[Holder]
 
 
 def check_module(module: object, function: str) -> None:
@@ -19,30 +30,49 @@ def check_module(module: object, function: str) -> None:
         raise TypeError(f"ghor.{function} takes a model, an nn.Module, got a {type(module).__name__}")
 
 
-def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, tuple[nn.Module, str]]:
-    """{name: (owner, name there)} of the selected parameters; ValueError if a name or glob matches none."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"parameters are selected from a module, by name, got a {type(module).__name__}")
-    owners = dict(module.named_modules(remove_duplicate=False))
-    every = {
-        f"{n}.{leaf}" if n else leaf: (m, leaf)
-        for n, m in owners.items()
-        for leaf, p in m._parameters.items()
-        if p is not None
-    }
-    known = [n for n, _ in module.named_parameters()]
-    if not isinstance(which, str) and callable(which):
-        found = [n for n, p in module.named_parameters() if which(n, p)]
-        if not found:
-            raise ValueError(
-                f"the function selects none of the {len(known)} parameters of {type(module).__name__}"
+def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[str, Selected]:
+    """The selected parameters by name; ValueError if a name or glob matches none."""
+    every = _every(module)
+    names = _satisfying(module, which) if callable(which) else _matching(module, every, which)
+    for n in names:
+        if isinstance(every[n].owner, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{n} is a weight of a scripted module, and copies of that keep no declarations: constrain "
+                "the module, then script it"
             )
-        return _unscripted({n: every[n] for n in found})
-    out: dict[str, tuple[nn.Module, str]] = {}
+    return {n: every[n] for n in names}
+
+
+def _every(module: nn.Module) -> dict[str, Selected]:
+    """All parameters of a module, a tied one by each of its names."""
+    every: dict[str, Selected] = {}
+    holders = defaultdict[int, list[Holder]](list)
+    for path, owner in module.named_modules(remove_duplicate=False):
+        for leaf, p in owner._parameters.items():
+            if p is not None:
+                held = holders[id(p)]
+                if (owner, leaf) not in held:  # a module may have two names, too
+                    held.append((owner, leaf))
+                every[f"{path}.{leaf}".lstrip(".")] = Selected(owner, leaf, p, held)
+    return every
+
+
+def _satisfying(module: nn.Module, predicate: Predicate) -> list[str]:
+    known = dict(module.named_parameters())
+    found = [n for n, p in known.items() if predicate(n, p)]
+    if not found:
+        raise ValueError(
+            f"the function selects none of the {len(known)} parameters of {type(module).__name__}"
+        )
+    return found
+
+
+def _matching(module: nn.Module, every: dict[str, Selected], which: Any) -> list[str]:
+    """The names that are given or match; of a tied weight, those given and the first that matches."""
+    out = dict[str, None]()
     selected = set[int]()  # the ids of the weights in `out`
     several = isinstance(which, Iterable) and not isinstance(which, str | Tensor)
-    names: list[Any] = list(which) if several else [which]
-    for name in names:
+    for name in which if several else [which]:
         if not isinstance(name, str):
             got = f"a {type(name).__name__}, pass its name" if isinstance(name, Tensor) else repr(name)
             raise TypeError(
@@ -51,38 +81,31 @@ def select(module: nn.Module, which: str | Sequence[str] | Predicate) -> dict[st
             )
         found = [name] if name in every else fnmatch.filter(every, name)
         if not found:
-            path, _, leaf = name.rpartition(".")
-            if path in owners and leaf in getattr(owners[path], "parametrizations", ()):
-                raise ValueError(
-                    f"{name} of {type(module).__name__} is computed by a parametrization; remove it with "
-                    "torch.nn.utils.parametrize.remove_parametrizations, or take it over with "
-                    "ghor.interop.from_parametrized"
-                )
-            near = known if len(known) <= 3 else difflib.get_close_matches(name, known, 3, 0) or known[:3]
-            rest = f" and {len(known) - len(near)} others" if len(known) > len(near) else ""
-            like = " like" if set("*?[") & set(name) else ""
-            there = ", ".join(near) or "none"
-            raise ValueError(
-                f"{type(module).__name__} has no parameter{like} {name!r}; it has: {there}{rest}"
-            )
-        # A tied weight has several names: a name always selects it, and a glob unless it is selected already.
+            raise ValueError(_no_match(module, name))
         for n in found:
-            owner, leaf = every[n]
-            p = id(owner._parameters[leaf])
+            p = id(every[n].p)
             if n == name or p not in selected:
-                out[n] = owner, leaf
+                out[n] = None
                 selected.add(p)
-    return _unscripted(out)
+    return list(out)
 
 
-def _unscripted(found: dict[str, tuple[nn.Module, str]]) -> dict[str, tuple[nn.Module, str]]:
-    for n, (owner, _) in found.items():
-        if isinstance(owner, torch.jit.ScriptModule):
-            raise TypeError(
-                f"{n} is a weight of a scripted module, and copies of that keep no declarations: constrain "
-                "the module, then script it"
-            )
-    return found
+def _no_match(module: nn.Module, name: str) -> str:
+    """What to say where no parameter has this name or matches it."""
+    path, _, leaf = name.rpartition(".")
+    owner = dict(module.named_modules(remove_duplicate=False)).get(path)
+    if leaf in getattr(owner, "parametrizations", ()):
+        return (
+            f"{name} of {type(module).__name__} is computed by a parametrization; remove it with "
+            "torch.nn.utils.parametrize.remove_parametrizations, or take it over with "
+            "ghor.interop.from_parametrized"
+        )
+    known = [n for n, _ in module.named_parameters()]
+    near = known if len(known) <= 3 else difflib.get_close_matches(name, known, 3, 0) or known[:3]
+    rest = f" and {len(known) - len(near)} others" if len(known) > len(near) else ""
+    like = " like" if set("*?[") & set(name) else ""
+    there = ", ".join(near) or "none"
+    return f"{type(module).__name__} has no parameter{like} {name!r}; it has: {there}{rest}"
 
 
 def select_by_suffix(names: Iterable[str], target: str) -> list[str]:

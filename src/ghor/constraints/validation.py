@@ -22,36 +22,25 @@ def kind(p: Tensor) -> Hashable:
     return p.shape, p.dtype, p.device, p.layout, placement(p)
 
 
-def check_parameters(
-    params: Sequence[Tensor], space: Space, names: Sequence[str], warn: Warn | None = None
-) -> None:
-    """Raise for the first of some weights of one `kind` that does not fit the space or does not lie on it.
+def check_fit(params: Sequence[Tensor], space: Space, names: Sequence[str]) -> None:
+    """Raise for the first of some weights of one `kind` that cannot move to the space from where it is.
 
-    Dtype and shape are checked once, values by two reductions over the stack of all weights. `warn` is as in
-    `check_on_space`.
+    Dtype and shape are checked once, values by one reduction over the stack of all weights.
     """
     if isinstance(space, Euclidean):
         return
     _check_kind(params[0], space, names[0])
     _check_strides(params, names)
-    if params[0].is_meta:
-        return
-    Y = _stacked(params, space)
     # If one process raises, all must: bad entries of shards are counted over all processes, weight by weight.
-    if is_sharded(params[0]) or not bool(torch.isfinite(Y).all()):
+    if not params[0].is_meta and (
+        is_sharded(params[0]) or not bool(_stacked(params, space).isfinite().all())
+    ):
         for p, name in zip(params, names, strict=True):
-            _check_finite(p, name)
-    _check_residuals(Y, params, space, names, warn)
-
-
-def check_parameter(p: Tensor, space: Space, name: str) -> None:
-    """Raise unless p can be moved to the space from where it is: dtype, shape, memory, finite values."""
-    if isinstance(space, Euclidean):
-        return
-    _check_kind(p, space, name)
-    _check_strides([p], [name])
-    if not p.is_meta:
-        _check_finite(p, name)
+            if count := int(full_tensor(torch.isfinite(p).logical_not_().sum())):
+                raise ValueError(
+                    f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; "
+                    "initialise it"
+                )
 
 
 def check_on_space(
@@ -62,8 +51,37 @@ def check_on_space(
     A float64 weight that is on the space only to the digits of float32 was declared in float32 and then
     converted: if `warn` is given, it is projected, with a warning.
     """
-    if not params[0].is_meta:
-        _check_residuals(_stacked(params, space), params, space, names, warn)
+    if params[0].is_meta:
+        return
+    Y = _stacked(params, space)
+    if Y.numel() == 0:  # a process may have no shard
+        return
+    residual, allowed = worst_residual(space, Y)
+    off = ~(residual <= allowed)  # also where a residual is NaN
+    if not bool(off.any()):
+        return
+    bad = off.nonzero().flatten().tolist()
+    i = bad[0]
+    distance = f"{float(residual[i]):.1e} off {space}"
+    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(Y.dtype, Y.dtype)
+    if warn is not None and bool((residual <= worst_residual(space, Y.to(narrow))[1]).all()):
+        with torch.no_grad():
+            for j in bad:
+                params[j].copy_(space.project(params[j]))
+        warn(
+            "dtype",
+            f"{names[i]} is {kind_of(Y.dtype)} and was {distance}, as a {kind_of(narrow)} weight would be: "
+            "it was projected",
+        )
+        return
+    hint = getattr(space, "hint", None)  # why a point is off, where the space can tell
+    why = "" if hint is None else hint(Y[i].to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype)))
+    raise ValueError(
+        f"{names[i]} of shape {tuple(params[i].shape)} is {distance}{why and f' ({why})'}; call "
+        f"ghor.constrain(module, name, ghor.{space}), or ghor.project(model) where it was moved since, or "
+        f"take ghor.{space}.project(...) of it. (An optimizer that is not ghor's moves weights off their "
+        "spaces)"
+    )
 
 
 def check_anchor(anchor: object, p: Tensor, space: Space, name: str) -> None:
@@ -153,44 +171,3 @@ def _check_strides(params: Sequence[Tensor], names: Sequence[str]) -> None:
                 f"{name} of shape {shape} is a view that torch conjugates or negates when it is read, and "
                 "does not write to in a step; take resolve_conj() and resolve_neg() of it"
             )
-
-
-def _check_finite(p: Tensor, name: str) -> None:
-    if count := int(full_tensor(torch.isfinite(p).logical_not_().sum())):
-        raise ValueError(
-            f"{name} of shape {tuple(p.shape)} has {count} entries that are NaN or infinite; initialise it"
-        )
-
-
-def _check_residuals(
-    Y: Tensor, params: Sequence[Tensor], space: Space, names: Sequence[str], warn: Warn | None
-) -> None:
-    if Y.numel() == 0:  # a process may have no shard
-        return
-    residual, allowed = worst_residual(space, Y)
-    bad = ~(residual <= allowed)  # also where a residual is NaN
-    if not bool(bad.any()):
-        return
-    i = int(bad.nonzero()[0])
-    narrow = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(Y.dtype)
-    if warn is not None and narrow is not None:
-        rounded = worst_residual(space, Y.to(narrow))[1]
-        if bool((residual <= rounded).all()):
-            with torch.no_grad():
-                for j in bad.nonzero():
-                    p = params[int(j)]
-                    p.copy_(space.project(p))
-            warn(
-                "dtype",
-                f"{names[i]} is {kind_of(Y.dtype)} and was {float(residual[i]):.1e} off {space}, as a "
-                f"{kind_of(narrow)} weight would be: it was projected",
-            )
-            return
-    hint = getattr(space, "hint", None)  # why a point is off, where the space can tell
-    why = "" if hint is None else hint(Y[i].to(COMPUTE_DTYPE.get(Y.dtype, Y.dtype)))
-    raise ValueError(
-        f"{names[i]} of shape {tuple(params[i].shape)} is {float(residual[i]):.1e} off {space}"
-        f"{why and f' ({why})'}; call ghor.constrain(module, name, ghor.{space}), or ghor.project(model) "
-        f"where it was moved since, or take ghor.{space}.project(...) of it. (An optimizer that is not "
-        "ghor's moves weights off their spaces)"
-    )

@@ -13,8 +13,8 @@ from torch.optim.optimizer import ParamsT
 
 from ghor._torch.sharding import is_sharded
 from ghor.constraints.declare import Anchor
-from ghor.constraints.registry import anchors_by_id, spaces_by_id
-from ghor.constraints.validation import Warn, check_anchor, check_parameters, kind
+from ghor.constraints.registry import Declaration, declarations_by_id
+from ghor.constraints.validation import Warn, check_anchor, check_fit, check_on_space, kind
 from ghor.lifting.law import DECAYS
 from ghor.spaces import Euclidean, Space
 from ghor.spaces.retraction import RETRACTIONS, RetractionName
@@ -62,7 +62,8 @@ def admitted(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: War
     _check_keys(group, gi, defaults)
     check_options(group, gi)
     params, names = group["params"], names_of(group, gi)
-    anchors, declared = _anchors(group, gi), spaces_by_id()
+    declared = declarations_by_id()
+    anchors = _anchors(group, gi, declared)
     spaces = [
         _space(declared.get(id(p)), given, p, name, warn)
         for p, given, name in zip(params, _each(group, "space", gi), names, strict=True)
@@ -72,7 +73,9 @@ def admitted(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: War
         if not isinstance(space, Euclidean):
             alike[space, kind(p)].append(i)
     for (space, _), index in alike.items():
-        check_parameters([params[i] for i in index], space, [names[i] for i in index], warn)
+        members, called = [params[i] for i in index], [names[i] for i in index]
+        check_fit(members, space, called)
+        check_on_space(members, space, called, warn)
     _check_twice(group, gi, spaces, names)
     points = [_anchor(a, p, s, n) for a, p, s, n in zip(anchors, params, spaces, names, strict=True)]
     kinds = {a if a is None or isinstance(a, str) else "given" for a in points}
@@ -185,15 +188,16 @@ def check_memory(w: Weight) -> None:
 
 def refuse_late_declarations(groups: Sequence[dict[str, Any]], weights: Sequence[Weight]) -> None:
     """Raise if a weight has been constrained to another space, or got an anchor, since it was admitted."""
-    declared, anchors = spaces_by_id(), anchors_by_id()
+    declared = declarations_by_id()
     for w in weights:
-        if declared.get(id(w.p), w.space) != w.space:
+        now = declared.get(id(w.p))
+        if now is not None and now.space != w.space:
             raise ValueError(
-                f"{w.name} was constrained to {declared[id(w.p)]} after this optimizer took it on "
+                f"{w.name} was constrained to {now.space} after this optimizer took it on "
                 f"{w.space}, and would leave it; constrain first, then build the optimizer"
             )
         decays = any(groups[w.gi].get(key) for key in DECAYS)
-        if decays and w.curved and w.anchor is None and id(w.p) in anchors:
+        if decays and w.curved and w.anchor is None and now is not None and now.anchor is not None:
             raise ValueError(
                 f"{w.name} is declared with an anchor, and this optimizer has none for it; constrain first, "
                 "then build the optimizer"
@@ -229,8 +233,9 @@ def _check_twice(group: dict[str, Any], gi: int, spaces: list[Space], names: lis
         seen.add(id(p))
 
 
-def _space(declared: Space | None, given: object, p: Tensor, name: str, warn: Warn) -> Space:
+def _space(declaration: Declaration | None, given: object, p: Tensor, name: str, warn: Warn) -> Space:
     """The space that the group names, or else the one that `constrain` declared."""
+    declared = None if declaration is None else declaration.space
     if given is None:
         if declared is None and type(p).__name__ == "ManifoldParameter":
             manifold = type(getattr(p, "manifold", None)).__name__
@@ -251,13 +256,14 @@ def _space(declared: Space | None, given: object, p: Tensor, name: str, warn: Wa
     return given
 
 
-def _anchors(group: dict[str, Any], gi: int) -> list[Any]:
+def _anchors(group: dict[str, Any], gi: int, declared: dict[int, Declaration]) -> list[Any]:
     """The anchors that a group names, or else those that `constrain` declared."""
     if group["anchor"] is not None and not any(key in group for key in DECAYS):
         raise ValueError(f"group {gi} has an anchor, but no weight_decay to draw its weights there")
-    declared = anchors_by_id()
-    given = _each(group, "anchor", gi)
-    return [declared.get(id(p)) if a is None else a for p, a in zip(group["params"], given, strict=True)]
+    return [
+        declared[id(p)].anchor if given is None and id(p) in declared else given
+        for p, given in zip(group["params"], _each(group, "anchor", gi), strict=True)
+    ]
 
 
 def _anchor(given: Any, p: Tensor, space: Space, name: str) -> Any:

@@ -43,8 +43,8 @@ from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
 from ghor._torch.sharding import full_tensor, placement, reshard
 from ghor._torch.warn import Warnings
-from ghor.constraints.declare import declared_spaces, lost_message
-from ghor.constraints.registry import Record, lost_beside
+from ghor.constraints.declare import declared_spaces
+from ghor.constraints.registry import Record, lost_beside, lost_message
 from ghor.lifting import files
 from ghor.lifting.batch import (
     FRAME_KEYS,
