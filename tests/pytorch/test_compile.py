@@ -1,4 +1,4 @@
-"""torch.compile of the step and of a whole training step: two graphs, one before torch's rule and one after.
+"""torch.compile of the step and of a training step: two graphs a batch, before torch's rule and after it.
 
 The rule itself stays as it is, so that a learning rate is in no graph; and copies between weights and batches
 and looks at numbers stay out. The numbers are those of the eager run up to rounding, whatever happens.
@@ -101,7 +101,8 @@ def compare(make, steps=12, **how):
     return difference(*nets), off(nets[1]), count()
 
 
-GRAPHS = (2, 1)  # of a step: to g^hor, and back; torch.compile breaks at the step itself, as at torch's own
+# To g^hor, and back, of each of two batches; torch.compile breaks at the step itself, as at torch's own
+GRAPHS = (4, 1)
 
 REST = [c for c in ghor.optim.__all__ if c != "Adam"]
 
@@ -226,7 +227,7 @@ def test_numbers_that_need_a_look(section):
     assert difference(*nets) <= 1e-4
     assert said[0] == said[1]
     assert len(said[1]) == 3  # not finite, shortened, changed outside; an implicit section is rebuilt as well
-    assert count()[0] <= 2 * GRAPHS[0]  # once more for the batch that was formed after the write
+    assert count()[0] <= 2 * GRAPHS[0]  # once more for the batches that were formed after the write
 
 
 @pytest.mark.parametrize("lr", [1e-2, torch.tensor(1e-2)], ids=["number", "tensor"])
@@ -239,6 +240,21 @@ def test_schedules_compile_nothing(lr):
         train()
         schedule.step()
     assert count()[0] == GRAPHS[0]
+
+
+@sections
+def test_many_shapes_share_graphs(section):
+    """The first shape has graphs of its own, the second those in which sizes are variables."""
+    gen = torch.Generator().manual_seed(0)
+    weights = [nn.Parameter(STIEFEL.random(20 + 3 * i, 4 + i, generator=gen)) for i in range(6)]
+    opt = ghor.optim.Adam(weights, lr=1e-2, space=STIEFEL, section=section)
+    step = torch.compile(opt.step, backend="eager")
+    for _ in range(2):
+        for p in weights:
+            p.grad = torch.randn(p.shape, generator=gen)
+        step()
+    assert count()[0] == 4
+    assert max(float(STIEFEL.residual(p.detach())) for p in weights) <= 1e-14
 
 
 def test_missing_gradients_state_dicts_and_new_groups():

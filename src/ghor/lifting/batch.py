@@ -12,7 +12,7 @@ from itertools import chain, starmap
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ghor._torch.memory import keep_freed_memory
 from ghor._torch.precision import COMPUTE_DTYPE
@@ -84,7 +84,7 @@ class Batch:
         self._lay_out()
         states = list(map(self._here, states))
         self._stand(group["section"], states, traits)
-        self.H = nn.Parameter(self._room(), requires_grad=False)
+        self.H = self._room()
         self.G: Tensor  # its gradient, and `length`, that of this step's velocities, 0 of those left out:
         self.length: Tensor  # both are there during a step alone
         self.least, self.most = 0.0, 0.0  # the ends of `length`, see `extremes`
@@ -488,7 +488,7 @@ class Batch:
 
     def _has_moved(self) -> bool:
         """Whether a point has moved, where that may be read for nothing; elsewhere whether it may have."""
-        if math.isnan(self.most) and self.H.numel():  # as compiled code leaves it
+        if self.most == math.inf and self.H.numel():  # as compiled code leaves it
             self.least, self.most = extremes(self.length)
         return not self.most <= 0
 

@@ -88,17 +88,14 @@ DERIVED = (
 # -- Algorithm 3 ---------------------------------------------------------------------------------------------
 
 
-def pull(moving: list[Batch], grads: list[Tensor]) -> list[Tensor | None]:
-    """B: rgrad, then global_rep. torch.compile makes one graph of it."""
-    return [b.pull(G) for b, G in zip(moving, grads, strict=True)]
+def pull(b: Batch, G: Tensor) -> Tensor | None:
+    """B: rgrad, then global_rep. torch.compile makes a graph of it for each kind of batch."""
+    return b.pull(G)
 
 
-def push(
-    moving: list[Batch], velocities: list[Tensor], states: list[dict[str, Any]], starts: list[Tensor | None]
-) -> None:
+def push(b: Batch, W: Tensor, state: dict[str, Any], start: Tensor | None) -> None:
     """Lambda <- Lambda R(W), and Y = Lambda E: another graph. (What is given no tensor is not compiled.)"""
-    for b, _, state, start in zip(moving, velocities, states, starts, strict=True):
-        b.move(state, start)
+    b.move(state, start)
 
 
 def on_inner(name: str) -> property:
@@ -194,10 +191,10 @@ class Lifted(Optimizer):
                 loss = closure()
         with full_precision():
             moving, grads = self._before()
-            starts = pull(moving, grads)  # B
+            starts = [pull(b, G) for b, G in zip(moving, grads, strict=True)]  # B
             self._rule()  # W
-            velocities: list[Tensor] = [b.H for b in moving]
-            push(moving, velocities, [self.inner.state[H] for H in velocities], starts)  # Lambda, Y
+            for b, start in zip(moving, starts, strict=True):
+                push(b, b.H, self.inner.state[b.H], start)  # Lambda, Y
             self._after(moving)
         return loss
 

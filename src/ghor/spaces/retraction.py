@@ -118,7 +118,7 @@ def most(s: Tensor, elsewhere: int) -> int:
     largest = extremes(s.detach())[1]
     if not math.isfinite(largest):  # of others, where one matrix is not finite
         largest = extremes(s.detach().nan_to_num(0, 0, 0))[1]
-    return elsewhere if math.isnan(largest) else int(largest)
+    return int(largest) if math.isfinite(largest) else elsewhere
 
 
 cayley, geodesic = Cayley(), Geodesic()
