@@ -172,7 +172,7 @@ def restore(groups: Sequence[dict[str, Any]], state: Any, loaded: dict[str, Any]
                 continue
             if "moves" in values:
                 # torch has converted step counts: these stay.
-                state[p].update((k, _copied(v, p)) for k, v in values.items() if k != "step")
+                state[p].update((k, copied(v, p)) for k, v in values.items() if k != "step")
             elif any(torch.is_tensor(v) and v.dim() > 0 and bool(v.any()) for v in values.values()):
                 del state[p]
                 fresh += 1
@@ -183,10 +183,10 @@ def restore(groups: Sequence[dict[str, Any]], state: Any, loaded: dict[str, Any]
         )
 
 
-def _copied(value: Any, p: Tensor) -> Any:
+def copied(value: Any, p: Tensor) -> Any:
     """A copy of the tensors in a value, those with dimensions where the weight is."""
     if torch.is_tensor(value):
         return value.clone() if value.dim() == 0 else value.to(p.device, copy=True)
     if isinstance(value, dict):
-        return type(value)((k, _copied(v, p)) for k, v in value.items())
-    return type(value)(_copied(v, p) for v in value) if type(value) in (list, tuple) else value
+        return type(value)((k, copied(v, p)) for k, v in value.items())
+    return type(value)(copied(v, p) for v in value) if type(value) in (list, tuple) else value

@@ -611,7 +611,7 @@ class Lifted(Optimizer):
         self.inner.load_state_dict(saved)  # casts all state to the weights' dtype
         self._adopt()
         files.keep_our_keys(self.param_groups, groups)
-        files.restore(self.param_groups, self.state, saved, self._warn)
+        self._restore(saved)
         self._placed = placed
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -620,6 +620,10 @@ class Lifted(Optimizer):
     def _check_loaded(self, saved: dict[str, Any]) -> None:
         """Raise for a state dict, as the user's hooks have left it, that means nothing here."""
         files.check_loaded(self.param_groups, saved, self._warn)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Undo the cast of state to the weights' dtype."""
+        files.restore(self.param_groups, self.state, saved, self._warn)
 
     def __getstate__(self) -> dict[str, Any]:
         """torch's three entries, the inner optimizer with what the rule keeps on it, the user's attributes.

@@ -12,12 +12,13 @@ from ghor._torch.precision import full_precision
 from ghor._torch.sharding import is_sharded
 from ghor.constraints.registry import declared_radii
 from ghor.constraints.validation import check_on_space
+from ghor.lifting.files import copied
 from ghor.lifting.groups import Options, Params, Weight, each, names_of
 from ghor.lifting.law import Traits
 from ghor.lifting.lifted import Lifted
 from ghor.solve.coordinates import FRAME_KEYS, Coordinates
 from ghor.solve.descent import search
-from ghor.solve.iterate import Iterate, Ray, Sample, renewed, turning
+from ghor.solve.iterate import Iterate, Ray, Sample, Turn, renewed, turning
 from ghor.solve.rules import Limited, changed
 from ghor.spaces import Euclidean
 from ghor.spaces.frames import Frame
@@ -26,6 +27,10 @@ from ghor.spaces.retraction import by_name
 ABSOLUTE = 1e-10  # y^T s must exceed it, as in torch
 OF_RULE = ("old_dirs", "old_stps", "d", "t", "prev_flat_grad", "ro", "H_diag", "prev_loss", "products")
 OF_WEIGHTS = (*FRAME_KEYS, "master", "radius", "moves")
+ONE_GROUP = (
+    "LBFGS has one memory for all parameters and takes one group, got a second; pass the model itself, or "
+    "one group whose 'space' is a list with one for each parameter"
+)
 
 
 class Taken(NamedTuple):
@@ -35,7 +40,7 @@ class Taken(NamedTuple):
     t: float
     before: Tensor
 
-    def mapped(self, turn: Callable[[Tensor], Tensor]) -> Taken:
+    def mapped(self, turn: Turn) -> Taken:
         """In other frames."""
         return Taken(turn(self.d), self.t, turn(self.before))
 
@@ -54,11 +59,56 @@ class Memory(NamedTuple):
         """The points below the frames."""
         return [frame.point() for frame in self.frames]
 
-    def in_frames_of(self, space: Coordinates) -> Memory:
-        """The same in other frames above the same points."""
-        turn = turning((self.space, self.frames), (space, space.frames))
-        last = self.last and self.last.mapped(turn)
-        return Memory(space, space.frames, self.rule.turned(turn), last, self.age)
+    def turned(self, turn: Turn | None) -> Memory:
+        """The vectors in other frames."""
+        if turn is None:
+            return self
+        return self._replace(rule=self.rule.turned(turn), last=self.last and self.last.mapped(turn))
+
+    def direction(self, g: Tensor) -> tuple[Limited, Tensor, bool]:
+        """The rule that has learned from the last step, its direction; and if that is -g for want of any."""
+        rule, last, flat = self.rule, self.last, self.space.euclidean
+        # Also after a first step that was not taken.
+        if last is None or not (flat or last.t or rule.informed):
+            return rule, -g, True
+        rule = rule.learned(last.d * last.t, g - last.before)
+        d = rule.direction(g)
+        if flat or not rule.informed or float(g.dot(d)) < 0:
+            return rule, d, False
+        return rule.empty(), -g, True  # rounding has spoilt the memory
+
+    @classmethod
+    def of(cls, states: Sequence[dict[str, Any]], space: Coordinates, rule: Limited) -> Memory:
+        """What states have shown, from a rule without pairs."""
+        state, like, last = states[0], space.like, None
+        pairs = list(zip(state.get("old_stps") or (), state.get("old_dirs") or (), strict=True))
+        for s, y in pairs[-rule.size :]:
+            rule = rule.with_pair(s.to(like), y.to(like))
+        if rule.informed:
+            count, R, scale = rule.last - rule.first, state.get("products"), state["H_diag"]
+            if R is not None and len(R) == len(pairs):
+                rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
+            scales = tuple(map(float, scale if isinstance(scale, list) else [scale] * len(rule.sizes)))
+            rule = changed(rule, scale=scales)
+        if state.get("d") is not None and state.get("prev_flat_grad") is not None:
+            last = Taken(state["d"].to(like), float(state["t"]), state["prev_flat_grad"].to(like))
+        return cls(space, space.frames, rule, last, max(int(own.get("moves", 0)) for own in states))
+
+    def shown(self, loss: float) -> list[dict[str, Any]]:
+        """What the states of the weights have of it; the first one that of all, under torch's names."""
+        rule, last, own = self.rule, self.last, self.space.states(self.frames, self.age)
+        R = rule.R[rule.window, rule.window].clone()
+        own[0] = own[0] | {
+            "old_stps": list(rule.S[rule.window]),
+            "old_dirs": list(rule.Y[rule.window]),
+            "ro": list(R.diagonal().reciprocal()),
+            "H_diag": rule.scale[0] if len(rule.scale) == 1 else list(rule.scale),
+            "products": R,
+            "prev_loss": loss,
+        }
+        if last is not None:
+            own[0] |= {"d": last.d, "t": last.t, "prev_flat_grad": last.before}
+        return own
 
 
 class Evaluated:
@@ -123,12 +173,12 @@ class LBFGS(Lifted):
         """As they are: one group."""
         params = params if isinstance(params, Tensor | dict) else list(params)
         if isinstance(params, list) and len(params) > 1 and isinstance(params[0], dict):
-            raise _one_group()
+            raise ValueError(ONE_GROUP)
         return params
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise: there is one group; its `space` may be a list with one for each parameter."""
-        raise _one_group()
+        raise ValueError(ONE_GROUP)
 
     def _place(self, group: dict[str, Any]) -> None:
         super()._place(group)
@@ -149,113 +199,80 @@ class LBFGS(Lifted):
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k not in ("_now", "_shown")}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, but every tensor keeps the dtype in which it was saved.
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Every tensor in the dtype in which it was saved.
 
         torch casts the state of a weight to its dtype. Here the first weight holds the memory of all of them,
         in the widest of their dtypes, with float32 for half precision; the next step converts it if they have
         other dtypes now.
         """
-        seen: list[dict[str, Any]] = []
-        # Registered last, so it sees the state dict as all other hooks have left it.
-        handle = self.register_load_state_dict_pre_hook(lambda _, final: seen.append(final))
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
+        super()._restore(saved)
         group = self.param_groups[0]
-        for p, key in zip(group["params"], seen[-1]["param_groups"][0]["params"], strict=True):
-            values, own = seen[-1]["state"].get(key, {}), self.state.get(p, {})
-            own |= {
-                k: _there(values[k], p.device) for k in (*OF_RULE, *OF_WEIGHTS) if k in values and k in own
-            }
-        curved = [
-            p for p, s in zip(group["params"], self._spaces(), strict=True) if not isinstance(s, Euclidean)
-        ]
-        if any("moves" not in self.state.get(p, {}) for p in curved):
-            self._forget()  # saved by torch's own LBFGS, whose vectors are not in g^hor
+        for p, key in zip(group["params"], saved["param_groups"][0]["params"], strict=True):
+            if p in self.state:
+                self.state[p].update(copied(saved["state"].get(key, {}), p))
+        rows = zip(group["params"], each(group, "space"), strict=True)
+        if any("moves" not in self.state.get(p, {}) for p, s in rows if not isinstance(s, Euclidean)):
+            forget(
+                self.state.get(group["params"][0], {})
+            )  # saved by torch's own LBFGS, whose vectors are not in g^hor
 
     # -- where we are
 
-    def _spaces(self) -> list[Any]:
-        return each(self.param_groups[0], "space")
-
-    def _is_flat(self) -> bool:
-        return all(isinstance(space, Euclidean) for space in self._spaces())
-
     def _coordinates(self, states: Sequence[dict[str, Any]] | None = None) -> Coordinates:
         group = self.param_groups[0]
-        return Coordinates(
-            group["params"], self._spaces(), by_name(group["retraction"]), group["section"], states
-        )
+        R = by_name(group["retraction"])
+        return Coordinates(group["params"], each(group, "space"), R, group["section"], states)
 
     def _no_pairs(self, space: Coordinates) -> Limited:
         """Without pairs: on Euclidean weights alone as in torch, elsewhere with a scale for each factor."""
         size = self.param_groups[0]["history_size"]
-        return Limited(size, [space.size], ABSOLUTE) if self._is_flat() else Limited(size, space.sizes)
+        return Limited(size, [space.size], ABSOLUTE) if space.euclidean else Limited(size, space.sizes)
 
     def _located(self) -> Memory:
         """The memory as we left it; empty if others have moved weights on manifolds."""
-        group, now = self.param_groups[0], self._now
+        group, before = self.param_groups[0], self._now
         shown = self.state.get(group["params"][0], {}).get("old_stps") is self._shown
-        if now is None or not (shown and now.space.fits(group["params"])):
-            before, now = now, self._from_state()
+        if before is not None and shown and before.space.fits(group["params"]):
+            now = before
+        else:
+            states = [{"radius": declared_radii(p), **self.state.get(p, {})} for p in group["params"]]
+            space = self._coordinates(states)
+            now, space.section = Memory.of(states, space, self._no_pairs(space)), ""  # of any kind
             if before is not None and before.space.places != now.space.places:
                 self._warn("dtypes", "some weights of one shape have got another dtype: the memory is empty")
                 now = self._afresh()
-            now = self._in_section(self._followed(now))
-        else:
-            now = self._followed(now)
-            now = now if now.space.section == group["section"] else self._in_section(now)
+        now = self._in_section(self._followed(now))
         if now.rule.size != group["history_size"]:
             now = now._replace(rule=changed(now.rule, size=group["history_size"]))
         now.space.R = by_name(group["retraction"])
         return now
 
-    def _from_state(self) -> Memory:
-        """The memory that the state has."""
-        params = self.param_groups[0]["params"]
-        states = [{"radius": declared_radii(p), **self.state.get(p, {})} for p in params]
-        space, state = self._coordinates(states), states[0]
-        rule, like = self._no_pairs(space), space.like
-        pairs = list(zip(state.get("old_stps") or (), state.get("old_dirs") or (), strict=True))
-        for s, y in pairs[-rule.size :]:
-            rule = rule.with_pair(s.to(like), y.to(like))
-        if rule.informed:
-            count, R, scale = rule.last - rule.first, state.get("products"), state["H_diag"]
-            if R is not None and len(R) == len(pairs):
-                rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
-            scales = tuple(map(float, scale if isinstance(scale, list) else [scale] * len(rule.sizes)))
-            rule = changed(rule, scale=scales)
-        d, before = state.get("d"), state.get("prev_flat_grad")
-        last = None
-        if d is not None and before is not None:
-            last = Taken(d.to(like), float(state["t"]), before.to(like))
-        return Memory(space, space.frames, rule, last, max(int(own.get("moves", 0)) for own in states))
-
     def _in_section(self, now: Memory) -> Memory:
         """The memory above frames of the kind that is asked for, which may be another than a state has."""
+        if now.space.section == self.param_groups[0]["section"]:
+            return now
         states = now.space.states(now.frames, now.age)
         asked = self._coordinates([{k: own[k] for k in own.keys() - set(FRAME_KEYS)} for own in states])
         if asked.section == "auto" or [*map(type, asked.frames)] == [*map(type, now.frames)]:
             now.space.section = asked.section
             return now
-        return now.in_frames_of(asked)
+        turn = turning((now.space, now.frames), (asked, asked.frames))
+        return now._replace(space=asked, frames=asked.frames).turned(turn)
 
     def _afresh(self) -> Memory:
         """Nothing but where the weights are."""
-        self._forget()
+        forget(self.state.get(self.param_groups[0]["params"][0], {}))
         space = self._coordinates()
         return Memory(space, space.frames, self._no_pairs(space))
 
     def _followed(self, now: Memory) -> Memory:
         """The memory if weights are where it left them, or Euclidean ones alone have moved; or a new one."""
-        group, space = self.param_groups[0], now.space
-        params, names, frames = group["params"], names_of(group, 0), list(now.frames)
-        moved = list[int]()
-        for k, (part, frame) in enumerate(zip(space.parts, now.frames, strict=True)):
+        group, frames = self.param_groups[0], list(now.frames)
+        params, names, moved = group["params"], names_of(group, 0), list[int]()
+        for k, (part, frame) in enumerate(zip(now.space.parts, now.frames, strict=True)):
             bad = [i for i, same in zip(part.index, part.unchanged(frame, params), strict=True) if not same]
-            if bad and isinstance(part.space, Euclidean):
+            if bad and part.space.flat:
                 frames[k] = part.frame(params)
             elif bad:
                 check_on_space([params[i] for i in bad], part.space, [names[i] for i in bad], self._warn)
@@ -267,33 +284,6 @@ class LBFGS(Lifted):
             "changed", f"{name} changed outside the optimizer: its frame was rebuilt, the memory is empty"
         )
         return self._afresh()
-
-    def _forget(self) -> None:
-        """Empty the memory in the state."""
-        state = self.state.get(self.param_groups[0]["params"][0], {})
-        for key in OF_RULE:
-            state.pop(key, None)
-        state["n_iter"] = 0
-
-    def _publish(self, now: Memory, loss: float) -> None:
-        """Show the memory in the state under torch's names, and the frames that it belongs to."""
-        rule, own = now.rule, now.space.states(now.frames, now.age)
-        self._shown, R = list(rule.S[rule.window]), rule.R[rule.window, rule.window].clone()
-        own[0] = own[0] | {
-            "old_stps": self._shown,
-            "old_dirs": list(rule.Y[rule.window]),
-            "ro": list(R.diagonal().reciprocal()),
-            "H_diag": rule.scale[0] if len(rule.scale) == 1 else list(rule.scale),
-            "products": R,
-            "prev_loss": loss,
-        }
-        if now.last is not None:
-            own[0] |= {"d": now.last.d, "t": now.last.t, "prev_flat_grad": now.last.before}
-        for p, new in zip(self.param_groups[0]["params"], own, strict=True):
-            for key in OF_WEIGHTS:
-                self.state.get(p, {}).pop(key, None)
-            if new:
-                self.state[p].update(new)
 
     # -- the step
 
@@ -312,13 +302,17 @@ class LBFGS(Lifted):
         if group["line_search_fn"] not in (None, "strong_wolfe"):
             raise RuntimeError(f"line_search_fn is None or 'strong_wolfe', got {group['line_search_fn']!r}")
         self._now = now = self._located()
-        state, sample = self.state[params[0]], Evaluated(closure, params, now.space)
+        state, sample, least = (
+            self.state[params[0]],
+            Evaluated(closure, params, now.space),
+            group["tolerance_change"],
+        )
         counts = [state.get("func_evals", 0), state.get("n_iter", 0)]
         first = sample(now.points)
         state["func_evals"], state["n_iter"] = counts[0] + 1, counts[1]
         self._refuse_nonfinite()
         it = Iterate(now.frames, first, now.space.pull(now.frames, first.G), now.age)
-        if self._done(it) or self._stays(first):
+        if self._done(it) or self._stays(first, now.space):
             return sample.losses[0]
         try:
             for iteration in range(1, group["max_iter"] + 1):
@@ -326,77 +320,63 @@ class LBFGS(Lifted):
                 found = self._iterated(self._now, it, sample, iteration == group["max_iter"])
                 if found is None:
                     break
-                then, (self._now, it) = it.value, found
+                then, (self._now, it, step) = it.value, found
                 if len(sample.losses) >= group["max_eval"] or self._done(it):
                     break
-                if self._creeps(self._now, it.value - then):
+                if float(step.abs().max()) <= least or abs(it.value - then) < least:
                     break
         finally:  # also of an interrupt
             state["func_evals"] = counts[0] + len(sample.losses)
             sample.put(self._now.points)
-            self._publish(self._now, it.value)
+            self._publish(self._now.shown(it.value))
         return sample.losses[0]
+
+    def _publish(self, shown: list[dict[str, Any]]) -> None:
+        """Into the states."""
+        self._shown = shown[0]["old_stps"]
+        for p, new in zip(self.param_groups[0]["params"], shown, strict=True):
+            for key in OF_WEIGHTS:
+                self.state.get(p, {}).pop(key, None)
+            if new:
+                self.state[p].update(new)
 
     def _iterated(
         self, now: Memory, it: Iterate, sample: Evaluated, final: bool
-    ) -> tuple[Memory, Iterate] | None:
-        """The memory and the iterate after an iteration, or None if it leads nowhere."""
-        rule, d, slope, t = self._direction(now, it)
-        if slope > -self.param_groups[0]["tolerance_change"]:
+    ) -> tuple[Memory, Iterate, Tensor] | None:
+        """The memory, the iterate and the step after an iteration, or None if it leads nowhere."""
+        group, space, g = self.param_groups[0], now.space, it.gradient
+        rule, d, afresh = now.direction(g)
+        slope, t = float(g.dot(d)), float(group["lr"])
+        t = t * min(1.0, 1.0 / float(g.abs().sum())) if afresh else t
+        if slope > -group["tolerance_change"]:
             return None
-        found = self._along(Ray(now.space, it, d), slope, t, sample, final)
-        if found is None:
-            return None
-        new, turn = renewed(now.space, found[1])
-        last = Taken(d, found[0], it.gradient)
-        if turn is not None:
-            rule, last = rule.turned(turn), last.mapped(turn)
-        return Memory(now.space, new.frames, rule, last, new.age), new
-
-    def _direction(self, now: Memory, it: Iterate) -> tuple[Limited, Tensor, float, float]:
-        """The rule that has learned from the last step, its direction, the slope there, a first length."""
-        rule, last, g, lr = now.rule, now.last, it.gradient, float(self.param_groups[0]["lr"])
-        afresh = g.neg(), -float(g.dot(g)), lr * min(1.0, 1.0 / float(g.abs().sum()))
-        flat = rule.least is not None
-        if last is None or not (
-            flat or last.t or rule.informed
-        ):  # also after a first step that was not taken
-            return rule, *afresh
-        rule = rule.learned(last.d * last.t, g - last.before)
-        d = rule.direction(g)
-        slope = float(g.dot(d))
-        if not flat and not slope < 0 and rule.informed:  # rounding has spoilt the memory
-            return rule.empty(), *afresh
-        return rule, d, slope, lr
-
-    def _along(
-        self, ray: Ray, slope: float, t: float, sample: Evaluated, final: bool
-    ) -> tuple[float, Iterate] | None:
-        """The length of a step along a ray and the iterate there; None if the weights stay where they are."""
-        group, flat = self.param_groups[0], self._is_flat()
+        ray = Ray(space, it, d)
         if group["line_search_fn"] is not None:
-            least, left = group["tolerance_change"], group["max_eval"] - len(sample.losses)
-            bounds = {"size": float(ray.d.abs().max()), "tolerance": least, "iterations": left}
-            slack = 0.0 if flat else 10 * ray.space.eps * abs(ray.it.value)
-            t, new = search(sample, ray, slope, t, **bounds, slack=slack)
-            return None if t == 0 and self._stays(sample.seen[0]) else (t, new)
-        t = min(t, ray.ceiling)
-        trials = ray.at(t)
-        points = [trial.y for trial in trials]
-        # As in torch: after the final one, the next step evaluates there.
-        seen = ray.it.sample._replace(points=points) if final else sample(points)
-        return None if self._stays(seen) else (t, ray.arrive(trials, seen))
+            left, slack = group["max_eval"] - len(sample.losses), 10 * space.eps * abs(it.value)
+            bounds = {
+                "size": float(d.abs().max()),
+                "tolerance": group["tolerance_change"],
+                "iterations": left,
+            }
+            t, new = search(sample, ray, slope, t, **bounds, slack=0.0 if space.euclidean else slack)
+            if t == 0 and self._stays(sample.seen[0], space):
+                return None
+        else:
+            t = min(t, ray.ceiling)
+            trials = ray.at(t)
+            points = [trial.y for trial in trials]
+            # As in torch: after the final one, the next step evaluates there.
+            seen = it.sample._replace(points=points) if final else sample(points)
+            if self._stays(seen, space):
+                return None
+            new = ray.arrive(trials, seen)
+        new, turn = renewed(space, new)
+        return Memory(space, new.frames, rule, Taken(d, t, g), new.age).turned(turn), new, d * t
 
     def _done(self, it: Iterate) -> bool:
         return float(it.gradient.abs().max()) <= self.param_groups[0]["tolerance_grad"]
 
-    def _creeps(self, now: Memory, change: float) -> bool:
-        """Whether the last iteration changed next to nothing."""
-        least, last = self.param_groups[0]["tolerance_change"], now.last
-        still = last is not None and float((last.d * last.t).abs().max()) <= least
-        return still or abs(change) < least
-
-    def _stays(self, seen: Sample) -> bool:
+    def _stays(self, seen: Sample, space: Coordinates) -> bool:
         """Whether a gradient is not finite, so that the weights stay where they are, or go back there.
 
         With `error_if_nonfinite` raises; otherwise Euclidean weights alone go to NaN, as in torch.
@@ -411,21 +391,14 @@ class LBFGS(Lifted):
                 f"the gradient of {bad} is not finite after a step; the weights stay where they were before "
                 "it (error_if_nonfinite=True)"
             )
-        if self._is_flat():
+        if space.euclidean:
             return False
         self._warn("nonfinite", "a gradient is not finite (is the loss?): the weights stay where they are")
         return True
 
 
-def _one_group() -> ValueError:
-    return ValueError(
-        "LBFGS has one memory for all parameters and takes one group, got a second; pass the model itself, "
-        "or one group whose 'space' is a list with one for each parameter"
-    )
-
-
-def _there(value: Any, device: torch.device) -> Any:
-    """A tensor, or those in a list, on a device."""
-    if isinstance(value, list):
-        return [_there(x, device) for x in value]
-    return value.to(device) if torch.is_tensor(value) else value
+def forget(state: dict[str, Any]) -> None:
+    """Empty the memory in a state."""
+    for key in OF_RULE:
+        state.pop(key, None)
+    state["n_iter"] = 0

@@ -193,6 +193,7 @@ class Coordinates:
             self.size = self.parts[-1].slice.stop
         self.frames = tuple(part.start for part in self.parts)
         self.sizes = [part.size for part in self.parts]
+        self.euclidean = all(part.space.flat for part in self.parts)
         self.eps = max(part.eps for part in self.parts)  # of the coarsest
         dtype = reduce(torch.promote_types, (part.dtype.to_real() for part in self.parts))
         self.like = torch.empty(0, dtype=dtype, device=tensors[0].device)
