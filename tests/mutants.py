@@ -1,10 +1,13 @@
 """Leave out one thing of the library after the other, and name what no test misses.
 
-`mutations.py` says what is left out. The tests that run the function try it: first those that run the very
-line, and one case of each test before its other cases, the fastest first. Which tests run what is recorded
-once, in .pytest_cache, and again where a test file changes. Every process has its own copy of src/.
+`mutations.py` says what is left out. One process imports the library and collects the tests; for each mutant
+a fork of it exchanges the code of the function that changes and runs the tests that run this very line, one
+case of each test before its other cases, the fastest first. What is done at import (decorators, bodies of
+classes) is tried in a process that imports the library anew. Which tests run what is recorded once, in
+.pytest_cache, and again where a test file changes. The verdicts are recorded as they come: what was caught
+is tried again when its function changes, what survived when anything does.
 
-    make mutants                              all of them, for hours
+    make mutants                              all of them
     make mutants ARGS="--since main"          on lines that differ from main: for every day
     make mutants ARGS="--sample 100"          some; --seed 1 for others
     make mutants ARGS="--only 'linalg.*limit' --list"
@@ -14,51 +17,240 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import hashlib
-import importlib
+import json
 import linecache
 import multiprocessing
 import os
 import pickle
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from bisect import bisect
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from functools import _lru_cache_wrapper, partial
+from itertools import groupby
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import pytest
 from mutations import Mutant, mutants
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["torch._dynamo"]  # each process is a fork of this one, where there are forks
-PATIENCE = 60  # seconds that a mutant may take beside five times those of its tests
-FIRST = 20  # tests for every mutant, before the others for those that survive
-
+PRELOADED = ["torch._dynamo", "pytest", "hypothesis"]  # by the process that imports the library anew
+PATIENCE = 10  # seconds of a processor that a mutant may take beside three times those of its tests
+AT_IMPORT = 30  # tests for a mutant that is imported: each file of them has to be collected
 
 Lines = dict[str, dict[str, dict[str, int]]]  # path, function, text of a line: the tests that run it, by bits
+Pairs = list[tuple[FunctionType, CodeType]]
 
 
-class Recorder:
-    """A plugin of pytest: which lines of a copy of the source each test runs, and for how long."""
+class Task(NamedTuple):
+    """Tests for a process of its own, which ends with 0 if they pass."""
 
-    def __init__(self, src: Path) -> None:
-        self.src = f"{src}{os.sep}"
-        self.tests: list[tuple[str, float]] = []
-        self.lines: Lines = {}
+    mutant: Mutant | None
+    nodes: Sequence[str]
+    limit: float  # seconds of a processor
+    target: Callable[..., None]
+    args: tuple[Any, ...] = ()
+    how: str = "fork"
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
-        hit: set[tuple[str, str, int]] = set()
+
+# -- one process a task --------------------------------------------------------------------------------------
+
+
+def each(tasks: Iterator[Task], folder: Path, jobs: int) -> Iterator[tuple[Task, int, Path]]:
+    """Tasks as they end, with exit code and a folder; one that takes too long is killed: a code below 0."""
+    live: dict[Any, Any] = {}
+    try:
+        while True:
+            while len(live) < jobs and (task := next(tasks, None)):
+                place = Path(tempfile.mkdtemp(dir=folder))
+                context: Any = multiprocessing.get_context(task.how)
+                process = context.Process(target=begin, args=(place, task.limit, task.target, *task.args))
+                process.start()
+                live[process.sentinel] = process, task, place, time.monotonic() + 60 + 20 * task.limit
+            if not live:
+                return
+            wait(list(live), timeout=1)
+            for sentinel, (process, task, place, end) in list(live.items()):
+                if process.is_alive() and time.monotonic() > end:
+                    kill(process)
+                if not process.is_alive():
+                    del live[sentinel]
+                    yield task, process.exitcode, place
+                    kill(process)  # what it has started
+                    shutil.rmtree(place, ignore_errors=True)
+    finally:
+        for process, *_ in live.values():
+            kill(process)
+
+
+def kill(process: Any) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def begin(place: Path, limit: float, target: Callable[..., None], *args: Any) -> None:
+    """In the new process: its own group, its own folder for files, and a limit on its time."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 2))
+    out = os.open(place / "out", os.O_CREAT | os.O_WRONLY)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+    target(place, *args)
+
+
+def library(place: Path, origin: Path, mutant: Mutant | None) -> Path:
+    """A copy of the source with the mutant in it, for this process and those that it starts."""
+    src = place / "src"
+    shutil.copytree(origin, src, copy_function=os.link)
+    if mutant:
+        path = src / mutant.path
+        changed = mutant.applied(path.read_bytes())
+        path.unlink()
+        path.write_bytes(changed)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(src), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return src
+
+
+def imported(place: Path, origin: Path, mutant: Mutant, nodes: Sequence[str], options: Sequence[str]) -> None:
+    """Import the library with a mutant in it, and run tests."""
+    sys.path.insert(0, str(library(place, origin, mutant)))
+    sys.path.insert(0, str(ROOT / "tests"))
+    sys.exit(pytest.main([*nodes, *options, "-x"]))
+
+
+# -- code that is exchanged ----------------------------------------------------------------------------------
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for c in code.co_consts:
+        if isinstance(c, CodeType):
+            yield from codes(c)
+
+
+def exchanged(old: bytes, new: bytes, live: dict[tuple[str, int], list[FunctionType]]) -> Pairs | None:
+    """The functions that change and their new code; None if something else does, or cannot be exchanged."""
+
+    def own(c: CodeType) -> tuple[Any, ...]:
+        rest = tuple(str(k) for k in c.co_consts if not isinstance(k, CodeType))
+        return c.co_code, rest, c.co_names, c.co_varnames, c.co_freevars, c.co_cellvars
+
+    def named(source: bytes) -> dict[tuple[str, int], CodeType]:
+        seen: Counter[str] = Counter()
+        found = {}
+        for c in codes(compile(source, "", "exec", dont_inherit=True)):
+            found[c.co_qualname, seen[c.co_qualname]] = c
+            seen[c.co_qualname] += 1
+        return found
+
+    before, after, pairs = named(old), named(new), Pairs()
+    for key, a in before.items():
+        b = after.get(key)
+        functions = live.get((a.co_qualname, a.co_firstlineno), [])
+        if b is None or own(a) != own(b):
+            if b is None or any(len(b.co_freevars) != len(f.__code__.co_freevars) for f in functions):
+                return None
+            if not functions and "<locals>" not in a.co_qualname:
+                return None
+        pairs += [(f, b) for f in functions if a != b]
+    return pairs
+
+
+# -- the process that has collected the tests ----------------------------------------------------------------
+
+
+class Run:
+    """A plugin of pytest that runs no test itself: its forks do."""
+
+    def __init__(self, root: Path, folder: Path, chosen: list[Mutant], given: argparse.Namespace) -> None:
+        self.root, self.folder, self.chosen, self.given = root, folder, chosen, given
+        self.src, self.store = folder / "src", root / ".pytest_cache" / "mutants"
+        self.sources = {m.path: (self.src / m.path).read_bytes() for m in chosen}
+        self.options = ["-s", "-p", "no:cacheprovider", *["-m", ""] * given.slow]
+        self.at_import = set[tuple[str, str]]()  # path and name of what has run when the tests begin
+        self.live = dict[str, dict[tuple[str, int], list[FunctionType]]]()  # by path, name and line
+        self.code = 2
+
+    def ours(self, code: CodeType) -> str:
+        """The path of code of the library, from src/."""
+        path = code.co_filename.removeprefix(f"{self.src}{os.sep}")
+        return path if path != code.co_filename else ""
+
+    def pytest_collection(self) -> None:
+        def called(frame: Any, event: str, arg: Any) -> None:
+            if event == "call" and (path := self.ours(frame.f_code)):
+                self.at_import.add((path, plain(frame.f_code.co_qualname)))
+
+        sys.setprofile(called)
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        sys.setprofile(None)
+        self.session, self.items = session, {item.nodeid: item for item in session.items}
+        for x in gc.get_objects():
+            if type(x) is FunctionType and (path := self.ours(x.__code__)):
+                functions = self.live.setdefault(path, {})
+                functions.setdefault((x.__code__.co_qualname, x.__code__.co_firstlineno), []).append(x)
+            elif type(x) is _lru_cache_wrapper and x.__module__.startswith("ghor"):
+                x.cache_clear()
+        gc.freeze()
+        self.read_lines()
+        self.code = self.survivors()
+        return True
+
+    def progress(self, what: str, tasks: Sequence[Task | Mutant], made: Any = None) -> Iterator[Any]:
+        """`each` of them, with a bar; mutants are made tasks when it is their turn."""
+        began, total, made_tasks = time.monotonic(), len(tasks), map(made, tasks) if made else iter(tasks)
+        for done, found in enumerate(each(made_tasks, self.folder, self.given.j), 1):
+            yield found
+            seconds = (time.monotonic() - began) / done * (total - done)
+            left = time.strftime("%H:%M:%S", time.gmtime(seconds))
+            line = f"{what} [{'#' * (30 * done // total):30}] {done}/{total}, {left} left"
+            if sys.stderr.isatty():
+                print(f"\r{line} ", end="\n" * (done == total), file=sys.stderr, flush=True)
+            elif 50 * done // total > 50 * (done - 1) // total:
+                print(line, file=sys.stderr, flush=True)
+
+    # in a fork
+
+    def each_item(self, nodes: Sequence[str]) -> Iterator[tuple[str, bool]]:
+        """Run tests one by one: whether each passes."""
+        items = [self.items[node] for node in nodes]
+        for node, item, following in zip(nodes, items, [*items[1:], None], strict=False):
+            failed = self.session.testsfailed
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            yield node, self.session.testsfailed == failed
+
+    def play(self, place: Path, nodes: Sequence[str], mutant: Mutant | None, pairs: Pairs) -> None:
+        """Run tests until one fails, and leave its name."""
+        library(place, self.src, mutant)
+        for f, code in pairs:
+            f.__code__ = code
+        for node, passes in self.each_item(nodes):
+            if not passes:
+                (place / "failed").write_text(node)
+                os._exit(1)
+        os._exit(0)
+
+    def watch(self, place: Path, nodes: Sequence[str]) -> None:
+        """Run tests and write down which lines each runs, and how long it takes, of those that pass."""
+        library(place, self.src, None)
+        tests, lines, hit = list[tuple[str, float]](), Lines(), set[tuple[str, str, int]]()
 
         def inside(frame: Any, event: str, arg: Any) -> Any:
             if event == "line":
@@ -66,182 +258,133 @@ class Recorder:
             return inside
 
         def outside(frame: Any, event: str, arg: Any) -> Any:
-            return inside if frame.f_code.co_filename.startswith(self.src) else None
+            return inside if self.ours(frame.f_code) else None
 
-        began = time.perf_counter()
+        began = time.process_time()
+        threading.settrace(outside)
         sys.settrace(outside)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(None)
-            for path, name, line in hit:
-                functions = self.lines.setdefault(path.removeprefix(self.src), {})
-                texts = functions.setdefault(name.replace(".<locals>", "").partition(".<")[0], {})
-                text = linecache.getline(path, line).strip()
-                texts[text] = texts.get(text, 0) | 1 << len(self.tests)
-            self.tests.append((item.nodeid, time.perf_counter() - began))
+        for node, passes in self.each_item(nodes):
+            for file, name, line in hit if passes else ():
+                path, text = str(Path(file).relative_to(self.src)), linecache.getline(file, line).strip()
+                texts = lines.setdefault(path, {}).setdefault(plain(name), {})
+                texts[text] = texts.get(text, 0) | 1 << len(tests)
+            tests += [(node, time.process_time() - began)] * passes
+            hit.clear()
+            began = time.process_time()
+            sys.settrace(outside)  # a test may have set its own
+        (place / "record").write_bytes(pickle.dumps((tests, lines)))
+        os._exit(0)
 
+    # which tests run what
 
-class Chosen:
-    """A plugin of pytest: these tests, in this order."""
-
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self.place = {node: i for i, node in enumerate(nodes)}
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = sorted((i for i in items if i.nodeid in self.place), key=lambda i: self.place[i.nodeid])
-        if gone := sorted(set(self.place) - {i.nodeid for i in items}):
-            raise pytest.UsageError(f"{gone[0]} was recorded and is not there now: --record")
-
-
-class Task(NamedTuple):
-    """Tests for a process of its own: `nodes`, or all in `files`, recorded."""
-
-    files: list[str]
-    nodes: Sequence[str] = ()
-    mutant: Mutant | None = None
-    limit: float = 3600.0  # seconds
-
-
-def of_nodes(nodes: Sequence[str], mutant: Mutant | None = None, limit: float = 3600.0) -> Task:
-    return Task(sorted({node.partition("::")[0] for node in nodes}), nodes, mutant, limit)
-
-
-def run(root: Path, folder: Path, task: Task, slow: bool) -> None:
-    """Copy the source, change the copy, and leave with pytest's exit code."""
-    os.setsid()
-    src = folder / "src"
-    shutil.copytree(folder.parent / "src", src)
-    if task.mutant:
-        path = src / task.mutant.path
-        path.write_bytes(task.mutant.applied(path.read_bytes()))
-    os.chdir(root)
-    sys.path.insert(0, str(src))
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(src), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
-    out = os.open(folder / "out", os.O_CREAT | os.O_WRONLY)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    plugin = Chosen(task.nodes) if task.nodes else Recorder(src)
-    options = ["-p", "no:cacheprovider", *["-x"] * bool(task.mutant), *["-m", ""] * slow]
-    code = pytest.main([*task.files, *options], plugins=[plugin])
-    if isinstance(plugin, Recorder):
-        (folder / "record").write_bytes(pickle.dumps((plugin.tests, plugin.lines)))
-    sys.exit(code)
-
-
-class Processes(NamedTuple):
-    """So many at a time, each with a copy of the source as it was when this began."""
-
-    root: Path
-    folder: Path
-    jobs: int
-    slow: bool
-    source: str  # its digest
-
-    def each(self, what: str, tasks: list[Task]) -> Iterator[tuple[Task, int, Path]]:
-        """Tasks as they end, with exit code and folder; one that takes too long is killed: a code below 0."""
-        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        began, waiting, live = time.monotonic(), tasks[::-1], dict[Any, Any]()
-        try:
-            while waiting or live:
-                while waiting and len(live) < self.jobs:
-                    task, folder = waiting.pop(), Path(tempfile.mkdtemp(dir=self.folder))
-                    process = context.Process(target=run, args=(self.root, folder, task, self.slow))
-                    process.start()
-                    live[process.sentinel] = process, task, folder, time.monotonic() + task.limit
-                wait(list(live), timeout=1)
-                for sentinel, (process, task, folder, end) in list(live.items()):
-                    if process.is_alive() and time.monotonic() > end:
-                        kill(process)
-                    if not process.is_alive():
-                        del live[sentinel]
-                        yield task, process.exitcode, folder
-                        shutil.rmtree(folder, ignore_errors=True)
-                        progress(what, len(tasks) - len(waiting) - len(live), len(tasks), began)
-        finally:
-            for process, *_ in live.values():
-                kill(process)
-
-    def failures(self, what: str, tasks: list[Task]) -> str:
-        """The ends of what pytest says where anything fails."""
-        return "".join((at / "out").read_text()[-3000:] for _, code, at in self.each(what, tasks) if code)
-
-
-def kill(process: Any) -> None:
-    """A process and what it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
-    process.join()
-
-
-def progress(what: str, done: int, total: int, began: float) -> None:
-    left = time.strftime("%H:%M:%S", time.gmtime((time.monotonic() - began) / done * (total - done)))
-    line = f"{what:9} [{'#' * (30 * done // total):30}] {done}/{total}, {left} left"
-    if sys.stderr.isatty():
-        print(f"\r{line} ", end="\n" * (done == total), file=sys.stderr, flush=True)
-    elif 10 * done // total > 10 * (done - 1) // total:
-        print(line, file=sys.stderr, flush=True)
-
-
-class Record:
-    """Which tests run what, kept from one time to the next."""
-
-    def __init__(self, processes: Processes, folders: list[str], anew: bool) -> None:
-        self.root, self.source = processes.root, processes.source
-        store = self.root / ".pytest_cache" / "mutants"
-        self.tests: list[tuple[str, float]] = []
-        self.lines: Lines = {}
-        self.files: dict[
-            str, tuple[str, int, int, str]
-        ] = {}  # digest, place in the list, source if it passes
-        if store.exists() and not anew:
-            self.tests, self.lines, self.files = pickle.loads(store.read_bytes())
-        digests = digests_of(self.root, folders, processes.slow)
-        new = [Task([f]) for f, digest in digests.items() if self.files.get(f, ("",))[0] != digest]
-        for task, code, folder in processes.each("recording", new):
-            if not (folder / "record").exists():
-                raise SystemExit(f"{task.files[0]} does not run:\n{(folder / 'out').read_text()[-3000:]}")
-            tests, lines = pickle.loads((folder / "record").read_bytes())
+    def read_lines(self) -> None:
+        """The tests that pass, with their seconds, and what they run: a pickle a file, until that changes."""
+        self.tests, self.lines = list[tuple[str, float]](), Lines()
+        folder, shared, kept, new = self.store / "tests", b"slow" * self.given.slow, dict[str, Path](), []
+        folder.mkdir(parents=True, exist_ok=True)
+        helpers = {f for f in (self.root / "tests").rglob("*.py") if not re.match("test_|mut", f.name)}
+        shared += b"".join(f.read_bytes() for f in sorted(helpers))
+        for file, nodes in groupby(sorted(self.items), key=lambda node: node.partition("::")[0]):
+            digest = hashlib.sha256(shared + (self.root / file).read_bytes()).hexdigest()
+            kept[file] = folder / file.replace("/", ".")
+            if not kept[file].exists() or pickle.loads(kept[file].read_bytes())[0] != digest:
+                new.append(Task(None, (file, digest), 3600, self.watch, (list(nodes),)))
+        for task, _, place in self.progress("recording", new):
+            file, digest = task.nodes
+            if not (place / "record").exists():
+                raise SystemExit(f"{file} does not run:\n{(place / 'out').read_text()[-3000:]}")
+            found = pickle.loads((place / "record").read_bytes())
+            kept[file].write_bytes(pickle.dumps((digest, *found)))
+        for path in kept.values():
+            _, tests, lines = pickle.loads(path.read_bytes())
             for path, name, text, bits in flat(lines):
                 mine = self.lines.setdefault(path, {}).setdefault(name, {})
                 mine[text] = mine.get(text, 0) | bits << len(self.tests)
-            place, passing = (len(self.tests), len(self.tests) + len(tests)), "" if code else processes.source
-            self.files[task.files[0]] = digests[task.files[0]], *place, passing
             self.tests += tests
-            store.parent.mkdir(exist_ok=True)
-            store.write_bytes(pickle.dumps((self.tests, self.lines, self.files)))
-        self.files = {f: self.files[f] for f in digests}
-        self.live = sum((1 << stop) - (1 << start) for _, start, stop, _ in self.files.values())
+        for node in sorted(self.items.keys() - {node for node, _ in self.tests}):
+            print(f"{node} fails with nothing left out, and judges nothing")
 
-    def passed(self, node: str) -> bool:
-        """Whether it passed with this very source when it was recorded."""
-        return self.files[node.partition("::")[0]][3] == self.source
+    def tests_of(self, m: Mutant) -> tuple[list[str], float, bool]:
+        """Those that run its line, or else its function, the best first, within the budget.
 
-    def tests_of(self, m: Mutant, source: bytes) -> list[tuple[str, float]]:
-        """Those that run its function and how many seconds each takes, the best first."""
-        rows = source.decode().splitlines()
-        near, all_of_it, there = {rows[i - 1].strip() for i in m.rows}, 0, 0
+        How many seconds they take, and whether anything runs it.
+        """
+        rows = self.sources[m.path].decode().splitlines()
+        near, everywhere, there = {rows[i - 1].strip() for i in m.rows}, 0, 0
         for _, name, text, bits in flat({m.path: self.lines.get(m.path, {})}):
             if not m.function or f"{name}.".startswith(f"{m.function}."):
-                all_of_it, there = all_of_it | bits, there | bits * (text in near)
-        if not all_of_it & self.live:  # perhaps in another process: tests in files that speak of it
+                everywhere, there = everywhere | bits, there | bits * (text in near)
+        places = [i for i, bit in enumerate(f"{there or everywhere:b}"[::-1]) if bit == "1"]
+        seen = bool(places)
+        if not seen:  # perhaps in another process: tests in files that speak of it
             word = re.compile(rf"\b{m.function.rpartition('.')[2] or Path(m.path).stem}\b")
-            for file, (_, start, stop, _) in self.files.items():
-                if word.search((self.root / file).read_text()):
-                    all_of_it |= (1 << stop) - (1 << start)
-        places = (i for i, bit in enumerate(f"{all_of_it & self.live:b}"[::-1]) if bit == "1")
-        found = [(not there >> i & 1, *self.tests[i]) for i in places]
-        cases: Counter[str] = Counter()
-        ranked = []
-        for far, node, seconds in sorted(found, key=lambda t: (t[0], t[2])):
+            texts = {f: (self.root / f).read_text() for f in {node.partition("::")[0] for node in self.items}}
+            of = [texts[node.partition("::")[0]] for node, _ in self.tests]
+            places = [i for i, text in enumerate(of) if word.search(text)]
+        cases, ranked = Counter[str](), []
+        for seconds, node in sorted(self.tests[i][::-1] for i in places if self.tests[i][0] in self.items):
             cases[test := node.partition("[")[0]] += 1
-            ranked.append((far, cases[test], seconds, node))
-        return [(node, seconds) for *_, seconds, node in sorted(ranked)]
+            ranked.append((cases[test], seconds, node))
+        chosen, spent = list[str](), 0.0
+        for _, seconds, node in sorted(ranked):
+            if chosen and spent + seconds > self.given.budget:
+                break
+            chosen.append(node)
+            spent += seconds
+        return chosen, spent, seen
+
+    # the mutants
+
+    def task(self, m: Mutant, anew: bool = False) -> Task:
+        source, (nodes, spent, _) = self.sources[m.path], self.tests_of(m)
+        limit = PATIENCE + 3 * spent
+        pairs = None if anew else exchanged(source, m.applied(source), self.live.get(m.path, {}))
+        if pairs is not None:
+            return Task(m, nodes, limit, self.play, (nodes, m, pairs))
+        nodes = nodes[:AT_IMPORT]
+        return Task(m, nodes, limit + 20, imported, (self.src, m, nodes, self.options), "forkserver")
+
+    def survivors(self) -> int:
+        """Try them, print those that no test misses, and say how many: the exit code."""
+        keys, seen = dict[Mutant, str](), Counter[str]()
+        for m in self.chosen:
+            text = f"{m.path} {m.function} ({m.kind}) {m.shown(self.sources[m.path]).partition(chr(10))[2]}"
+            seen[text] += 1
+            keys[m] = f"{text} {seen[text]}"
+        file, now = self.store / "verdicts", digest(self.root)
+        known = dict(json.loads(row) for row in file.read_text().splitlines()) if file.exists() else {}
+        left = [m for m in self.chosen if self.given.anew or known.get(keys[m]) not in ("caught", now)]
+        passing, again = {""}, list[Mutant]()
+        for what, make in ("mutants", self.task), ("imported", partial(self.task, anew=True)):
+            for task, code, place in self.progress(what, left, make):
+                m, node = task.mutant, (place / "failed").read_text() if (place / "failed").exists() else ""
+                if code > 0 and task.how == "fork" and not node:
+                    raise SystemExit((place / "out").read_text())
+                if node not in passing:
+                    alone = Task(None, [node], 3600, self.play, ([node], None, ()))
+                    if next(each(iter([alone]), self.folder, 1))[1]:
+                        print(f"{node} fails with nothing left out")
+                        return 2
+                    passing.add(node)
+                if not code and task.how == "fork" and (m.path, m.function) in self.at_import:
+                    again.append(m)
+                    continue
+                known[keys[m]] = "caught" if code else now
+                with file.open("a") as rows:
+                    print(json.dumps([keys[m], known[keys[m]]]), file=rows)
+            left = again
+        missed = [m for m in self.chosen if known[keys[m]] != "caught"]
+        for m in missed:
+            nodes, _, seen = self.tests_of(m)
+            print(m.shown(self.sources[m.path]))
+            print(f"    survived {len(nodes)} tests" if seen else "    no test runs it")
+        count = len(self.chosen)
+        print(f"mutants: {count}, caught: {count - len(missed)}, survived: {len(missed)}")
+        return 1 if missed else 0
+
+
+def plain(qualname: str) -> str:
+    return qualname.replace(".<locals>", "").partition(".<")[0]
 
 
 def flat(lines: Lines) -> Iterator[tuple[str, str, str, int]]:
@@ -250,15 +393,9 @@ def flat(lines: Lines) -> Iterator[tuple[str, str, str, int]]:
             yield from ((path, name, text, bits) for text, bits in texts.items())
 
 
-def digests_of(root: Path, folders: list[str], slow: bool) -> dict[str, str]:
-    """The test files, and for each what changes with it and with what the tests beside it share."""
-    every = (f for t in folders for f in [root / t, *(root / t).rglob("*.py")])
-    found = sorted({f.relative_to(root) for f in every if re.fullmatch(r"test_.*\.py", f.name)})
-    shared = dict.fromkeys((f.parts[0] for f in found), b"slow" * slow)
-    for top in shared:
-        helpers = (f for f in (root / top).rglob("*.py") if not re.match(r"test_|mutants|mutations", f.name))
-        shared[top] += b"".join(f.read_bytes() for f in sorted(helpers))
-    return {str(f): hashlib.sha256(shared[f.parts[0]] + (root / f).read_bytes()).hexdigest() for f in found}
+def digest(root: Path) -> str:
+    files = [f for top in ("src", "tests") for f in sorted((root / top).rglob("*.py"))]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 
 def changed_since(root: Path, revision: str) -> set[tuple[str, int]]:
@@ -273,63 +410,26 @@ def changed_since(root: Path, revision: str) -> set[tuple[str, int]]:
     return found
 
 
-def survivors(chosen: list[Mutant], sources: dict[str, bytes], processes: Processes, given: Any) -> int:
-    """Run them, print those that no test misses, and say how many: the exit code."""
-    record = Record(processes, given.tests, given.record)
-    tests = {m: record.tests_of(m, sources[m.path]) for m in chosen}
-    left, tried = {m for m in chosen if tests[m]}, Counter[Mutant]()
-    for part in (slice(0, FIRST), slice(FIRST, None)):
-        tasks = []
-        for m in (m for m in chosen if m in left and tests[m][part]):
-            spent = list(accumulate(seconds for _, seconds in tests[m][part]))
-            count = max(1, bisect(spent, given.budget))
-            tasks.append(
-                of_nodes([node for node, _ in tests[m][part][:count]], m, PATIENCE + 5 * spent[count - 1])
-            )
-            tried[m] += count
-        nodes = sorted({node for task in tasks for node in task.nodes if not record.passed(node)})
-        parts = [of_nodes(some) for i in range(4 * given.j) if (some := nodes[i :: 4 * given.j])]
-        if wrong := processes.failures("baseline", parts):
-            print(f"tests fail with nothing left out:\n{wrong}")
-            return 2
-        left -= {task.mutant for task, code, _ in processes.each("mutants", tasks) if code and task.mutant}
-    missed = [m for m in chosen if m in left or not tests[m]]
-    for m in missed:
-        print(m.shown(sources[m.path]))
-        print(
-            f"    survived {tried[m]} of {len(tests[m])} tests that run it"
-            if tests[m]
-            else "    no test runs it"
-        )
-    print(f"mutants: {len(chosen)}, caught: {len(chosen) - len(missed)}, survived: {len(missed)}")
-    return 1 if missed else 0
-
-
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--only", default="", metavar="PATTERN", help="of 'src/file.py:line function (kind)'")
     parser.add_argument("--since", metavar="REV", help="those on lines that differ from this revision")
     parser.add_argument("--sample", type=int, metavar="N", help="so many of them, at random")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--list", action="store_true", help="show them and run nothing")
-    parser.add_argument(
-        "--tests", nargs="+", default=["tests"], metavar="PATH", help="folders or files (tests)"
-    )
     parser.add_argument("--slow", action="store_true", help="slow tests, too")
-    parser.add_argument(
-        "--budget", type=float, default=30, metavar="S", help="seconds of tests for each (30)"
-    )
-    parser.add_argument("--record", action="store_true", help="record anew which tests run what")
-    parser.add_argument(
-        "-j", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (one a core)"
-    )
+    parser.add_argument("--budget", type=float, default=10, help="seconds of tests for each")
+    parser.add_argument("--anew", action="store_true", help="try again what was caught, too")
+    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="processes")
     given = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # to clean up then, too
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         src = Path(shutil.copytree(root / "src", Path(name, "src")))
         sources = {str(f.relative_to(src)): f.read_bytes() for f in sorted((src / "ghor").rglob("*.py"))}
-        every = (m for path, source in sources.items() for m in mutants(path, source))
-        chosen = [m for m in every if re.search(given.only, m.name())]
+        chosen = [m for path, source in sources.items() for m in mutants(path, source)]
+        chosen = [m for m in chosen if re.search(given.only, m.name())]
         if given.since:
             changed = changed_since(root, given.since)
             chosen = [m for m in chosen if any((m.path, line) in changed for line in (m.line, *m.rows))]
@@ -338,10 +438,16 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
         if given.list or not chosen:
             print(*(m.shown(sources[m.path]) for m in chosen), f"mutants: {len(chosen)}", sep="\n")
             return 0
-        for module in PRELOADED:
-            importlib.import_module(module)
-        digest = hashlib.sha256(b"".join(sources.values())).hexdigest()
-        return survivors(chosen, sources, Processes(root, Path(name), given.j, given.slow, digest), given)
+        multiprocessing.set_forkserver_preload(PRELOADED)
+        os.chdir(root)
+        sys.dont_write_bytecode = True
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_STORAGE_DIRECTORY": f"{name}/hypothesis"}
+        sys.path.insert(0, str(src))
+        run = Run(root, Path(name), chosen, given)
+        code = pytest.main(["tests", *run.options, "--no-header", "--no-summary", "-qq"], [run])
+        if code == pytest.ExitCode.INTERRUPTED:
+            raise KeyboardInterrupt
+        return run.code
 
 
 if __name__ == "__main__":
