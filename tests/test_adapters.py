@@ -821,7 +821,7 @@ def test_an_interrupted_write_leaves_the_old_file(net, tmp_path, monkeypatch):
         self.write_text("the beginning")
         raise OSError("no space left")
 
-    monkeypatch.setattr(ghor.adapters.Path, "write_bytes", fails)
+    monkeypatch.setattr(ghor.adapters.files.Path, "write_bytes", fails)
     with pytest.raises(OSError, match="no space left"):
         save(net, tmp_path / "adapter.pt")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("adapter.pt", before)]

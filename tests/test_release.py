@@ -49,7 +49,7 @@ def test_the_wheel_is_the_library(built):
     files = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")}
     sources = {p.relative_to(ROOT / "src").as_posix() for p in SOURCES}
     assert set(zipfile.ZipFile(built[0]).namelist()) == files | sources
-    assert {"ghor/py.typed", "ghor/adapters.py"} <= sources
+    assert {"ghor/py.typed", "ghor/adapters/__init__.py"} <= sources
     assert {name.split("/")[0] for name in sources} == {"ghor"}
 
 

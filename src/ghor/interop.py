@@ -23,17 +23,10 @@ from torch.nn.utils.parametrizations import _Orthogonal
 from ghor._torch.parametrized import remove_parametrizations
 from ghor._torch.precision import wide
 from ghor._torch.warn import Warnings
-from ghor.adapters import (
-    LowRank,
-    LowRankLayer,
-    Rotation,
-    RotationLayer,
-    install,
-    is_conv1d,
-    matrix_of,
-    parts_of,
-    write_file,
-)
+from ghor.adapters.adapted import is_conv1d, matrix_of
+from ghor.adapters.attach import install
+from ghor.adapters.files import parts_of, write_file
+from ghor.adapters.kinds import LowRank, LowRankLayer, Rotation, RotationLayer
 from ghor.constraints.declare import constrain, move_of
 from ghor.constraints.selection import Selected
 from ghor.linalg import eye, inverse
