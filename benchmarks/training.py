@@ -200,12 +200,12 @@ def table(record: dict[str, Any], what: str) -> Table:
         "transformer": f"Transformer, batch {s['batch']}, {s['threads']} threads: ms a step",
         "pendulum": f"Pendulum, {s['seeds']} networks at once, batch {s['points']}, 1 thread: ms a step",
     }[what]
-    theirs = paper.COSTS["mnist"] if what == "transformer" else {}
+    experiment = {"transformer": "mnist"}.get(what, what)
     rows = []
     for row in record[what]:
-        reported = theirs.get(row["name"])
+        theirs, _ = paper.reported(experiment, row["name"], "share_percent") or (None, None)
         numbers = [number(row[key][1], ".2f") for key in (*PARTS, "share_percent")]
-        rows.append((row["name"], *numbers, number(reported and reported.share, ".1f")))
+        rows.append((row["name"], *numbers, number(theirs, ".1f")))
     headings = ("configuration", "AD", "optimizer", "geometric share (%)", "paper (%)")
     return Table(title, headings, rows)
 
@@ -215,7 +215,7 @@ def report(record: dict[str, Any]) -> list[str]:
     low, s = record["limits"], record["settings"]
     count = sum(low["flops"].values())
     verdict = {True: "met", False: "NOT MET"}
-    minutes = paper.OUTCOMES["pendulum"][FIRST].minutes[0]
+    minutes, _ = paper.REPORTED["pendulum"][FIRST]["minutes"]
     theirs = minutes * 60e3 / (39 * paper.EPOCHS["pendulum"])  # 39 steps an epoch
     lines = [
         f"Medians of {s['rounds']} interleaved rounds after {s['warmup']} of warm-up; subnormal numbers are "

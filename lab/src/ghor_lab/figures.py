@@ -23,11 +23,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator, NullLocator
 
 from . import paper
-from .language import METHODS
 from .pools import NAMES, Array, Pool
 from .quantities import ERROR, FEW, Quantity
 from .tables import counted
-from .trials import AROUND, Book
+from .trials import AROUND, Book, Row, lowest
 
 # placeholders for the page's text and background: no other colour may equal them
 INK, PAPER = "#1b1d22", "#fffffe"
@@ -123,8 +122,8 @@ def curves(
 ) -> Figure | None:
     """The quantity by epoch on a logarithmic axis: a line per run, and the paper's bars at its last epoch.
 
-    Optimizers are named on the right, or have a panel each, for many seeds whose lines would cover one
-    another. Returns None if no pool has the quantity.
+    With `panels` every optimizer has its own, for many seeds whose lines would cover one another. Returns
+    None if no pool has the quantity.
     """
     drawn: Drawn = [(p, x) for p in pools if (x := p.series(*quantity.keys)) is not None]
     if not drawn:
@@ -133,43 +132,36 @@ def curves(
     optimizers = list(dict.fromkeys(p.optimizer for p, _ in drawn))
     bars = {o: bar for o in optimizers if (bar := quantity.bar(experiment, o))}
     authors = paper.AUTHORS.get(quantity.keys[0]) if experiment == "mnist" and not panels else None
-    columns = min(2, len(optimizers))
-    rows = -(-len(optimizers) // columns)
+    groups = [[o] for o in optimizers] if panels else [optimizers]
+    columns = min(2, len(groups))
+    rows = -(-len(groups) // columns)
 
-    def together(canvas: Canvas) -> None:
-        axes = canvas.subplots()
-        for p, values in drawn:
-            lines(axes, p, values, quantity)
-        for i, (optimizer, bar) in enumerate(bars.items()):
-            upright(axes, end * (1.12 + 0.1 * i), bar, style(optimizer)[0])
-        for optimizer in optimizers if authors else ():
-            circles(axes, authors, optimizer, end)
-        epochs(axes, quantity, end, end * (1.1 + 0.1 * len(bars)) if bars else end * 1.03)
-        axes.set(xlabel="epoch", ylabel=quantity.drawn or quantity.words)
-        if bars:
-            asked = paper.EPOCHS[experiment]
-            whose = "paper" if end >= asked else f"paper, {asked} epochs"
-            axes.annotate(whose, (1, 1.01), xycoords="axes fraction", ha="right", fontsize=10)
-        ends = {p.optimizer: float(x.max() if quantity.ends else x[-1].mean()) for p, x in reversed(drawn)}
-        named(axes, {o: bars[o][0] if o in bars else ends[o] for o in optimizers})
-
-    def apart(canvas: Canvas) -> None:
+    def draw(canvas: Canvas) -> None:
         grid = canvas.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-        for axes in grid.flat[len(optimizers) :]:
+        for axes in grid.flat[len(groups) :]:
             axes.set_visible(False)
-        for axes, optimizer in zip(grid.flat, optimizers, strict=False):
+        for axes, group in zip(grid.flat, groups, strict=False):
             for p, values in drawn:
-                if p.optimizer == optimizer:
+                if p.optimizer in group:
                     lines(axes, p, values, quantity)
                 else:
                     shown = selected(len(values))
                     axes.plot(shown, values[shown - 1].mean(1), color=GREY, alpha=0.5, linewidth=1, zorder=1)
-            if optimizer in bars:
-                upright(axes, end * 1.15, bars[optimizer], INK)
-            axes.set_title(NAMES.get(optimizer, optimizer), color=style(optimizer)[0], loc="left")
-            epochs(axes, quantity, end, end * (1.35 if bars else 1.03), few=True)
-        canvas.supxlabel("epoch", fontsize=12)
-        canvas.supylabel(quantity.drawn or quantity.words, fontsize=12)
+            for i, o in enumerate(group):
+                if o in bars:
+                    upright(axes, end * (1.12 + 0.1 * i), bars[o], INK if panels else style(o)[0])
+                if authors:
+                    circles(axes, authors, o, end)
+            if panels:
+                axes.set_title(NAMES.get(group[0], group[0]), color=style(group[0])[0], loc="left")
+            epochs(axes, quantity, end, end * (1.15 + 0.1 * len(group) if bars else 1.03), few=panels)
+        for axes in grid[-1]:
+            axes.set_xlabel("epoch")
+        (canvas.supylabel if panels else grid[0, 0].set_ylabel)(quantity.drawn or quantity.words, fontsize=12)
+        if not panels:
+            handles, labels = grid[0, 0].get_legend_handles_labels()
+            of = dict(zip(labels, handles, strict=True))  # one for each optimizer
+            canvas.legend(of.values(), of, loc="outside lower center", ncols=2)
 
     many = any(values.shape[1] > FEW for _, values in drawn)
     what = (
@@ -182,8 +174,8 @@ def curves(
     about += ["Circles: the authors' published run."] if authors else []
     ends = [(p.title(), x[0].mean(), x[-1].mean(), counted(p.epochs, "epoch")) for p, x in drawn]
     alt = "; ".join(f"{name} from {a:.3g} to {b:.3g} in {length}" for name, a, b, length in ends)
-    height = 1.1 + 1.6 * rows if panels else 3.4
-    return Figure(file, " ".join(about), f"{title}: {alt}.", apart if panels else together, height)
+    height = 1.1 + 1.6 * rows if panels else 3.4 + 0.2 * -(-len(optimizers) // 2)
+    return Figure(file, " ".join(about), f"{title}: {alt}.", draw, height)
 
 
 def lines(axes: Axes, p: Pool, values: Array, quantity: Quantity) -> None:
@@ -198,12 +190,9 @@ def lines(axes: Axes, p: Pool, values: Array, quantity: Quantity) -> None:
         values, strong = (np.where(x > 0, x, np.nan) for x in (values, strong))
     if many and not quantity.ends:
         axes.plot(shown, values, color=colour, linewidth=0.6, alpha=0.45)
-    how: dict[str, Any] = {
-        "linestyle": dashes,
-        "linewidth": 1.8,
-        "alpha": 1.0 if p.epochs >= p.asked else 0.6,
-    }
-    axes.plot(shown, strong if many else values, color=colour, marker="o" if len(shown) == 1 else None, **how)
+    how: dict[str, Any] = {"color": colour, "linestyle": dashes, "linewidth": 1.8}
+    how |= {"alpha": 1.0 if p.epochs >= p.asked else 0.6, "marker": "o" if len(shown) == 1 else None}
+    axes.plot(shown, strong if many else values, label=NAMES.get(p.optimizer, p.optimizer), **how)
 
 
 def selected(count: int) -> Any:
@@ -232,29 +221,12 @@ def upright(axes: Axes, x: float, bar: tuple[float, float, float], colour: str) 
     axes.plot(x, middle, marker="_", markersize=8, markeredgewidth=2, color=colour)
 
 
-def circles(axes: Axes, authors: Any, optimizer: str, end: int) -> None:
+def circles(axes: Axes, authors: paper.Curve, optimizer: str, end: int) -> None:
     """Draw the authors' published run as far as the axis goes."""
     values = zip(authors.epochs, authors.values.get(optimizer, ()), strict=False)
     if points := [point for point in values if point[0] <= end]:
         how: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 5, "markerfacecolor": "none"}
         axes.plot(*zip(*points, strict=True), color=style(optimizer)[0], **how)
-
-
-def named(axes: Axes, heights: dict[str, float]) -> None:
-    """Write the optimizers' names right of the axes at these heights, moved apart if they would touch."""
-    axes.set_ylim(axes.get_ylim())
-    scale = axes.transScale + axes.transLimits
-    found = {o: float(scale.transform((1, y))[1]) for o, y in heights.items()}
-    want = sorted((min(max(y, 0.0), 1.0), o) for o, y in found.items() if np.isfinite(y))
-    places = [y for y, _ in want]
-    for _ in range(100):
-        for i in range(1, len(places)):
-            gap = 0.085 - (places[i] - places[i - 1])
-            if gap > 1e-6:
-                places[i - 1], places[i] = places[i - 1] - gap / 2, places[i] + gap / 2
-    for y, (_, o) in zip(places, want, strict=True):
-        how: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "annotation_clip": False}
-        axes.annotate(o.removesuffix("-adam"), (1.02, y), color=style(o)[0], **how)
 
 
 # -- the first screen ----------------------------------------------------------------------------------------
@@ -368,59 +340,56 @@ def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
 
 def language_curves(book: Book, file: str) -> Figure:
     """Held-out loss by step, the mean over seeds at the best rate."""
-    drawn = {m: book.course(m) for m in book.methods}
-    ends = [float(y[-1]) for _, y in drawn.values() if math.isfinite(y[-1])] or [math.nan]
+    ends = {row: float(row.course[1][-1]) for row in book.rows.values()}
+    finite = [y for y in ends.values() if math.isfinite(y)]
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        for m, (x, y) in drawn.items():
-            axes.plot(x, y, **line_of(m))
+        for row in ends:
+            axes.plot(*row.course, **line_of(row))
         axes.set(xlabel="step", ylabel="held-out loss (nats a byte)")
-        finish(canvas, axes, min(ends), max(ends))
+        finish(canvas, axes, finite)
 
-    return of_methods(
-        book, f"{file}-curves", "held-out loss by step", draw, {m: y[-1] for m, (_, y) in drawn.items()}
-    )
+    return of_methods(book, f"{file}-curves", "held-out loss by step", draw, ends)
 
 
 def language_rates(book: Book, file: str) -> Figure:
     """The loss at the end by learning rate, relative to the best: how forgiving is a method?"""
-    around = {m: book.around(m) for m in book.methods}
-    lowest = min(t.final for trials in around.values() for t in trials)
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
-        for m, trials in around.items():
-            middle = min(trials, key=lambda t: (t.final, t.rate)).rate
-            ends = [t.final if math.isfinite(t.final) else math.nan for t in trials]
-            axes.plot([t.rate / middle for t in trials], ends, marker="o", markersize=3, **line_of(m))
+        for row in book.rows.values():
+            rates = [t.rate / lowest(row.around).rate for t in row.around]
+            ends = [t.final if math.isfinite(t.final) else math.nan for t in row.around]
+            axes.plot(rates, ends, marker="o", markersize=3, **line_of(row))
         axes.set(xscale="log", xlabel="learning rate / best", ylabel="held-out loss at the end")
         axes.set_xticks(AROUND, ["1/4", "1/2", "1", "2", "4"])
         axes.xaxis.set_minor_locator(NullLocator())
-        finish(canvas, axes, lowest, lowest)
+        finish(canvas, axes, [min(lowest(row.around).final for row in book.rows.values())])
 
-    worst = {m: max(t.final for t in trials) for m, trials in around.items()}
+    worst = {row: max(t.final for t in row.around) for row in book.rows.values()}
     return of_methods(book, f"{file}-rates", "loss by learning rate, seed 0", draw, worst)
 
 
-def line_of(method: str) -> dict[str, Any]:
+def line_of(row: Row) -> dict[str, Any]:
     """Colour and style of a method's lines: by the place of its matrices, and by its rule."""
-    colour = next(c for place, c in PLACES.items() if method.startswith(place))
-    dashes: Any = (0, (4, 1.5)) if "muon" in method else (0, (1.2, 1)) if method.endswith("anchor") else "-"
-    return {"color": colour, "linestyle": dashes, "linewidth": 1.6, "label": METHODS[method].title}
+    name = row.optimizer
+    colour = next(c for place, c in PLACES.items() if name.startswith(place))
+    dashes: Any = (0, (4, 1.5)) if "muon" in name else (0, (1.2, 1)) if name.endswith("anchor") else "-"
+    return {"color": colour, "linestyle": dashes, "linewidth": 1.6, "label": row.title()}
 
 
-def finish(canvas: Canvas, axes: Axes, low: float, high: float) -> None:
-    """The legend below the axes; more than a nat above `high` nothing is drawn."""
-    if math.isfinite(low):
-        axes.set_ylim(low - 0.05, high + 1.0)
+def finish(canvas: Canvas, axes: Axes, ends: Sequence[float]) -> None:
+    """The legend below the axes; more than a nat above the ends nothing is drawn."""
+    if ends and math.isfinite(min(ends)):
+        axes.set_ylim(min(ends) - 0.05, max(ends) + 1.0)
     how: dict[str, Any] = {"handlelength": 2.4, "ncols": 2, "fontsize": 9, "columnspacing": 1.0}
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", **how)
 
 
-def of_methods(book: Book, file: str, words: str, draw: Any, numbers: dict[str, Any]) -> Figure:
+def of_methods(book: Book, file: str, words: str, draw: Any, numbers: dict[Row, float]) -> Figure:
     """A figure with its caption, and the numbers at its end in words."""
     caption = f"Language model, {book.steps} steps: {words}."
-    alt = "; ".join(f"{METHODS[m].title} {value:.3f}" for m, value in numbers.items())
-    height = 3.3 + 0.19 * math.ceil(len(book.methods) / 2)
+    alt = "; ".join(f"{row.title()} {value:.3f}" for row, value in numbers.items())
+    height = 3.3 + 0.19 * math.ceil(len(book.rows) / 2)
     return Figure(file, caption, f"{caption} {alt}.", draw, height, 6.2)

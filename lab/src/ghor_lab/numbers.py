@@ -11,7 +11,8 @@ here
 
     After 25 epochs the loss is {{ run("mnist", "geometric-adam").loss(25) }}.
 
-A template can use everything in `Book`. A check reports whether anything would change. Nothing is trained.
+A template can use what `environment` names. A check reports whether anything would change. Nothing is
+trained.
 """
 
 from __future__ import annotations
@@ -21,14 +22,13 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, TemplateNotFound
 
-from . import caught, paper, quantities, trials
+from . import caught, paper, trials
 from .files import store
-from .pools import pool
-from .quantities import ACCURACY, BEST, DRIFT, LOSS, mean
+from .pools import Array, pool
+from .quantities import ACCURACY, BEST, DECODER, DRIFT, ENCODER, LOSS, mean
 from .record import Run, read_all
 from .tables import counted, listed, number, short, spread
 
@@ -48,26 +48,22 @@ class Found:
     """A run of one or more seeds, with its numbers as texts. By default numbers are from the last epoch."""
 
     def __init__(self, run: Run) -> None:
-        (self.pool,), _ = pool([run])
-        self.record, config = run, self.pool.config
-        self.experiment, self.optimizer, self.label = (
-            self.pool.experiment,
-            self.pool.optimizer,
-            self.pool.label,
-        )
-        self.seeds, self.epochs, self.asked = listed(self.pool.seeds), self.pool.epochs, run.asked
-        self.rate = config["manifold_lr"] or config["lr"]  # of the manifold weights
-        self.outcome = paper.OUTCOMES.get(self.experiment, {}).get(self.optimizer)
+        ((p,), _) = pool([run])
+        self.record, self.pool, self.epochs, self.asked = run, p, p.epochs, p.asked
+        self.experiment, self.optimizer, self.label = p.experiment, p.optimizer, p.label
+        self.seeds = listed(p.seeds)
+        self.rate = p.config["manifold_lr"] or p.config["lr"]  # of the manifold weights
+        self.in_paper = p.optimizer in paper.REPORTED.get(p.experiment, {})
 
-    def values(self, key: str, epoch: int | None = None) -> Any:
+    def values(self, key: str, epoch: int | None = None) -> Array:
         """The values of all seeds at an epoch, (seeds,); nan if one was not finite."""
         epoch = self.epochs if epoch is None else epoch
         if not 0 < epoch <= self.epochs:
             raise ValueError(f"{self.record.path} has {counted(self.epochs, 'epoch')}, there is no {epoch}")
-        found = self.pool.series(key)
-        if found is None:
+        if (found := self.pool.series(key)) is None:
             raise ValueError(f"{self.record.path} has no {key}")
-        return found[epoch - 1]
+        row: Array = found[epoch - 1]
+        return row
 
     def loss(self, epoch: int | None = None) -> str:
         """Mean and, for several seeds, sample deviation."""
@@ -76,10 +72,6 @@ class Found:
     def accuracy(self, epoch: int | None = None, digits: int = 1) -> str:
         """Test accuracy in percent."""
         return spread(*mean(self.values("test_accuracy", epoch)), f".{digits}f")
-
-    def best(self) -> str:
-        """The smallest loss over all epochs."""
-        return BEST.show(BEST.of(self.pool))
 
     def drift(self) -> str:
         """The largest drift over all epochs and seeds; "-" if no weight is on a manifold."""
@@ -94,8 +86,7 @@ class Found:
     @property
     def structure(self) -> float:
         """The worst deviation of encoder and decoder from symplectic."""
-        found = [q.of(self.pool) for q in (quantities.ENCODER, quantities.DECODER)]
-        return max(float(values.max()) for values in found if values is not None)
+        return max(float(x.max()) for q in (ENCODER, DECODER) if (x := q.of(self.pool)) is not None)
 
     @property
     def minutes(self) -> float:
@@ -108,20 +99,28 @@ class Found:
         return "" if distance is None else f"{distance:+z.1f}"
 
 
-class Book:
-    """What templates can use: the records and JSON files in a folder of results, and the paper's numbers."""
+def of_paper(experiment: str, optimizer: str, key: str = "loss") -> str:
+    """The paper's mean and standard deviation (for the drift smallest and largest), with its digits."""
+    return QUANTITIES[key].paper(experiment, optimizer)
 
-    def __init__(self, results: Path) -> None:
-        self.results = results
-        self.runs = cache(lambda folder: read_all(results / folder)[0])
 
-    def run(
-        self, folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0
-    ) -> Found:
+def authors(key: str, optimizer: str, epoch: int) -> str:
+    """A number from the authors' published run on MNIST; "-" if there is none."""
+    curve = paper.AUTHORS[key]
+    values = dict(zip(curve.epochs, curve.values.get(optimizer, ()), strict=False))
+    spec = {"loss": ".3f", "test_accuracy": ".1f", "drift": ".1e"}[key]
+    return number(values.get(epoch), spec)
+
+
+def environment(results: Path) -> Environment:
+    """The templates of a folder of results, and what they can use: its records, and the paper's numbers."""
+    runs = cache(lambda folder: read_all(results / folder)[0])
+
+    def run(folder: str, optimizer: str, seed: int = 0, label: str | None = None, epochs: int = 0) -> Found:
         """The shortest record with this optimizer, seed and label that has at least so many epochs."""
         found = [
             run
-            for run in self.runs(folder)
+            for run in runs(folder)
             if (run.header["config"]["optimizer"], run.header["config"].get("label")) == (optimizer, label)
             and seed in run.header["config"]["seeds"]
             and len(run.epochs) >= max(epochs, 1)
@@ -129,57 +128,30 @@ class Book:
         if not found:
             least = f", of {counted(epochs, 'epoch')} or more" if epochs else ""
             wanted = f"{optimizer}, seed {seed}, label {label}{least}"
-            raise ValueError(f"{self.results / folder} has no record of {wanted}")
+            raise ValueError(f"{results / folder} has no record of {wanted}")
         return Found(min(found, key=lambda run: len(run.epochs)))
 
-    def all(self, folder: str) -> list[Found]:
-        """All records of a folder."""
-        return [Found(run) for run in self.runs(folder)]
-
-    @staticmethod
-    def paper(experiment: str, optimizer: str, key: str = "loss") -> str:
-        """The paper's mean and standard deviation (for the drift smallest and largest), with its digits."""
-        pair = QUANTITIES[key].reported(experiment, optimizer)
-        if pair is None or key == "drift":
-            return DRIFT.paper(experiment, optimizer)
-        return spread(*pair, QUANTITIES[key].spec)
-
-    @staticmethod
-    def authors(key: str, optimizer: str, epoch: int) -> str:
-        """A number from the authors' published run on MNIST; "-" if there is none."""
-        curve = paper.AUTHORS[key]
-        values = dict(zip(curve.epochs, curve.values.get(optimizer, ()), strict=False))
-        digits = {"loss": ".3f", "test_accuracy": ".1f", "drift": ".1e"}[key]
-        return short(f"{values[epoch]:{digits}}") if epoch in values else "-"
-
-    def caught(self, folder: str) -> str:
-        """How many runs of a folder were caught."""
-        made = caught.table(pool(self.runs(folder))[0])
-        return made.markdown().strip() if made else ""
-
-    def text(self, folder: str) -> trials.Book:
+    def text(folder: str) -> trials.Book:
         """The largest group of comparable runs of the language model in a folder."""
-        found = trials.books(self.runs(folder))
-        if not found:
-            raise ValueError(f"{self.results / folder} has no finished run of the language model")
+        if not (found := trials.books(runs(folder))):
+            raise ValueError(f"{results / folder} has no finished run of the language model")
         return found[0]
 
-    def json(self, path: str) -> Any:
-        """A JSON file from the results."""
-        return json.loads((self.results / path).read_text(encoding="utf-8"))
+    def counts(folder: str) -> str:
+        """How many runs of a folder were caught."""
+        made = caught.table(pool(runs(folder))[0])
+        return made.markdown().strip() if made else ""
 
-
-def environment(results: Path) -> Environment:
-    """The templates of a folder of results, and what they can use."""
     made = Environment(
         loader=FileSystemLoader(results / "numbers"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    book = Book(results)
-    names = ("run", "all", "paper", "authors", "caught", "json", "text")
-    made.globals |= {"names": NAMES, **{name: getattr(book, name) for name in names}}
+    made.globals |= {"names": NAMES, "run": run, "text": text, "caught": counts, "paper": of_paper}
+    made.globals["authors"] = authors
+    made.globals["all"] = lambda folder: [Found(run) for run in runs(folder)]
+    made.globals["json"] = lambda path: json.loads((results / path).read_text(encoding="utf-8"))
     made.filters["f"] = lambda value, spec: short(format(value, spec))
     return made
 
@@ -190,22 +162,17 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> tuple[li
     Raises ValueError for a block that is not closed or cannot be written.
     """
     templates = environment(results)
-    changed, count = [], 0
+    changed: list[str] = []
+    count = 0
     for path in files:
         if not path.is_file():
             raise ValueError(f"{path}: no such file")
         text = path.read_text(encoding="utf-8")
-        blocks = list(BLOCK.finditer(text))
-        count += len(blocks)
-        if not text.count("<!-- numbers:") == text.count("<!-- /numbers") == len(blocks):
-            raise ValueError(
-                f"{path}: a block does not begin with <!-- numbers: NAME --> or end with <!-- /numbers -->"
-            )
-        new = text
-        for block in blocks:
+
+        def made(block: re.Match[str], path: Path = path, text: str = text) -> str:
             where = f"{path}, line {text.count(chr(10), 0, block.start()) + 1}"
             try:
-                made = templates.get_template(f"{block[2]}.jinja").render().strip()
+                inside = templates.get_template(f"{block[2]}.jinja").render().strip()
             except TemplateNotFound:
                 raise ValueError(
                     f"{where}: there is no {results / 'numbers' / block[2]}.jinja; run it in the clone, or "
@@ -213,9 +180,16 @@ def write(files: Sequence[Path], results: Path, check: bool = False) -> tuple[li
                 ) from None
             except (TemplateError, ValueError, KeyError, TypeError, IndexError, OSError) as error:
                 raise ValueError(f"{where}: {error}") from None
-            if block[3] != f"\n{made}\n\n":
+            if block[3] != f"\n{inside}\n\n":
                 changed.append(where)
-                new = new.replace(block[0], f"{block[1]}\n{made}\n\n{block[4]}", 1)
+            return f"{block[1]}\n{inside}\n\n{block[4]}"
+
+        new, blocks = BLOCK.subn(made, text)
+        if not text.count("<!-- numbers:") == text.count("<!-- /numbers") == blocks:
+            raise ValueError(
+                f"{path}: a block does not begin with <!-- numbers: NAME --> or end with <!-- /numbers -->"
+            )
+        count += blocks
         if new != text and not check:
             store(new.encode(), path)
     return changed, count
