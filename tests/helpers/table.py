@@ -127,7 +127,7 @@ def has_distances(space: Space) -> bool:
 
 def has_canonical_metric(space: Space) -> bool:
     """Whether the metric is the inner product of g^hor, so that `pull` represents rgrad."""
-    return isinstance(space, Orthogonal) or (isinstance(space, GroupSpace) and space.unit == 1)
+    return isinstance(space, Orthogonal) or (isinstance(space, GroupSpace) and space.metric_scale == 1)
 
 
 def spoiled(space: Space, Y: torch.Tensor, by: float) -> torch.Tensor:

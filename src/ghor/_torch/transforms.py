@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_level = torch._C._functorch.maybe_current_level
 
 
 def differentiated(X: Tensor) -> bool:
@@ -23,8 +22,3 @@ def transformed(X: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return _wrapped(X) or unpack_dual(X).tangent is not None
-
-
-def within_a_transform() -> bool:
-    """Whether this code runs inside a transform of torch.func, whatever its tensors are."""
-    return not torch.compiler.is_compiling() and _level() is not None

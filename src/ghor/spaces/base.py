@@ -13,6 +13,7 @@ What an author writes, on points:
     hor_inner(w, v)                      the inner product of g^hor
     residual, tolerance                  how far points are off, and how far they may be
     nearest, draw                        points near and random ones
+    digits_end(eps)                for a warning, if steps may lead to where the digits of a dtype end
 
 and geometry as far as there is some: metric, rgrad, tangent, retract, log, transport. From these follow
 `exp`, `inner`, `norm`, `dist`, `mean` and `is_tangent`; `space.has("log")` tells what there is.
@@ -66,7 +67,6 @@ class Space:
     flat: ClassVar[bool] = False  # points are vectors of R^d, and moved by translations
     implicit: ClassVar[bool] = False  # there is a frame in closed form: section="implicit"
     curvature: ClassVar[float] = 0.0  # the least sectional one, where negative: `mean` takes shorter steps
-    ends: ClassVar[bool] = False  # whether steps may lead to where the digits of a dtype end
     of_points: ClassVar[bool] = False  # whether this is the `geometry` of a space
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
@@ -240,13 +240,9 @@ class Space:
     def check_points(self, what: str, points: Sequence[Tensor], eps: float) -> None:
         """Raise ValueError where tensors, rounded to eps, are no points of which `what` could be computed."""
 
-    def slack(self, y: Tensor, eps: float) -> float | Tensor:
+    def tangent_tolerance(self, y: Tensor, eps: float) -> float | Tensor:
         """The part of a vector at y, rounded to eps, that need not be tangent: a number or (M)."""
         return 100 * eps
-
-    def where_digits_end(self, eps: float) -> str:
-        """How far points have come where they are held, for a warning."""
-        raise NotImplementedError
 
     def hint(self, Y: Tensor) -> str:
         """Why points Y are off the space, and a remedy, if there is more to say than how far; else ""."""
@@ -257,7 +253,7 @@ class Space:
     @on_points("p>n")
     def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """The residual up to which points, rounded to eps, count as on the space: (..., *point) -> (...)."""
-        return Y.real.new_full((len(Y),), room_of(eps) * Y.shape[-1] ** 0.5)
+        return Y.real.new_full((len(Y),), unit_tolerance(eps) * Y.shape[-1] ** 0.5)
 
     def random(
         self,
@@ -305,7 +301,10 @@ class Space:
         """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
         V = V / unit_of(V)
         off, length = (size(X)[..., 0, 0] for X in (V - self.tangent(Y, V), V))
-        return off <= (self.slack(Y, eps) if tol is None else torch.as_tensor(tol).reshape(-1)) * length
+        return (
+            off
+            <= (self.tangent_tolerance(Y, eps) if tol is None else torch.as_tensor(tol).reshape(-1)) * length
+        )
 
     @on_points("pv>p")
     def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:
@@ -348,6 +347,6 @@ def unit_of(V: Tensor) -> Tensor:
     return torch.where((largest > 0) & torch.isfinite(largest), largest, 1)
 
 
-def room_of(eps: float) -> float:
+def unit_tolerance(eps: float) -> float:
     """A residual of points of size one; of half precision less, for which 100 eps would be of order one."""
     return eps * (4 if eps > 1e-4 else 100)

@@ -175,7 +175,7 @@ class Group(Frame):
         super().__init__(geometry, y, held, eps)
         self.L = (held["section"] if held else geometry.section(y)).clone()
         self.exact = geometry.exact
-        self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool) if geometry.ends else None
+        self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool) if geometry.has("digits_end") else None
 
     def tensors(self) -> dict[str, Tensor]:
         return {"section": self.L}
@@ -194,7 +194,7 @@ class Group(Frame):
 
     def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
         new = self.geometry.moved(self.L, w, R, self.longest, self.eps)
-        lost = self.geometry.lost(new, self.eps)
+        lost = self.geometry.unrepresentable(new, self.eps)
         if lost is not None and perhaps(lost.any()):
             assert self.held is not None
             self.held.logical_or_(lost & (length[:, 0, 0] > 0))
@@ -206,7 +206,7 @@ class Group(Frame):
 
     def put(self, mask: Tensor, y: Tensor) -> None:
         """The frame goes along with the point, so moments go on to mean what they did."""
-        L, fresh = self.geometry.taken_along(self.L[mask], y), self.geometry.section(y)
+        L, fresh = self.geometry.transported(self.L[mask], y), self.geometry.section(y)
         off = (self.geometry.point(L) - y).abs().amax((-2, -1), keepdim=True)
         near = off <= 4 * self.eps * y.shape[-2] * y.abs().amax((-2, -1), keepdim=True)
         self.L[mask] = torch.where(near, L, fresh)
@@ -290,7 +290,7 @@ class Stored(Framed):
         super().__init__(geometry, y, held, eps)
         S = held["section"] if held else torch.cat([y, geometry.complement(y)], -1)
         self.L = S.mT.clone(memory_format=torch.contiguous_format)
-        self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool) if geometry.ends else None
+        self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool) if geometry.has("digits_end") else None
 
     def tensors(self) -> dict[str, Tensor]:
         return {"section": self.L.mT}

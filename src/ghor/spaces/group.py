@@ -27,7 +27,7 @@ class GroupSpace(Space):
     """
 
     exact: ClassVar[bool] = True  # whether L is the point
-    unit: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
+    metric_scale: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
 
     @cached_property
     def layout(self) -> Layout:
@@ -49,7 +49,7 @@ class GroupSpace(Space):
         """The point of L."""
         return L
 
-    def taken_along(self, L: Tensor, y: Tensor) -> Tensor:
+    def transported(self, L: Tensor, y: Tensor) -> Tensor:
         """L transported along the geodesic from its point to y."""
         return self.section(y)
 
@@ -69,7 +69,7 @@ class GroupSpace(Space):
         """L R(w), or as much of it as points rounded to eps can hold; L to the bit where w is 0."""
         raise NotImplementedError
 
-    def lost(self, L: Tensor, eps: float) -> Tensor | None:
+    def unrepresentable(self, L: Tensor, eps: float) -> Tensor | None:
         """Where a step may not lead (M), as points rounded to eps could not hold it; None for nowhere."""
         return None
 
@@ -80,15 +80,15 @@ class GroupSpace(Space):
 
     @on_points("pvv>m")
     def metric(self, Y: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """g_Y(U, V): the inner product of the coordinates in g^hor, `unit` times."""
+        """g_Y(U, V): the inner product of the coordinates in g^hor, `metric_scale` times."""
         L = self.section(Y)
-        return self.unit * self.hor_inner(self.global_rep(L, U), self.global_rep(L, V))
+        return self.metric_scale * self.hor_inner(self.global_rep(L, U), self.global_rep(L, V))
 
     @on_points("pv>v")
     def rgrad(self, Y: Tensor, G: Tensor) -> Tensor:
         """The gradient in the metric, of the derivative G."""
         L = self.section(Y)
-        return self.velocity(L, self.coordinates(L, G) / self.unit)
+        return self.velocity(L, self.coordinates(L, G) / self.metric_scale)
 
     @on_points("pv>v")
     def tangent(self, Y: Tensor, X: Tensor) -> Tensor:

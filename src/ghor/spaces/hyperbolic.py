@@ -22,7 +22,7 @@ from ghor._torch.functions import apply, compilable
 from ghor._torch.precision import full_precision
 from ghor.layout import Layout
 from ghor.linalg import everywhere, largest, size
-from ghor.spaces.base import room_of
+from ghor.spaces.base import unit_tolerance
 from ghor.spaces.frames import Frame
 from ghor.spaces.group import GroupSpace
 from ghor.spaces.messages import warn_of_digits
@@ -53,7 +53,6 @@ class Hyperbolic(GroupSpace):
 
     compact: ClassVar[bool] = False
     implicit: ClassVar[bool] = True
-    ends: ClassVar[bool] = True
     curvature: ClassVar[float] = -1.0
     k: ClassVar[int] = -1
 
@@ -83,9 +82,9 @@ class Hyperbolic(GroupSpace):
     @on_points("p>n")
     def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """Rounding of <x, x> grows with x_0^2."""
-        return room_of(eps) + 4 * eps * Y[..., 0, 0] ** 2
+        return unit_tolerance(eps) + 4 * eps * Y[..., 0, 0] ** 2
 
-    def slack(self, y: Tensor, eps: float) -> Tensor:
+    def tangent_tolerance(self, y: Tensor, eps: float) -> Tensor:
         """(100 + 10 |x|^2) eps, as x <x, V> rounds."""
         return (100 + 10 * y.square().sum((-2, -1))) * eps
 
@@ -176,7 +175,7 @@ class Hyperbolic(GroupSpace):
         warn_of_digits(self, share < 1, eps)
         return share
 
-    def where_digits_end(self, eps: float) -> str:
+    def digits_end(self, eps: float) -> str:
         return f"to distance {math.log(0.5 / eps):.1f} from the origin"
 
     def shortening(self, x0: Tensor, xb: Tensor, length: Tensor, eps: float, speed: float = 4 / 3) -> Tensor:

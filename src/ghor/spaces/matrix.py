@@ -22,13 +22,11 @@ from torch import Tensor
 
 from ghor._torch.precision import wide
 from ghor.layout import Layout
-from ghor.linalg import defect, size
+from ghor.linalg import LONG, defect, size
 from ghor.spaces.base import Space
 from ghor.spaces.frames import Frame, Stored
 from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Retraction, by_name
-
-LONG = 4096  # the most terms that float32 sums well
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,20 +85,15 @@ class Matrices(Space):
                 f"{self} needs {self.dims} or more dimensions, got shape {tuple(shape)}; for unit vectors "
                 "use ghor.Sphere()"
             )
-        if len(shape) >= self.dims:
-            self.check_blocks(shape)
-        super().check_shape(shape)
-
-    def check_blocks(self, shape: Sequence[int]) -> None:
-        """Raise ValueError unless the rows, or columns, split into equal blocks."""
-        side = shape[-1 if self.along == "columns" else -self.dims]
-        if self.count > 1 and side % self.count:
+        side = shape[-1 if self.along == "columns" else -self.dims] if len(shape) >= self.dims else 0
+        if side % self.count:
             across = self.dims == 2 and self.along == "rows" and shape[-1] % self.count == 0
             hint = f"; its {shape[-1]} columns can be: along='columns'" if across else ""
             raise ValueError(
                 f"{self} cannot split {side} {self.along} into {self.count} equal blocks, got shape "
                 f"{tuple(shape)}{hint}"
             )
+        super().check_shape(shape)
 
     def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Real 1 x 1 matrices are refused: +-1 does not move. A complex one moves on the circle U(1)."""
@@ -146,13 +139,6 @@ class Matrices(Space):
         if N == n:
             return w
         return torch.cat([w, torch.cat([-self.star(B), w.new_zeros(*w.shape[:-2], N - n, N - n)], -2)], -1)
-
-    def shortening(self, L: Tensor, w: Tensor, length: Tensor) -> Tensor | None:
-        """The part (M, 1, 1) of steps w that keeps Lambda = L^T where its digits are; None for all of them.
-
-        See `ends`; `length` is that of w.
-        """
-        raise NotImplementedError
 
     # -- frames ----------------------------------------------------------------------------------------------
 
@@ -201,7 +187,7 @@ class Matrices(Space):
     @on_points("pv>p")
     def retract(self, Y: Tensor, Delta: Tensor, retraction: str | Retraction = "cayley") -> Tensor:
         """R(Omega(Delta)) Y, without a section, in O(N n^2)."""
-        return Y + self.turned(Y, Delta, Y, by_name(retraction))
+        return Y + self.displacement(Y, Delta, Y, by_name(retraction))
 
     @on_points("pvv>v")
     def transport(self, Y: Tensor, Delta: Tensor, V: Tensor) -> Tensor:
@@ -210,9 +196,9 @@ class Matrices(Space):
         It belongs to the canonical connection of the second kind (appendix "Parallel Transport"), under which
         coordinates in g^hor stay constant: an optimizer's state in g^hor needs no transport.
         """
-        return V + self.turned(Y, Delta, V, by_name("geodesic"))
+        return V + self.displacement(Y, Delta, V, by_name("geodesic"))
 
-    def turned(self, y: Tensor, delta: Tensor, x: Tensor, R: Retraction) -> Tensor:
+    def displacement(self, y: Tensor, delta: Tensor, x: Tensor, R: Retraction) -> Tensor:
         """(R(Omega(delta)) - I) x, by the thin form of R with K = delta - y y* delta in place of Q B."""
         N, n = y.shape[-2:]
         star = self.star

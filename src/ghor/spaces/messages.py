@@ -85,7 +85,7 @@ def no_digits(space: Space, eps: float) -> str:
     dtype = next(t for t in (torch.float64, *COMPUTE_DTYPE, torch.float32) if torch.finfo(t).eps == eps)
     way_out = "lower the learning rate" if dtype == torch.float64 else "use float64"
     return (
-        f"a weight on {space} has come {space.where_digits_end(eps)}, where {dtype} has no digits left, and "
+        f"a weight on {space} has come {space.digits_end(eps)}, where {dtype} has no digits left, and "
         f"is held there; {way_out}, or keep it nearer to E by weight decay or a penalty"
     )
 

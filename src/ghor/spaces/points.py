@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import reduce, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -66,7 +66,7 @@ class Points:
         self.shape = torch.broadcast_shapes(*(X.shape for X in shaped))
         if 0 not in self.shape:  # an empty batch has no points to be wrong
             space.check_shape(self.shape)
-        self.dtype = tensors[0].dtype if len({X.dtype for X in tensors}) == 1 else _common(tensors)
+        self.dtype = reduce(torch.promote_types, (X.dtype for X in tensors))
         self.number = torch.empty((), dtype=self.dtype).real.dtype  # torch.compile knows no dtype.to_real
         self.batch = self.layout.batch(self.shape)
         self.first = self.layout.points(shaped[0].expand(self.shape))
@@ -96,11 +96,3 @@ class Points:
             unit = unit[..., 0, 0] if isinstance(unit, Tensor) else unit
             out = out * (unit * unit if kind == "m" else unit)
         return out.reshape(self.batch).to(self.number)
-
-
-def _common(tensors: Sequence[Tensor]) -> torch.dtype:
-    """The dtype that torch would give a sum of them."""
-    dtype = tensors[0].dtype
-    for X in tensors[1:]:
-        dtype = torch.promote_types(dtype, X.dtype)
-    return dtype

@@ -129,7 +129,7 @@ class SpecialEuclidean(GroupSpace):
         R = Y[..., :-1]
         D = R.mT @ (Z - Y)  # Y^-1 Z - [I, 0], with the digits of near poses
         omega = log_rotation(eye(R) + D[..., :-1])
-        return R @ torch.cat([omega, unwound(omega, D[..., -1:])], -1)
+        return R @ torch.cat([omega, screw_velocity(omega, D[..., -1:])], -1)
 
     def mean(self, points: Tensor, weights: Tensor | None = None, kind: MeanKind = "group") -> Tensor:
         """The mean of points (K, ..., *point), of one of two kinds:
@@ -221,7 +221,7 @@ class PositionsOrientations(SpecialEuclidean):
     def point(self, L: Tensor) -> Tensor:
         return L[..., [3, 2]].mT
 
-    def taken_along(self, L: Tensor, y: Tensor) -> Tensor:
+    def transported(self, L: Tensor, y: Tensor) -> Tensor:
         """R turned in the plane of n and n', unless these are nearly opposite.
 
         e - (n + n') n'.e/(1 + n.n')
@@ -256,7 +256,7 @@ class PositionsOrientations(SpecialEuclidean):
         """n turns along the great circle; of opposite orientations, along one of them."""
         L, n = self.section(Y), S2.log(Y[..., 1, :, None], Z[..., 1, :, None])[..., 0]
         way, w = self.global_rep(L, torch.stack([Z[..., 0, :] - Y[..., 0, :], n], -2)).unbind(-2)
-        return self.velocity(L, torch.stack([unwound(hat(w), way.unsqueeze(-1))[..., 0], w], -2))
+        return self.velocity(L, torch.stack([screw_velocity(hat(w), way.unsqueeze(-1))[..., 0], w], -2))
 
 
 def any_length(v: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ def any_length(v: Tensor) -> Tensor:
     return some * torch.finfo(v.dtype).tiny + (0 * v).sum(-2, keepdim=True)
 
 
-def unwound(omega: Tensor, t: Tensor) -> Tensor:
+def screw_velocity(omega: Tensor, t: Tensor) -> Tensor:
     """v of the screw motion [omega, v] that ends at t = phi(omega) v, phi(X) = (exp(X) - I)/X.
 
     For d = 2 and 3, where theta is the one angle, phi^-1 = I - omega/2 + c omega^2 with

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.linalg import size, solve, symmetric
-from ghor.spaces.base import room_of
+from ghor.spaces.base import unit_tolerance
 from ghor.spaces.frames import Frame, Group
 from ghor.spaces.group import GroupSpace
 from ghor.spaces.points import on_points
@@ -39,8 +39,7 @@ class SPD(GroupSpace):
 
     compact: ClassVar[bool] = False
     exact: ClassVar[bool] = False
-    unit: ClassVar[float] = 4.0
-    ends: ClassVar[bool] = True
+    metric_scale: ClassVar[float] = 4.0
     curvature: ClassVar[float] = -0.5
 
     def check_size(self, N: int, n: int) -> None:
@@ -59,7 +58,7 @@ class SPD(GroupSpace):
     @on_points("p>n")
     def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """Rounding of the entries, relative to the size of P."""
-        return room_of(eps) * safe_size(Y)
+        return unit_tolerance(eps) * safe_size(Y)
 
     def project(self, X: Tensor) -> Tensor:
         """The symmetric part; if it is not positive definite, with small eigenvalues raised.
@@ -96,10 +95,10 @@ class SPD(GroupSpace):
     def point(self, L: Tensor) -> Tensor:
         return symmetric(L @ L.mT)
 
-    def taken_along(self, L: Tensor, y: Tensor) -> Tensor:
+    def transported(self, L: Tensor, y: Tensor) -> Tensor:
         """L (L^-1 P L^-T)^(1/2)."""
-        seen = symmetric(solve(L, solve(L, y).mT))
-        return L @ symmetric_function(seen, lambda t: (t.sqrt(), 0.5 / t.sqrt()))
+        inner = symmetric(solve(L, solve(L, y).mT))
+        return L @ symmetric_function(inner, lambda t: (t.sqrt(), 0.5 / t.sqrt()))
 
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         """L^T (G + G^T) L, *exactly* symmetric."""
@@ -119,13 +118,13 @@ class SPD(GroupSpace):
             return L @ exp_symmetric(w) if R is geodesic else by_cayley_and_on(L, w, R, super().longest(w))
         return L + L @ (w @ R.ratio(w, longest))
 
-    def lost(self, L: Tensor, eps: float) -> Tensor:
+    def unrepresentable(self, L: Tensor, eps: float) -> Tensor:
         """Which points are not certain to be positive definite, nor once they are rounded to eps."""
         P = self.point(L)
         bad = indefinite(P)
         return bad if eps not in HALF else bad | indefinite(P.to(HALF[eps]).to(P.dtype))
 
-    def where_digits_end(self, eps: float) -> str:
+    def digits_end(self, eps: float) -> str:
         return "to condition 1/(n eps)"
 
     def away(self, frame: Frame, y0: Tensor, out: Tensor) -> None:
@@ -139,12 +138,12 @@ class SPD(GroupSpace):
     def log(self, Y: Tensor, Z: Tensor) -> Tensor:
         """L log(L^-1 Z L^-T) L^T."""
         L = self.section(Y)
-        return symmetric(L @ seen(L, Y, Z) @ L.mT)
+        return symmetric(L @ relative_log(L, Y, Z) @ L.mT)
 
     @on_points("pp>d")
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
         """||log(L^-1 Z L^-T)||_F; its derivative where Y = Z is 0."""
-        return size(seen(self.section(Y), Y, Z))[..., 0, 0]
+        return size(relative_log(self.section(Y), Y, Z))[..., 0, 0]
 
     @on_points("pp>d")
     def log_euclidean(self, Y: Tensor, Z: Tensor) -> Tensor:
@@ -185,7 +184,7 @@ def raised(S: Tensor, least: float) -> Tensor:
     return S + symmetric((V * (least * t[..., -1:] - t).clamp_min(0).unsqueeze(-2)) @ V.mT)
 
 
-def seen(L: Tensor, Y: Tensor, Z: Tensor) -> Tensor:
+def relative_log(L: Tensor, Y: Tensor, Z: Tensor) -> Tensor:
     """log(L^-1 Z L^-T) with triangular L, Y = L L^T: log(M M^T) with M = L^-1 K, Z = K K^T.
 
     For Z near Y by log(1 + x) of L^-1 (Z - Y) L^-T, which keeps the digits of small differences.

@@ -181,15 +181,13 @@ class Grassmann(Subspaces, Orthogonal):
 
 def _atan_ratio(t: Tensor) -> tuple[Tensor, Tensor]:
     """f(t) = atan(sqrt t)/sqrt t and f'(t); near 0, where sqrt has no derivative, by their series."""
-    t = t.clamp_min(0)
     small = t < 1e-4
     safe = torch.where(small, 1.0, t)
     root = safe.sqrt()
-    f = torch.where(small, 1 - t / 3 + t * t / 5 - t**3 / 7, root.atan() / root)
-    df = torch.where(
-        small, -1 / 3 + 2 * t / 5 - 3 * t * t / 7, (1 / (1 + safe) - root.atan() / root) / (2 * safe)
-    )
-    return f, df
+    f = root.atan() / root
+    df = (1 / (1 + safe) - f) / (2 * safe)
+    near, dnear = 1 - t / 3 + t * t / 5 - t**3 / 7, -1 / 3 + 2 * t / 5 - 3 * t * t / 7
+    return torch.where(small, near, f), torch.where(small, dnear, df)
 
 
 @dataclass(frozen=True, repr=False)

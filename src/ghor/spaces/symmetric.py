@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ghor._torch.functions import apply, compilable
-from ghor._torch.transforms import within_a_transform
 
-Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # f(t) and f'(t), which can itself be differentiated
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # f(t) and f'(t)
 
 
 def exp_symmetric(T: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ def gram_function(M: Tensor, f: Slopes, zero: float = 1.0) -> Tensor:
 def symmetric_function(T: Tensor, f: Slopes, zero: float = 1.0) -> Tensor:
     """f(T) of Hermitian T by its eigenvalues t, differentiable twice even where these coincide.
 
-    f returns f(t) and f'(t), and can itself be differentiated. Eigenvalues count as equal where they differ
+    f returns f(t) and f'(t). Eigenvalues count as equal where they differ
     by a small part of zero + |t|: zero=0 for functions that are singular at 0, such as log.
     """
     t, V = torch.linalg.eigh(T.detach())
@@ -157,32 +156,19 @@ def _in_basis(G: Tensor, V: Tensor) -> Tensor:
     return (G + G.mH) / 2
 
 
-def _near(a: Tensor, b: Tensor, zero: float) -> Tensor:
-    """Whether eigenvalues are so close that a divided difference of f would be mostly rounding.
-
-    At a distance h its error is eps/h, and that of Simpson's rule in `_first` is h^4.
-    """
-    part: float = torch.finfo(a.dtype).eps ** 0.25
-    return (b - a).abs() <= part * (zero + a.abs())
+def _near(t: Tensor, zero: float) -> Tensor:
+    """h at which a divided difference of f, of error eps/h, is no better than Simpson's rule, of error h^4."""
+    part: float = torch.finfo(t.dtype).eps ** 0.25
+    return part * (zero + t.abs())
 
 
 def _first(t: Tensor, f: Any, zero: float) -> Tensor:
     """f[a, b] = (f(a) - f(b))/(a - b), and the mean of f' between a and b where they nearly coincide."""
     a, b = t.unsqueeze(-1), t.unsqueeze(-2)
-    near, (ft, dft) = _near(a, b, zero), f(t)
+    near, (ft, dft) = (b - a).abs() <= _near(a, zero), f(t)
     # Simpson's rule for the integral of f' from a to b, divided by b - a
     mean = (dft.unsqueeze(-1) + 4 * f((a + b) / 2)[1] + dft.unsqueeze(-2)) / 6
     return torch.where(near, mean, (ft.unsqueeze(-1) - ft.unsqueeze(-2)) / torch.where(near, 1, a - b))
-
-
-def _slope(f: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """f'(t), entry by entry. (torch.func.grad refuses to work below hooks of saved tensors.)"""
-    if within_a_transform():
-        slope: Tensor = torch.func.grad(lambda t: f(t).sum())(t)
-        return slope
-    with torch.enable_grad():
-        t = t.detach().requires_grad_()
-        return torch.autograd.grad(f(t).sum(), t)[0]
 
 
 def _second(t: Tensor, f: Any, zero: float) -> Tensor:
@@ -190,8 +176,9 @@ def _second(t: Tensor, f: Any, zero: float) -> Tensor:
     i = torch.arange(t.shape[-1], device=t.device)
     low, middle, high = torch.stack(torch.meshgrid(i, i, i, indexing="ij")).sort(0)[0]  # eigenvalues ascend
     a, b, c, F = t[..., low], t[..., middle], t[..., high], _first(t, f, zero)
-    near = _near(a, c, zero)
-    bend = _slope(lambda t: f(t)[1], (a + b + c) / 3)
-    return torch.where(
-        near, bend / 2, (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a)
-    )
+    near, mean = (c - a).abs() <= _near(a, zero), (a + b + c) / 3
+    h = _near(mean, zero)
+    one, two = (f(mean + k * h)[1] - f(mean - k * h)[1] for k in (1, 2))
+    bend = (8 * one - two) / (12 * h)  # f'' by differences of f', of error h^4
+    apart = (F[..., middle, high] - F[..., low, middle]) / torch.where(near, 1, c - a)
+    return torch.where(near, bend / 2, apart)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ghor.linalg import everywhere, extremes, eye, finite, inner, inverse, largest, polar, size, solve
-from ghor.spaces.base import room_of
+from ghor.spaces.base import unit_tolerance
 from ghor.spaces.frames import Frame
 from ghor.spaces.matrix import Matrices, Subspaces
 from ghor.spaces.points import on_points
@@ -32,7 +32,6 @@ class Symplectic(Matrices):
     """
 
     compact: ClassVar[bool] = False
-    ends: ClassVar[bool] = True
 
     def check_size(self, N: int, n: int) -> None:
         super().check_size(N, n)
@@ -53,9 +52,12 @@ class Symplectic(Matrices):
     @on_points("p>n")
     def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """The rounding of U+ U, which grows with ||U||^2; half precision has few digits to spare."""
-        return room_of(eps) * Y.shape[-1] ** 0.5 + eps * (2 if eps > 1e-4 else 10) * size(Y)[..., 0, 0] ** 2
+        return (
+            unit_tolerance(eps) * Y.shape[-1] ** 0.5
+            + eps * (2 if eps > 1e-4 else 10) * size(Y)[..., 0, 0] ** 2
+        )
 
-    def slack(self, y: Tensor, eps: float) -> Tensor:
+    def tangent_tolerance(self, y: Tensor, eps: float) -> Tensor:
         """(100 + 10 ||U||^2) eps, as U U+ V rounds."""
         return (100 + 10 * size(y)[..., 0, 0] ** 2) * eps
 
@@ -127,7 +129,7 @@ class Symplectic(Matrices):
         """The largest ||Lambda||_F allowed; that of an orthogonal frame is sqrt(2N)."""
         return math.sqrt(LOST / torch.finfo(L.dtype).eps + L.shape[-1])
 
-    def where_digits_end(self, eps: float) -> str:
+    def digits_end(self, eps: float) -> str:
         return f"to a section of norm {math.sqrt(LOST / eps):.0e}"
 
     def shortening(self, L: Tensor, w: Tensor, length: Tensor) -> Tensor | None:
@@ -158,14 +160,14 @@ class Symplectic(Matrices):
         """
         R = by_name(retraction)
         if R is geodesic:
-            return Y + self.turned(Y, Delta, Y, R)
+            return Y + self.displacement(Y, Delta, Y, R)
         A = self.star(Y) @ Delta
         K = Delta - Y @ A
         square = (size(A) ** 2 + 2 * size(self.star(K) @ K)).detach()
         long = square > 2.25
         share = torch.where(long, 1.5 * torch.where(long, square, 1).rsqrt(), 1)
-        Z = Y if everywhere(~long) else Y + self.turned(Y, (1 - share) * Delta, Y, geodesic)
-        return Z + self.turned(Y, share * Delta, Z, R)
+        Z = Y if everywhere(~long) else Y + self.displacement(Y, (1 - share) * Delta, Y, geodesic)
+        return Z + self.displacement(Y, share * Delta, Z, R)
 
 
 class SymplecticStiefel(Symplectic):
