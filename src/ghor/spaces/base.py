@@ -301,10 +301,8 @@ class Space:
         """Whether V lies in T_Y: ||V - tangent(Y, V)|| <= tol ||V||, by default tol = 100 eps."""
         V = V / unit_of(V)
         off, length = (size(X)[..., 0, 0] for X in (V - self.tangent(Y, V), V))
-        return (
-            off
-            <= (self.tangent_tolerance(Y, eps) if tol is None else torch.as_tensor(tol).reshape(-1)) * length
-        )
+        tol = self.tangent_tolerance(Y, eps) if tol is None else torch.as_tensor(tol).reshape(-1)
+        return off <= tol * length
 
     @on_points("pv>p")
     def exp(self, Y: Tensor, Delta: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def _in_basis(G: Tensor, V: Tensor) -> Tensor:
 
 
 def _near(t: Tensor, zero: float) -> Tensor:
-    """h at which a divided difference of f, of error eps/h, is no better than Simpson's rule, of error h^4."""
+    """h at which a divided difference of f, of error eps/h, is no better than Simpson's rule, of h^4."""
     part: float = torch.finfo(t.dtype).eps ** 0.25
     return part * (zero + t.abs())
 

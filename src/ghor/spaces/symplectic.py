@@ -52,10 +52,8 @@ class Symplectic(Matrices):
     @on_points("p>n")
     def tolerance(self, Y: Tensor, *, eps: float = 0.0) -> Tensor:
         """The rounding of U+ U, which grows with ||U||^2; half precision has few digits to spare."""
-        return (
-            unit_tolerance(eps) * Y.shape[-1] ** 0.5
-            + eps * (2 if eps > 1e-4 else 10) * size(Y)[..., 0, 0] ** 2
-        )
+        grown = (2 if eps > 1e-4 else 10) * size(Y)[..., 0, 0] ** 2
+        return unit_tolerance(eps) * Y.shape[-1] ** 0.5 + eps * grown
 
     def tangent_tolerance(self, y: Tensor, eps: float) -> Tensor:
         """(100 + 10 ||U||^2) eps, as U U+ V rounds."""
