@@ -105,8 +105,8 @@ class SpecialEuclidean(GroupSpace):
 
     def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
         """R^T Delta, its left block made skew."""
-        H = L[..., :-1].mT @ v
-        return torch.cat([(H[..., :-1] - H[..., :-1].mT) / 2, H[..., -1:]], -1)
+        omega, t = self.coordinates(L, v).split((v.shape[-2], 1), -1)
+        return torch.cat([omega / 2, t], -1)
 
     def velocity(self, L: Tensor, w: Tensor) -> Tensor:
         """R W."""
@@ -234,20 +234,19 @@ class PositionsOrientations(SpecialEuclidean):
 
     def coordinates(self, L: Tensor, g: Tensor) -> Tensor:
         """(R^T G_t, (-g_2, g_1, 0)), g = R^T G_n."""
-        return self.global_rep(L, g)
-
-    def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
-        H = v @ L[..., :3]
+        H = g @ L[..., :3]
         a, b, _ = H[..., 1, :].unbind(-1)
         return torch.stack([H[..., 0, :], torch.stack([-b, a, torch.zeros_like(a)], -1)], -2)
 
+    def global_rep(self, L: Tensor, v: Tensor) -> Tensor:
+        return self.coordinates(L, v)
+
     def velocity(self, L: Tensor, w: Tensor) -> Tensor:
         """(R v, R (w x e_3))."""
-        a, b, _ = w[..., 1, :].unbind(-1)
-        return torch.stack([w[..., 0, :], torch.stack([b, -a, torch.zeros_like(a)], -1)], -2) @ L[..., :3].mT
+        return self.point(super().velocity(L, of_pose(w)))
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
-        return super().moved(L, torch.cat([hat(w[..., 1, :]), w[..., :1, :].mT], -1), R, 1.5 * longest, eps)
+        return super().moved(L, of_pose(w), R, 1.5 * longest, eps)
 
     # -- logarithms
 
@@ -257,6 +256,11 @@ class PositionsOrientations(SpecialEuclidean):
         L, n = self.section(Y), S2.log(Y[..., 1, :, None], Z[..., 1, :, None])[..., 0]
         way, w = self.global_rep(L, torch.stack([Z[..., 0, :] - Y[..., 0, :], n], -2)).unbind(-2)
         return self.velocity(L, torch.stack([screw_velocity(hat(w), way.unsqueeze(-1))[..., 0], w], -2))
+
+
+def of_pose(w: Tensor) -> Tensor:
+    """[omega, v] of (v, w)."""
+    return torch.cat([hat(w[..., 1, :]), w[..., :1, :].mT], -1)
 
 
 def any_length(v: Tensor) -> Tensor:

@@ -9,49 +9,43 @@ import torch
 from torch import Tensor
 
 from ghor._torch.functions import apply, compilable
+from ghor.linalg import eye_of, finite
 
 Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # f(t) and f'(t)
 
 
 def exp_symmetric(T: Tensor) -> Tensor:
-    """exp(T), accurate in its small eigenvalues, too; NaN where T is not finite."""
-    bad = ~torch.isfinite(T.detach()).all(-1).all(-1)[..., None, None]
-    exp = symmetric_function(torch.where(bad, 0, T), lambda t: (t.exp(), t.exp()))
-    return torch.where(bad, torch.nan, exp)
+    """exp(T), accurate in its small eigenvalues, too."""
+    return symmetric_function(T, lambda t: (t.exp(), t.exp()))
 
 
 def log_gram(M: Tensor) -> Tensor:
-    """log(M M^T) of square M, NaN where M is not finite."""
+    """log(M M^T) of square M."""
     return gram_function(M, lambda t: (t.log(), 1 / t), zero=0.0)
-
-
-def gram_function(M: Tensor, f: Slopes, zero: float = 1.0) -> Tensor:
-    """f(M M^H), f as in `symmetric_function`, by the singular values of M; NaN where M is not finite.
-
-    The eigenvalues of the computed product would have lost half of the digits.
-    """
-    # Resolved, because torch.vmap has no rule for the imaginary part of a conjugate.
-    bad = ~torch.isfinite(M.detach().resolve_conj()).all(-1).all(-1)[..., None, None]
-    # LAPACK would raise, and the rest of the batch would be lost.
-    M = torch.where(bad, torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device), M)
-    U, s, _ = torch.linalg.svd(M.detach(), full_matrices=False)
-    out = _function(M @ M.mH, s.square().flip(-1), U.flip(-1), f, zero)  # ascending, as from eigh
-    return torch.where(bad, torch.nan, out)
 
 
 def symmetric_function(T: Tensor, f: Slopes, zero: float = 1.0) -> Tensor:
     """f(T) of Hermitian T by its eigenvalues t, differentiable twice even where these coincide.
 
-    f returns f(t) and f'(t). Eigenvalues count as equal where they differ
-    by a small part of zero + |t|: zero=0 for functions that are singular at 0, such as log.
+    f returns f(t) and f'(t). Eigenvalues count as equal where they differ by a small part of zero + |t|:
+    zero=0 for functions that are singular at 0, such as log. NaN where T is not finite, for which LAPACK
+    would raise, and the rest of the batch be lost.
     """
-    t, V = torch.linalg.eigh(T.detach())
-    return _function(T, t, V, f, zero)
+    good = finite(T)
+    t, V = torch.linalg.eigh(torch.where(good, T.detach(), 0))
+    return torch.where(good, apply(_Function, torch.where(good, T, 0), t, V, f, zero), torch.nan)
 
 
-def _function(T: Tensor, t: Tensor, V: Tensor, f: Any, zero: float) -> Tensor:
-    """f(T) from the eigenvalues t and eigenvectors V, which may be known to more digits than T has."""
-    return apply(_Function, T, t, V, f, zero)
+def gram_function(M: Tensor, f: Slopes, zero: float = 1.0) -> Tensor:
+    """f(M M^H), f as in `symmetric_function`, by the singular values of M.
+
+    The eigenvalues of the computed product would have lost half of the digits.
+    """
+    good = finite(M)
+    M = torch.where(good, M, eye_of(M))
+    U, s, _ = torch.linalg.svd(M.detach(), full_matrices=False)
+    t, V = s.square().flip(-1), U.flip(-1)  # ascending, as from eigh
+    return torch.where(good, apply(_Function, M @ M.mH, t, V, f, zero), torch.nan)
 
 
 @compilable
