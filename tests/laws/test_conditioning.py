@@ -1,13 +1,11 @@
-"""Laws of conditioning: geometry against references of 50 digits, up to the condition that a space names.
-
-The inputs are exact for both, so only what the library loses is measured.
-"""
+"""Laws of conditioning: geometry against references of 60 digits, up to the condition that a space names."""
 
 import math
 
 import mpmath as mp
 import pytest
 import torch
+from helpers.exact import error, exact, rounded
 from helpers.table import frame, name
 
 import ghor
@@ -26,21 +24,11 @@ LIMITS = [
 each_condition = pytest.mark.parametrize(("dtype", "condition"), LIMITS, ids=name)
 
 
-@pytest.fixture(autouse=True)
-def digits():
-    with mp.workdps(50):
-        yield
-
-
 def matrix(gen, condition, dtype):
     """A positive definite matrix with eigenvalues from 1 to 1/condition in random directions, as rounded."""
     Q = torch.linalg.qr(torch.randn(N, N, generator=gen, dtype=torch.float64))[0]
     P = (Q * condition ** -torch.linspace(0, 1, N, dtype=torch.float64)) @ Q.mT
     return ((P + P.mT) / 2).to(dtype)
-
-
-def exact(X):
-    return mp.matrix(X.double().tolist())
 
 
 def function(S, f):
@@ -105,14 +93,6 @@ def test_exponentials(dtype, condition, shrink, gen):
 
 
 # -- spheres, rotations, subspaces: near points, and where the shortest geodesic ends to be unique -----------
-
-
-def rounded(X, dtype):
-    return torch.tensor([[float(x) for x in row] for row in X.tolist()], dtype=torch.float64).to(dtype)
-
-
-def error(X, true):
-    return float(mp.norm(exact(X) - true))
 
 
 def skew(gen, n, largest):

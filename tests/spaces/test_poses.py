@@ -5,6 +5,7 @@ import math
 import mpmath as mp
 import pytest
 import torch
+from helpers.exact import exact, hat, nearest_rotation, rounded, vector
 from helpers.table import close, name, randn
 
 import ghor
@@ -24,50 +25,18 @@ def parts(space, W):
 # -- logarithms, against 60 digits ---------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def digits():
-    with mp.workdps(60):
-        yield
-
-
-def hat(w):
-    if len(w) == 1:
-        return mp.matrix([[0, -w[0]], [w[0], 0]])
-    a, b, c = w
-    return mp.matrix([[0, -c, b], [c, 0, -a], [-b, a, 0]])
-
-
-def exact(X):
-    return mp.matrix(X.double().tolist())
-
-
 def turned(d, dtype, angle, gen):
     """A rounded rotation by this angle."""
     w = torch.randn(1 if d == 2 else 3, generator=gen, dtype=F64)
     w = [mp.mpf(x) for x in (w / w.norm()).tolist()]
     R = mp.expm(hat([angle * x for x in w]))
-    return torch.tensor([[float(x) for x in row] for row in R.tolist()], dtype=F64).to(dtype)
-
-
-def nearest_rotation(R):
-    """Of a rounded one, by Newton's iteration."""
-    for _ in range(5):
-        R = R * (3 * mp.eye(R.rows) - R.T * R) / 2
-    return R
+    return rounded(R, dtype)
 
 
 def screw(T):
-    """(w, v) of a rounded pose: the logarithm of its rotation by the quaternion, and v by solving for phi."""
-    d = T.rows
-    R, t = nearest_rotation(T[:, :d]), T[:, d]
-    if d == 2:
-        theta = mp.atan2(R[1, 0] - R[0, 1], R[0, 0] + R[1, 1])
-        W = hat([theta])
-    else:
-        odd = mp.matrix([R[2, 1] - R[1, 2], R[0, 2] - R[2, 0], R[1, 0] - R[0, 1]])
-        theta = mp.atan2(mp.norm(odd), R[0, 0] + R[1, 1] + R[2, 2] - 1)
-        axis = odd / mp.norm(odd)
-        W = hat([theta * x for x in axis])
+    """(w, v) of a rounded pose: the logarithm of its rotation, and v by solving for phi."""
+    d, w = T.rows, vector(T[:, : T.rows])
+    W, t, theta = hat(w), T[:, d], mp.norm(w)
     phi = mp.eye(d) + (1 - mp.cos(theta)) / theta**2 * W + (1 - mp.sin(theta) / theta) / theta**2 * W * W
     return W, mp.lu_solve(phi, t)
 
