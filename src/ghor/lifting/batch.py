@@ -453,7 +453,7 @@ class Batch:
         odd, even = (
             [self._seen_as_points(state[k]) for k in keys if k in state] for keys in (self.odd, self.even)
         )
-        frame.step(W, self.length, self.R, odd, even)
+        frame.step(W, self.length, self.R, odd, even, (self.least, self.most))
 
     def _limit_(self, W: Tensor, max_angle: float) -> None:
         """Shorten W where it turns a vector by more than `max_angle`; what is not finite stays so."""

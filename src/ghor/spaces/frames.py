@@ -15,13 +15,14 @@ of steps (lines.py), `bend` has second derivatives, `renewed` a new reference.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from ghor.linalg import add_, defect, extremes, eye, gram, inverse, perhaps, plus, polar, size, times
+from ghor.linalg import add_, defect, eager, extremes, eye, gram, inverse, perhaps, plus, polar, size, times
 from ghor.spaces.lines import Line, Moved, Straight, Thin
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from ghor.spaces.matrix import Matrices
 
 Tensors = Sequence[Tensor]
+Ends = tuple[float, float]  # the least and the largest length of a step, see `extremes`
+UNREAD: Ends = (-math.inf, math.inf)
 SINGULAR = 100.0  # ||(R + y_1)^-1|| of points that others wrote; steps keep it below 30
 NEAR, MENDS = 0.5, 6  # how far from orthonormal a frame above another point may be; squarings that mend it
-CACHED = 1 << 20  # numbers of the points that a closed form steps at once
+CACHED = 1 << 20  # numbers that operation after operation finds in the cache
 WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which R is reflected; in so many directions
 
 
@@ -96,10 +99,12 @@ class Frame:
         """out <- global_rep(Lambda, rgrad(y, g))."""
         raise NotImplementedError
 
-    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
         """Lambda <- Lambda R(w), state into coordinates of the new frame; w is finite and overwritten.
 
-        `length` (M, 1, 1) is that of w. No bit changes where w is 0.
+        `length` (M, 1, 1) is that of w, between its `ends`. No bit changes where w is 0.
         """
         raise NotImplementedError
 
@@ -166,6 +171,28 @@ def rows(X: Tensor, count: int) -> list[Tensor]:
     return list(X.unflatten(0, (count, -1)).unbind(0))
 
 
+AnyFrame = TypeVar("AnyFrame", bound=Frame)
+
+
+def cut(frame: AnyFrame, names: Sequence[str], most: int, dim: int) -> list[tuple[AnyFrame, Any]]:
+    """Frames above parts of the points, so many at most, and where these are along `dim` of tensors.
+
+    On a CPU a step goes through the cache like this.
+    """
+    X: Tensor = getattr(frame, names[0])
+    if X.shape[dim] <= most or not eager(X):
+        return [(frame, ...)]
+    found: list[tuple[AnyFrame, Any]] = []
+    for i in range(0, X.shape[dim], most):
+        part, some = copy.copy(frame), slice(i, i + most)
+        where = (..., some, *[slice(None)] * (-1 - dim))
+        for name in names:
+            setattr(part, name, getattr(frame, name)[where])
+        part.held = None if frame.held is None else frame.held[some]
+        found.append((part, where))
+    return found
+
+
 class Group(Frame):
     """Lambda in a small group: SPD, poses, R^d. The four lines of Algorithm 3 are the geometry's."""
 
@@ -192,7 +219,9 @@ class Group(Frame):
     def pull(self, g: Tensor, out: Tensor) -> None:
         out.copy_(self.geometry.coordinates(self.L, g))
 
-    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
         new = self.geometry.moved(self.L, w, R, self.longest, self.eps)
         lost = self.geometry.unrepresentable(new, self.eps)
         if lost is not None and perhaps(lost.any()):
@@ -306,10 +335,7 @@ class Stored(Framed):
 
     def pull(self, g: Tensor, out: Tensor) -> None:
         """[skew(y^H g); Q^H g]: the derivative along W, downhill for every rule that keeps signs."""
-        if torch.compiler.is_compiling() or not out.mT.is_contiguous():
-            out.copy_(self.L.conj() @ g)
-        else:
-            torch.bmm(g.mT, self.L.mH, out=out.mT)
+        out.mT.baddbmm_(g.mT, self.L.mH, beta=0)
         self.geometry.hor_(out, 1)
         if not self.geometry.compact:
             self._round_(g, out)
@@ -326,7 +352,9 @@ class Stored(Framed):
         bound[..., : self.n, :] = top * columns.amax(-1, keepdim=True)  # A is a difference of two
         out.masked_fill_(out.abs() < bound, 0)  # not where both are infinite: that is reported
 
-    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
         """y <- y + D, Q <- Q - (y + J) B*."""
         n, star = self.n, self.geometry.star
         if self.held is not None:
@@ -437,17 +465,8 @@ class ClosedForm(Framed):
     def point(self) -> Tensor:
         return self.y
 
-    def pieces(self) -> list[tuple[Self, slice]]:
-        """Frames above so few points that operation after operation finds them in the cache, and where."""
-        size = max(1, CACHED // self.y[:1].numel()) if self.y.numel() else 1
-        if size >= len(self.y) or torch.compiler.is_compiling():
-            return [(self, slice(None))]
-        found = []
-        for i in range(0, len(self.y), size):
-            part, where = copy.copy(self), slice(i, i + size)
-            part.y, part.R, part.P = self.y[where], self.R[where], self.P[where]
-            found.append((part, where))
-        return found
+    def pieces(self) -> list[tuple[Self, Any]]:
+        return cut(self, ("y", "R", "P"), max(1, CACHED // max(1, self.y[:1].numel())), -3)
 
     def pull(self, g: Tensor, out: Tensor) -> None:
         for part, i in self.pieces():
@@ -460,7 +479,9 @@ class ClosedForm(Framed):
         out[..., :n, :] = S
         self.geometry.hor_(out, 1)
 
-    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
         for part, i in self.pieces():
             part._step(w[i], length[i], R, [m[i] for m in odd])
 

@@ -29,7 +29,7 @@ from ghor.spaces.messages import warn_of_digits
 from ghor.spaces.points import on_points
 from ghor.spaces.retraction import Cayley, Retraction, cayley, geodesic
 from ghor.spaces.sphere import check_padding
-from ghor.spaces.vectors import Carried, Turn, Vectors, in_plane
+from ghor.spaces.vectors import Boosts, Carried, ahead
 
 
 @dataclass(frozen=True, repr=False)
@@ -130,7 +130,7 @@ class Hyperbolic(GroupSpace):
     def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:
         """A closed form keeps nothing: a stored frame that has not turned yet has the same coordinates."""
         stored = "section" in held or section == "transported"
-        return (Carried if stored else Vectors)(self, y, held, eps)
+        return (Carried if stored else Boosts)(self, y, held, eps)
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         w[..., 0, :] = 0
@@ -165,8 +165,8 @@ class Hyperbolic(GroupSpace):
         x0, xs, b = L[..., :1, :], L[..., 1:, :], w[..., 1:, :]
         b = b * self._share(x0, xs, b, R, eps)
         xb, bb = dot(xs, b), dot(b, b)
-        turn = Turn(-1, x0, xb, bb, CayleyAndOn() if R is cayley else R)
-        return lifted(xs + xs * turn.g + b * turn.f)
+        f, _, _, g = ahead(x0, xb, bb, CayleyAndOn() if R is cayley else R)
+        return lifted(xs + xs * g + b * f)
 
     def _share(self, x0: Tensor, xs: Tensor, b: Tensor, R: Retraction, eps: float) -> Tensor:
         """`shortening`, with a warning; a constant for autograd."""
@@ -213,14 +213,13 @@ class Hyperbolic(GroupSpace):
         x0, xs = Y[..., :1, :], Y[..., 1:, :]
         b, m = (self.global_rep(Y, X)[..., 1:, :] for X in (Delta, V))
         b = b * self._share(x0, xs, b, geodesic, eps)
-        c, s = geodesic.half(-1, dot(b, b))
+        c, s = geodesic.half(dot(b, b))
         xx, gamma = dot(xs, xs), -(1 + x0) * c - s * dot(xs, b)
         for _ in range(2):  # the second time against the rounding of the first
             b = b - xs * (dot(xs, b) / xx.clamp_min(torch.finfo(Y.dtype).tiny))
         bb = dot(b, b)
-        t = in_plane(gamma, s, torch.zeros_like(s), bb, xx, gamma * gamma + s * s * xx * bb)
-        xm, bm = dot(xs, m), dot(b, m)
-        m = m + xs * (t[0] * xm + t[1] * bm) + b * (t[2] * xm + t[3] * bm)
+        f, xm, bm = 2 * s / (gamma * gamma + s * s * xx * bb), dot(xs, m), dot(b, m)
+        m = m - xs * (f * (s * bb * xm + gamma * bm)) + b * (f * (gamma * xm - s * xx * bm))
         end = self.moved(Y, self.global_rep(Y, Delta), geodesic, math.inf, eps)
         return self.velocity(end, with_zero(m))
 
@@ -251,12 +250,12 @@ class Hyperbolic(GroupSpace):
 class CayleyAndOn(Cayley):
     """Cayley up to |b| = 1, then along the geodesic: log(3) = 2 artanh(1/2), and 4/3 for each unit more."""
 
-    def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
+    def arc(self, bb: Tensor) -> tuple[Tensor, Tensor]:
         beyond = bb > 1
         length = torch.where(beyond, bb, 1).sqrt()
         stretch = (math.log(3) + (length - 1) * 4 / 3) / length
-        near = super().arc(k, torch.where(beyond, 0, bb))
-        f, h = geodesic.arc(k, (stretch * length).square())
+        near = super().arc(torch.where(beyond, 0, bb))
+        f, h = geodesic.arc((stretch * length).square())
         return torch.where(beyond, stretch * f, near[0]), torch.where(beyond, stretch * stretch * h, near[1])
 
 

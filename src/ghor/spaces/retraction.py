@@ -4,8 +4,9 @@ ratio(X)            of square X
 act(y, V, A, C)     on frames: D = y F1 + Q B F2 and J = y (T1 - I) + Q B T2, where V(M) = Q B + y M,
                     R(W) E = E + [F1; B F2], R(W) E_c = E_c - [T1; B T2] B*, C = B* B. J = None for D/2
 velocity(..., t)    the derivative of y_t = Lambda R(t W) E: `act` was asked for t W, and the rest is of W
-arc(k, bb)          on vectors: f = sin(t)/|b| and h = (1 - cos(t))/|b|^2 of the angle t of a step b,
-                    bb = |b|^2; for k = -1 sinh(t)/|b| and (cosh(t) - 1)/|b|^2
+stretch(length)     on spheres Cayley goes as far with a step so many times as long; None for once
+arc(bb)             in hyperbolic space: f = sinh(t)/|b| and h = (cosh(t) - 1)/|b|^2 for the distance t that a
+                    step b goes, bb = |b|^2
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ class Cayley:
         D, _, F2 = move
         return times(plus(D / t, torch.add(y, D, alpha=0.5), C, -t / 2), F2)
 
-    def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
-        f = torch.reciprocal(1 + bb * (k / 4))
+    def stretch(self, length: Tensor) -> Tensor | None:
+        return None
+
+    def arc(self, bb: Tensor) -> tuple[Tensor, Tensor]:
+        f = torch.add(1, bb, alpha=-0.25).reciprocal_()
         return f, f / 2
 
 
@@ -96,15 +100,16 @@ class Geodesic:
         assert move.J is not None
         return QB + times(y + move.D, A) - times(y + move.J, C * t)
 
-    def arc(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
-        c, s = self.half(k, bb)
+    def stretch(self, length: Tensor) -> Tensor | None:
+        """tan(t/2)/(t/2)."""
+        return torch.sinc(length / (2 * math.pi)) / (length / 2).cos()
+
+    def arc(self, bb: Tensor) -> tuple[Tensor, Tensor]:
+        c, s = self.half(bb)
         return 2 * c * s, 2 * s * s
 
-    def half(self, k: int, bb: Tensor) -> tuple[Tensor, Tensor]:
-        """(c, s): cos(t/2) and sin(t/2)/|b|; for k = -1 cosh and sinh."""
-        if k == 1:
-            t = bb.sqrt() / 2
-            return t.cos(), torch.sinc(t / math.pi) / 2
+    def half(self, bb: Tensor) -> tuple[Tensor, Tensor]:
+        """cosh(t/2) and sinh(t/2)/|b|."""
         small = bb < 1e-3  # where sqrt has no derivative
         t = torch.where(small, 1, bb).sqrt() / 2
         c = torch.where(small, 1 + bb / 8 * (1 + bb / 48 * (1 + bb / 120)), t.cosh())

@@ -23,7 +23,7 @@ from ghor.spaces.base import Space, unit_of
 from ghor.spaces.frames import Frame, Stored
 from ghor.spaces.points import on_points
 from ghor.spaces.stiefel import Stiefel
-from ghor.spaces.vectors import Vectors
+from ghor.spaces.vectors import Reflections
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,7 +150,7 @@ class Sphere(Stiefel):
         if y.is_complex():
             return super().frame(y, section, held, eps)
         stored = "section" in held if held else section == "transported"
-        return (Stored if stored else Vectors)(self, y, held, eps)
+        return (Stored if stored else Reflections)(self, y, held, eps)
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         """A is 0 for real vectors, whatever is there: 0/0, where a rule has no eps."""

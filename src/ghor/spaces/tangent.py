@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ghor.linalg import add_, defect, gram, plus, size
-from ghor.spaces.frames import Frame, Tensors
+from ghor.spaces.frames import UNREAD, Ends, Frame, Tensors
 from ghor.spaces.retraction import Retraction
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ class Tangent(Frame):
         for X in A:
             self.geometry.hor_(X.copy_(S), 1)
 
-    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
         """Algorithm 3 as above; K^H k is K^H K/a where w = a m for the one moment m."""
         y, (K, *A) = self.y, self.blocks(w)
         E = gram(y, K)

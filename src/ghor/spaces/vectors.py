@@ -1,8 +1,9 @@
-"""The closed form for n = 1 and real numbers: spheres (k = 1) and hyperbolic space (k = -1), as one.
+"""The closed form for n = 1 and real numbers: spheres (k = 1) and hyperbolic space (k = -1).
 
-Turn      a step from y: the new point and the rotation of the frame, a few numbers a point
-Vectors   Lambda as a function of y and a sign r: what is odd in the gradient turns with it
-Carried   Lambda(y) diag(1, O) with a rotation O that turns the other way: coordinates stay
+Vectors      Lambda as a function of y and r = +-1: what both have in common
+Reflections  of spheres: the frame is a reflection
+Boosts       of hyperbolic space: the frame is a boost, and there is no r
+Carried      Lambda(y) diag(1, O) with a rotation O that turns the other way: coordinates stay
 """
 
 from __future__ import annotations
@@ -10,26 +11,25 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ghor.linalg import extremes, eye, size
-from ghor.spaces.frames import Frame, Framed, Tensors, rows
+from ghor.linalg import LONG as WELL
+from ghor.linalg import eager, extremes, eye, size
+from ghor.spaces.frames import CACHED, UNREAD, Ends, Frame, Framed, Tensors, cut, rows
 from ghor.spaces.lines import Line, Moved
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
 TURN, SINGULAR = 0.25, 0.1  # 1 + r y_1 where the sign r changes in a step, and for points that others wrote
 SHORT, MANY = 16, 1000  # vectors so short, and more of them, are kept coordinate by coordinate
-WELL = 4096  # the most entries of which torch's norms in float32 have their digits; its sums have them always
-CACHED = 1 << 17  # numbers of a piece that stays in the cache
 SLOW, LONG = 0.05, 0.5  # steps so long keep squares large beside momentum, and make them equal
 
 
 def dot(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
     """Sums of products along coordinates, kept as a dimension of one; of two or three in long loops."""
-    if dim == -1 or len(a) > 3 or torch.compiler.is_compiling():
+    if dim == -1 or len(a) > 3:
         return (a * b).sum(dim, keepdim=True)
     (x, y), *rest = zip(a.split(1), b.split(1), strict=True)
     sums: Tensor = x * y
@@ -41,7 +41,7 @@ def dot(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
 def copy_(X: Tensor, Y: Tensor) -> Tensor:
     """X <- Y, both (M, N) or (N, M); of short vectors coordinate by coordinate where one lies so."""
     dim = -2 if X.shape[0] < X.shape[1] else -1
-    if X.stride(dim) != Y.stride(dim) and X.shape[dim] <= SHORT and not torch.compiler.is_compiling():
+    if eager(X) and X.stride(dim) != Y.stride(dim) and X.shape[dim] <= SHORT:
         torch._foreach_copy_(X.unbind(dim), Y.unbind(dim))
         return X
     return X.copy_(Y)
@@ -52,113 +52,38 @@ def kept(*numbers: Tensor) -> tuple[Tensor, ...]:
     return torch.stack(numbers).unbind() if torch.compiler.is_compiling() else numbers
 
 
-def in_plane(
-    gamma: Tensor, s: Tensor, yb: Tensor, bb: Tensor, yy: Tensor, square: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """t of T = I + y (t_0 y + t_1 b)^T + b (t_2 y + t_3 b)^T, see `Turn`; `square` is gamma^2 + |S|^2."""
-    f = 2 * s / square
-    return -f * s * bb, f * (s * yb - gamma), f * (s * yb + gamma), -f * s * yy
-
-
-class Turn:
-    """A step b from y in the closed form for n = 1: k = 1 for spheres, -1 for hyperbolic space.
-
-    Takes r y_1, y_2.b and b.b, one number a point. The frame at y+ is the transported one up to the rotation
-    T in the plane of y_2 and b: with c and s the half angle of the step, gamma = k rho c - s y_2.b and the
-    bivector S = s (b y_2^T - y_2 b^T),
-
-        T = I + 2 (gamma S + S^2)/(gamma^2 + |S|^2),      gamma^2 + |S|^2 = rho rho+,      rho = 1 + r y_1
-
-    Multiplied out, with f = 2 c s and h = 2 s^2 (R.arc), every number is a quotient in which nothing cancels:
-
-        y_2+ = y_2 (1 - k g) + f b,    g = h b.b + f y_2.b/rho
-        rho+ = rho - k d,              d = rho g - h b.b
-        T m  = m + k b (p y_2.m + q (rho - 2) b.m) - k y_2 ((p - 2 k q y_2.b/rho) b.m + k q b.b y_2.m/rho)
-
-    with (p, q) = (f, h)/rho+.
-    """
-
-    def __init__(self, k: int, ry: Tensor, yb: Tensor, bb: Tensor, R: Retraction) -> None:
-        self.k, self.ry, self.rho, self.yb = k, ry, 1 + ry, yb
-        (self.f, self.h), rho = R.arc(k, bb), self.rho
-        hbb, fyb = self.h * bb, self.f * yb
-        d = torch.addcmul(fyb, hbb, ry)
-        self.new, g = torch.sub(rho, d, alpha=k), torch.addcdiv(hbb, fyb, rho)
-        p, q = self.f / self.new, self.h / self.new
-        T = q * bb / rho, torch.addcdiv(p, q * yb, rho, value=-2 * k), p, torch.addcmul(q * -2, q, rho)
-        self.d, self.g, self.f, *self.T = kept(d, g, self.f, *T)
-        self.flip: Tensor | None = None  # where the sign r changes
-        if k == 1 and bb.numel() and not extremes(self.new)[0] >= TURN:
-            self.flip = (self.new < TURN) & (bb > 0)
-
-    def along(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
-        """T m = m - k y x + k b z: x and z from y.m and b.m."""
-        t = self.T
-        x, z = torch.addcmul(t[1] * bm, t[0], ym, value=self.k), torch.addcmul(t[2] * ym, t[3], bm)
-        if self.flip is not None:  # the frames of r and -r are mirror images in y_2+
-            h = torch.addcmul(ym, self.f * self.ry - self.h * self.yb, bm)
-            h = torch.where(self.flip, 2 * h / (self.new * (2 - self.new)), 0)
-            x, z = torch.addcmul(x, h, 1 - self.g), torch.addcmul(z, h, self.f, value=-1)
-        x, z = kept(x, z)
-        return x, z
-
-    def each(self, ym: Tensor, bm: Tensor) -> tuple[Tensor, Tensor]:
-        """-k x and k z for several vectors a point, (M, K, 1)."""
-        t, k = [x.unsqueeze(-2) for x in self.T], self.k
-        return torch.addcmul(-k * t[1] * bm, t[0], ym, value=-1), k * torch.addcmul(t[2] * ym, t[3], bm)
-
-    def spread_(self, squares: Tensors, y: Tensor, b: Tensor, dim: int) -> None:
-        """v_i <- sum_j T_ij^2 v_j, the mean squares of uncorrelated coordinates; T = I + y p^T + b q^T."""
-        products, k, (t0, t1, t2, t3) = (y * y, y * b, b * b), self.k, self.T  # p = -t0 y - k t1 b, ...
-        (between,) = kept(t2 - t1)
-
-        def both(a: Tensor, X: Tensor, b: Tensor, Z: Tensor, k: int) -> Tensor:
-            return torch.addcmul(a * X, b, Z, value=k)
-
-        for v in squares:
-            parts = [v * X for X in products]
-            yy, yb, bb = (X.sum(dim, keepdim=True) for X in parts)
-            py, pb = both(t0, yy, t1, yb, k), both(t0, yb, t1, bb, k)  # -sum_i v_i p_i y_i
-            qy, qb = both(t2, yy, t3, yb, 1), both(t2, yb, t3, bb, 1)
-            sums = kept(both(t0, py, t1, pb, k), both(t2, py, t3, pb, 1), both(t2, qy, t3, qb, 1))
-            for X, s, f in zip(products, sums, (1, -2 * k, 1), strict=True):
-                v.addcmul_(X, s, value=f)
-            for part, d, f in zip(parts, (t0, between, t3), (-2, 2 * k, 2 * k), strict=True):
-                v.addcmul_(part, d, value=f)
-            v.clamp_min_(0)
-
-
 class Vectors(Framed):
-    """The closed form for n = 1 and real numbers: y_2, and y_1 and r = +-1 beside it, one a point.
+    """The closed form for n = 1 and real numbers, with rho = 1 + r y_1, a number for each point:
 
-    Operations run in long loops. Along rows (M, N), `dim` = -1, nothing looks at coordinates: y_2, elements
-    (0, b) of g^hor and moments have a first one of 0. Many short vectors lie coordinate by coordinate,
-    (N, M), `dim` = -2, and are (N - 1, M) without the first.
+        Q b = (-k r y_2.b, b - k y_2 (y_2.b)/rho)
+
+    Operations run in long loops. Along rows (M, N), `dim` = -1, nothing looks at coordinates: elements (0, b)
+    of g^hor and moments have a first one of 0, and y_1 is before y_2. Many short vectors lie coordinate by
+    coordinate, (N, M), `dim` = -2, and the first one is left out.
     """
 
-    geometry: Any  # a sphere or hyperbolic space, in whose formulas k is the only difference
+    geometry: Any  # a sphere or hyperbolic space
+    k: ClassVar[int]
+    steady: ClassVar[bool] = True
     reads: ClassVar[bool] = True
 
     def __init__(
         self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float, short: int = SHORT
     ) -> None:
         super().__init__(geometry, y, held, eps)
-        self.k, self.dim = geometry.k, -2 if y.shape[-2] <= short and len(y) > MANY else -1
-        self.held = None if self.k == 1 else torch.zeros_like(y[:, 0, 0], dtype=torch.bool)
-        self._stand(y)
-        self.r = torch.where(self.y1 < 0, -1.0, 1.0).to(y) if self.k == 1 else torch.ones_like(self.y1)
-        if "frame_anchor" in held:
-            self.r.copy_(self.plain(held["frame_anchor"]))
-            self._turn_singular_()
-
-    def _stand(self, y: Tensor) -> None:
-        """Above y, in memory of its own."""
+        self.dim = -2 if y.shape[-2] <= short and len(y) > MANY else -1
+        self.one = y.new_ones(())
         self.whole = self.plain(y).clone(memory_format=torch.contiguous_format)
-        self.first = self.whole.narrow(self.dim, 0, 1)
-        self.y, self.y1 = self.lower(self.points(self.whole)), self.first
-        if self.dim == -1:
-            self.y1 = self.first.clone()
-            self.first.zero_()
+        self.r = torch.ones_like(self.y1)
+        self.rho = 1 + self.y1
+
+    @property
+    def y1(self) -> Tensor:
+        return self.whole.narrow(self.dim, 0, 1)
+
+    @property
+    def y(self) -> Tensor:
+        return self.lower(self.whole)
 
     def plain(self, x: Tensor) -> Tensor:
         """(M, N, 1) as (M, N) or (N, M), a view; and back by `points`."""
@@ -166,185 +91,289 @@ class Vectors(Framed):
 
     def lower(self, x: Tensor) -> Tensor:
         """The same without the first coordinate, where that costs nothing."""
-        return x[..., 0] if self.dim == -1 else x[..., 1:, 0].mT
+        return x if self.dim == -1 else x[1:]
 
     def points(self, x: Tensor) -> Tensor:
         return (x if self.dim == -1 else x.mT).unsqueeze(-1)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"frame_anchor": self.points(self.r)} if self.k == 1 else {}
-
     def parts(self) -> list[Tensor]:
-        return [self.points(x) for x in (self.whole, self.y1, self.r)]
+        return [self.points(x) for x in (self.whole, self.r, self.rho)]
 
     def point(self) -> Tensor:
-        y = self.points(self.whole.clone())
-        y[..., :1, :] = self.points(self.y1)
-        return y
+        return self.points(self.whole)
 
     def zeros(self) -> Tensor:
-        return self.points(torch.zeros_like(self.whole))
+        return self.points(torch.zeros_like(self.whole, memory_format=torch.contiguous_format))
 
     def length(self, w: Tensor) -> Tensor:
-        w = self.lower(w)
-        if self.dim == -2 or w.shape[-1] > WELL:
+        w = self.lower(self.plain(w))
+        if self.dim == -2 or w.shape[-1] > WELL:  # torch's norms lose digits of longer ones in float32
             return self.points(dot(w, w, self.dim).sqrt())
         return self.points(torch.linalg.vector_norm(w, dim=-1, keepdim=True))
 
     def take(self, y: Tensor) -> None:
-        copy_(self.points(self.whole)[..., 0], y[..., 0])
-        if self.dim == -1:
-            self.y1.copy_(self.first)
-            self.first.zero_()
-        if self.k == 1:
-            self._turn_singular_()
+        y = self.plain(y)
+        if self.dim == -2 or not (eager(y) and torch.equal(y, self.whole)):
+            copy_(self.whole, y)
+            self._measure_()
 
-    def _turn_singular_(self) -> None:
-        """A sign r stays while r + y_1 is not singular, as it is where a step has ended."""
-        ry = self.r * self.y1
-        if ry.numel() and not extremes(ry)[0] >= SINGULAR - 1:
-            self.r.copy_(torch.where(ry < SINGULAR - 1, -self.r, self.r))
+    def _measure_(self) -> None:
+        """rho of points that have changed."""
+        torch.addcmul(self.one, self.r, self.y1, out=self.rho)
 
     def write(self, targets: list[Tensor]) -> None:
-        """One call, so that an interrupt leaves weights whole; of parts that do not overlap, in any order."""
+        """One call: an interrupt leaves weights whole. Coordinate by coordinate where points lie so."""
+        if self.dim == -1:
+            super().write(targets)
+            return
         if self.sources is None:
-            count, rest = len(targets), self.whole.shape[self.dim] - 1 if self.dim == -1 else 1
-
-            def cut(X: Tensor, first: Tensor) -> list[Tensor]:
-                return [first, *torch.split(X[..., 1:, :], rest, -2)]
-
-            parts = zip(*(rows(self.points(x), count) for x in (self.whole, self.y1)), strict=True)
-            self.sources = [part for Y, y1 in parts for part in cut(Y, y1)]
-            self.targets = [part for X in targets for part in cut(X, X[..., :1, :])]
+            self.sources = [x for X in rows(self.point(), len(targets)) for x in X.unbind(-2)]
+            self.targets = [x for X in targets for x in X.unbind(-2)]
         torch._foreach_copy_(self.targets, self.sources)
 
-    def pieces(self) -> list[tuple[slice, ...]]:
-        """Points so few that operation after operation finds them in the cache; compiled code has one loop.
-
-        None at all of no points, as in an empty shard.
-        """
-        M, whole = self.y.shape[-3 - self.dim], self.y.numel() < 8 * CACHED or torch.compiler.is_compiling()
-        size = max(M, 1) if whole else CACHED * M // self.y.numel() + 1
-        return [(slice(None),) * (-1 - self.dim) + (slice(i, i + size),) for i in range(0, M, size)]
+    def pieces(self) -> list[tuple[Self, Any]]:
+        """A step has about eight tensors of the points' size at hand."""
+        M, size = self.rho.numel(), self.whole.numel()
+        most = M if size < CACHED else CACHED * M // (8 * size) + 1
+        return cut(self, ("whole", "r", "rho"), most, -3 - self.dim)
 
     def pull(self, g: Tensor, out: Tensor) -> None:
-        """(0, g_2 - k y_2 (r g_1 + y_2.g_2/rho))."""
-        first, G, B = self.plain(g[..., :1, :]), self.lower(g), self.lower(out)
+        """(0, g_2 - k y_2 (r g_1 + y_2.g_2/rho)), where the bracket is (y.g + r g_1)/rho."""
+        G, B = self.plain(g), self.plain(out)
         G = G if self.dim == -1 else copy_(B, G)
-        for i in self.pieces():
-            y, r = self.y[i], self.r[i]
-            along = dot(y, G[i], self.dim).div_(1 + self.signed(r, self.y1[i])).addcmul_(r, first[i])
-            torch.addcmul(G[i], y, along, value=-self.k, out=B[i])
+        for part, i in self.pieces():
+            first, lower = G[i].narrow(self.dim, 0, 1), self.lower(G[i])
+            along = dot(part.whole, G[i], self.dim).addcmul_(part.r, first).div_(part.rho)
+            torch.addcmul(lower, part.y, along, value=-self.k, out=self.lower(B[i]))
         out[..., 0, :] = 0
 
-    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
-        k, dim, even = self.k, self.dim, even if self.k == -1 else ()  # the frame of a sphere turns slowly
-        state = [self.y, self.y1, self.r, self.plain(length), *(self.lower(x) for x in (w, *odd, *even))]
-        for i in self.pieces():
-            y, y1, r, l, W, *rest = (x[i] for x in state)
-            least, longest = extremes(l)  # NaN where they are not read
-            T, ms, vs = self.turn(y, y1, r, W, l, longest, R, i), rest[: len(odd)], rest[len(odd) :]
-            pairs = [(m, v) for m in ms for v in vs] if not longest <= SLOW else []
-            most = [ratio(m, v).amax(dim, keepdim=True) for m, v in pairs]
-            for m in ms:
-                x, z = T.along(dot(y, m, dim), dot(W, m, dim))
-                m.addcmul_(y, x, value=-k).addcmul_(W, z, value=k)
-            if vs:
-                T.spread_(vs, y, W, dim)
-            for (m, v), largest in zip(pairs, most, strict=True):
-                keep_large_(v, m, largest, l, dim)
-            y.addcmul_(y, T.g, value=-k).addcmul_(W, T.f)
-            if k == 1:
-                y1.addcmul_(r, T.d, value=-1)
-                if T.flip is not None:
-                    r.copy_(torch.where(T.flip, -r, r))
-                if not longest <= LONG:  # such steps multiply what a point is off by several times
-                    scale = torch.where(l > LONG, self.to_unit(y, y1), 1)
-                    y.mul_(scale)
-                    y1.mul_(scale)
-            else:
-                new = (1 + dot(y, y, dim)).sqrt_()
-                y1.copy_(new if least > 0 else torch.where(l > 0, new, y1))
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
+        state = [self.plain(length), *(self.lower(self.plain(x)) for x in (w, *odd, *even))]
+        for part, i in self.pieces():
+            l, W, *rest = (x[i] for x in state)
+            part._step(l, W, R, rest[: len(odd)], rest[len(odd) :], ends)
+        if self.dim == -1:
+            for x in (*odd, *even):
+                x[..., 0, :] = 0
 
-    def signed(self, r: Tensor, y1: Tensor) -> Tensor:
-        """r y_1."""
-        return r * y1 if self.k == 1 else y1
-
-    def turn(
-        self,
-        y: Tensor,
-        y1: Tensor,
-        r: Tensor,
-        W: Tensor,
-        length: Tensor,
-        longest: float,
-        R: Retraction,
-        i: tuple[slice, ...],
-    ) -> Turn:
-        """The step W of the points i, which is shortened where its point would lose all digits."""
-        yb = dot(y, W, self.dim)
-        if self.held is not None and not self.eps * extremes(y1)[1] * math.exp(4 / 3 * longest) <= 0.25:
-            share = self.geometry.shortening(y1, yb, length, self.eps)
-            self.held[i[-1 if self.dim == -2 else 0]].logical_or_(share.squeeze(self.dim) < 1)
-            W.mul_(share)
-            yb, length = yb * share, length * share
-        return Turn(self.k, self.signed(r, y1), yb, length * length, R)
+    def _step(self, l: Tensor, W: Tensor, R: Retraction, ms: Tensors, vs: Tensors, ends: Ends) -> None:
+        raise NotImplementedError
 
     def push(self, w: Tensor) -> Tensor:
         """(-k r y_2.b, b - k y_2 (y_2.b)/rho)."""
-        b = self.lower(w)
-        along = dot(self.y, b, self.dim)
-        lower = torch.addcmul(b, self.y, along / (1 + self.r * self.y1), value=-self.k)
-        first = -self.k * self.r * along
-        if self.dim == -2:
-            return self.points(torch.cat([first, lower], -2))
-        lower[..., :1] = first
-        return self.points(lower)
-
-    def along(self, w: Tensor, R: Retraction) -> Line:
-        """Far out in hyperbolic space whole vectors cancel: there a line goes by steps."""
-        return super().along(w, R) if self.k == 1 else Moved(self, w)
+        W = self.plain(w)
+        along = dot(self.whole, W, self.dim)
+        out = torch.addcmul(W, self.whole, along / self.rho, value=-self.k)
+        out.narrow(self.dim, 0, 1).copy_(self.r * along * -self.k)
+        return self.points(out)
 
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
-        return bend(self.k, self.point(), g)
+        """Y''(0)[v, v] = -k y |v|^2: v -> -k <y, g> v."""
+        normal = (self.point() * g).sum(-2, keepdim=True) * -self.k
+        return lambda v: v * normal
 
     def reached(self, y: Tensor, low: Tensor, t: float, move: Move, whole: bool) -> Self:
         new = copy.copy(self)
-        new._stand(y)
+        new.whole = self.plain(y).clone(memory_format=torch.contiguous_format)
+        new.rho = 1 + new.r * new.y1
         return new
 
-    def renewed(self) -> Self | None:
-        worn = self.r * self.y1 < TURN - 1
-        if self.k == -1 or not bool(worn.any()):
-            return None
-        new = copy.copy(self)
-        new.r = torch.where(worn, -self.r, self.r)
-        return new
 
-    def translated(self, w: Tensor, old: Frame) -> Tensor:
-        return old.boost(w) if isinstance(old, Carried) else super().translated(w, old)
+class Reflections(Vectors):
+    """Of spheres. With u = y + r e_1, of length^2 2 rho, the frame is a reflection, but for a sign:
+
+        Q^H G = G - u (u.G)/rho
+        y+    = y (1 - g) + f b - v r e_1         f = 1/(1 + |b|^2/4),  v = f y.b/rho,  g = v + f |b|^2/2
+        T m   = m - a y - c y+                    a = b.m/2 + y.m/rho,  c = (b.m - rho a)/rho+
+
+    where first coordinates of b, m and T m are 0. That is Cayley's step; a geodesic is one of another length.
+    (Momentum along a step has d digits less where that ends 10^-d from a half turn.) Squares are not spread:
+    the frame turns slowly.
+    """
+
+    k: ClassVar[int] = 1
+
+    def __init__(self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
+        super().__init__(geometry, y, held, eps)
+        self.r = torch.where(self.y1 < 0, -1.0, 1.0).to(y)
+        if "frame_anchor" in held:
+            self.r.copy_(self.plain(held["frame_anchor"]))
+        self._measure_()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"frame_anchor": self.points(self.r)}
 
     def off(self) -> Tensor:
         return (self.points(self.r)[:, 0, 0].abs() - 1).abs()
 
+    def _measure_(self) -> None:
+        """A sign r stays while rho is not singular, as it is where a step has ended."""
+        super()._measure_()
+        if self.rho.numel() and not extremes(self.rho)[0] >= SINGULAR:
+            self._turn_(self.rho < SINGULAR)
+
+    def _turn_(self, where: Tensor) -> None:
+        """r <- -r."""
+        self.r.copy_(torch.where(where, -self.r, self.r))
+        self.rho.copy_(torch.where(where, 2 - self.rho, self.rho))
+
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
+        stretch = R.stretch(length)
+        if stretch is not None:
+            length = length * stretch.abs()
+            w.mul_(stretch)
+        super().step(w, length, R, odd, (), ends)
+
+    def _step(self, l: Tensor, W: Tensor, R: Retraction, ms: Tensors, vs: Tensors, ends: Ends) -> None:
+        y, r, rho, dim = self.y, self.r, self.rho, self.dim
+        yb, products = dot(y, W, dim), [(dot(y, m, dim), dot(W, m, dim)) for m in ms]
+        bb = l * l
+        f = torch.add(1, bb, alpha=0.25).reciprocal_()
+        v = (yb * f).div_(rho)
+        f, v, g = kept(f, v, torch.addcmul(v, bb, f, value=0.5))
+        turns = []
+        for m, (ym, bm) in zip(ms, products, strict=True):
+            ym = ym if ends[0] > 0 else ym * (l > 0)  # where nothing moves no bit changes
+            a = torch.addcdiv(bm, ym, rho, value=2)  # 2 a
+            a, c = kept(a, torch.addcmul(bm, rho, a, value=-0.5))
+            m.addcmul_(y, a, value=-0.5)
+            turns.append((m, bm, c))
+        self.whole.addcmul_(self.whole, g, value=-1)
+        y.addcmul_(W, f)
+        self.y1.addcmul_(r, v, value=-1)
+        Vectors._measure_(self)
+        if rho.numel() and not extremes(rho)[0] >= TURN:
+            flip = (rho < TURN) & (l > 0)
+            turns = [(m, bm, torch.where(flip, bm - c, c)) for m, bm, c in turns]
+            self._turn_(flip)
+        for m, _, c in turns:
+            m.addcmul_(y, c / rho, value=-1)
+        if not ends[1] <= LONG:  # such steps multiply what a point is off by several times
+            self._unit_(l > LONG)
+
+    def _unit_(self, where: Tensor) -> None:
+        """Make points near the sphere unit vectors."""
+        square = dot(self.whole, self.whole, self.dim)
+        self.whole.mul_(torch.where(where, 1.5 - square / 2, 1))
+        Vectors._measure_(self)
+
     def repair(self, whole: bool, moved: Tensor) -> None:
-        moved = self.plain(moved)
-        if self.k == -1:
-            self.y1.copy_(torch.where(moved, (1 + dot(self.y, self.y, self.dim)).sqrt(), self.y1))
-            return
-        scale = torch.where(moved, self.to_unit(self.y, self.y1), 1)
-        self.y.mul_(scale)
-        self.y1.mul_(scale)
+        self._unit_(self.plain(moved))
 
-    def to_unit(self, y: Tensor, y1: Tensor) -> Tensor:
-        """The factor that makes points near the sphere unit vectors."""
-        return 1.5 - (dot(y, y, self.dim) + y1 * y1) / 2
+    def renewed(self) -> Self | None:
+        worn = self.rho < TURN
+        if not bool(worn.any()):
+            return None
+        new = copy.copy(self)
+        new.r, new.rho = self.r.clone(), self.rho.clone()
+        new._turn_(worn)
+        return new
 
 
-def bend(k: int, y: Tensor, g: Tensor) -> Callable[[Tensor], Tensor]:
-    """`Frame.bend` of vectors, where Y''(0)[v, v] = -k y |v|^2: v -> -k <y, g> v."""
-    normal = (y * g).sum(-2, keepdim=True) * -k
-    return lambda v: v * normal
+class Turn(NamedTuple):
+    """A step b of hyperbolic space, see `Boosts`; b and its length are shortened already."""
+
+    f: Tensor
+    g: Tensor
+    p: Tensor
+    q: Tensor
+    length: Tensor
+
+
+def ahead(y1: Tensor, yb: Tensor, bb: Tensor, R: Retraction) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(f, h, e, g) of a step in hyperbolic space, see `Boosts`."""
+    f, h = R.arc(bb)
+    e = h * bb
+    return f, h, e, torch.addcdiv(e, f * yb, 1 + y1)
+
+
+class Boosts(Vectors):
+    """Of hyperbolic space. A step b leads to y+, and the frame there is the transported one but for T.
+
+    T is a rotation in the plane of y_2 and b. With (f, h) = R.arc(|b|^2) every number is a quotient in which
+    nothing cancels, however far out:
+
+        y_2+ = y_2 (1 + g) + f b,               e = h |b|^2,   g = e + f y_2.b/rho
+        rho+ = rho + f y_2.b + e y_1
+        T m  = m + y_2 (p.m) - b (q.m)          (s, t) = (f, h)/rho+
+        p = (s + 2 t y_2.b/rho) b - e/(rho rho+) y_2,   q = s y_2 + t (rho - 2) b
+    """
+
+    k: ClassVar[int] = -1
+
+    def __init__(
+        self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float, short: int = SHORT
+    ) -> None:
+        super().__init__(geometry, y, {}, eps, short)
+        self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool)
+
+    def turn(self, l: Tensor, W: Tensor, R: Retraction, ends: Ends) -> Turn:
+        """The step W, which is shortened where its point would lose all digits."""
+        y, y1, rho = self.y, self.y1, self.rho
+        yb = dot(y, W, self.dim)
+        if not self.eps * extremes(y1)[1] * math.exp(4 / 3 * ends[1]) <= 0.25:
+            share = self.geometry.shortening(y1, yb, l, self.eps)
+            assert self.held is not None
+            self.held.logical_or_(share.squeeze(self.dim) < 1)
+            W.mul_(share)
+            yb, l = yb * share, l * share
+        bb = l * l
+        f, h, e, g = ahead(y1, yb, bb, R)
+        new = torch.addcmul(rho, f, yb).addcmul_(e, y1)
+        s, t = f / new, h / new
+        both = torch.addcdiv(s, t * yb, rho, value=2)
+        f, g, s, t, both, across = kept(f, g, s, t * (y1 - 1), both, (e / new).div_(rho))
+        p, q = (both * W).addcmul_(y, across, value=-1), (s * y).addcmul_(W, t)
+        return Turn(f, g, p, q, l)
+
+    def _step(self, l: Tensor, W: Tensor, R: Retraction, ms: Tensors, vs: Tensors, ends: Ends) -> None:
+        y, dim = self.y, self.dim
+        T = self.turn(l, W, R, ends)
+        pairs = [(m, v) for m in ms for v in vs] if not ends[1] <= SLOW else []
+        most = [ratio(m, v).amax(dim, keepdim=True) for m, v in pairs]
+        for m in ms:
+            pm, qm = kept(dot(T.p, m, dim), dot(T.q, m, dim))
+            m.addcmul_(y, pm).addcmul_(W, qm, value=-1)
+        for v in vs:
+            self._spread_(v, W, T)
+        for (m, v), largest in zip(pairs, most, strict=True):
+            keep_large_(v, m, largest, T.length, dim)
+        self.go_(T, W, ends)
+
+    def _spread_(self, v: Tensor, b: Tensor, T: Turn) -> None:
+        """v_i <- sum_j T_ij^2 v_j, the mean squares of uncorrelated coordinates; T = I + y p^T - b q^T."""
+        y, dim, (vp, vq) = self.y, self.dim, (v * T.p, v * T.q)
+        pp, pq, qq = kept(dot(vp, T.p, dim), dot(vp, T.q, dim), dot(vq, T.q, dim))
+        v.addcmul_(y, vp.addcmul_(y, pp, value=0.5).addcmul_(b, pq, value=-0.5), value=2)
+        v.addcmul_(b, vq.addcmul_(y, pq, value=0.5).addcmul_(b, qq, value=-0.5), value=-2)
+        v.clamp_min_(0)
+
+    def go_(self, T: Turn, W: Tensor, ends: Ends) -> None:
+        """To the point where the step ends."""
+        self.y.addcmul_(self.y, T.g).addcmul_(W, T.f)
+        new = self._height()
+        self.y1.copy_(new if ends[0] > 0 else torch.where(T.length > 0, new, self.y1))
+        self._measure_()
+
+    def _height(self) -> Tensor:
+        """y_1 of y_2."""
+        y2 = self.whole.narrow(self.dim, 1, self.whole.shape[self.dim] - 1)
+        return (1 + dot(y2, y2, self.dim)).sqrt_()
+
+    def repair(self, whole: bool, moved: Tensor) -> None:
+        self.y1.copy_(torch.where(self.plain(moved), self._height(), self.y1))
+        self._measure_()
+
+    def along(self, w: Tensor, R: Retraction) -> Line:
+        """Far out whole vectors cancel: a line goes by steps."""
+        return Moved(self, w)
+
+    def translated(self, w: Tensor, old: Frame) -> Tensor:
+        return old.boost(w) if isinstance(old, Carried) else super().translated(w, old)
 
 
 def ratio(m: Tensor, v: Tensor) -> Tensor:
@@ -367,19 +396,19 @@ def keep_large_(v: Tensor, m: Tensor, most: Tensor, length: Tensor, dim: int) ->
 class Carried(Frame):
     """A stored frame, Lambda(y) diag(1, O) over a closed form: O turns as moments would; coordinates stay."""
 
+    steady: ClassVar[bool] = True
     geometry: Any
 
     def __init__(self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
         super().__init__(geometry, y, held, eps)
         S = held["section"] if held else eye(y.mT).expand(len(y), -1, -1)
         self.S = S.clone(memory_format=torch.contiguous_format)  # by rows: the point, and o_j as (0, o_j)
+        if not held:
+            self.S[..., :1, :] = y.mT
         self.O = self.S[..., 1:, :]
-        self.form = Vectors(geometry, self.S[..., :1, :].mT if held else y, {}, eps, short=0)
+        self.form = Boosts(geometry, self.S[..., :1, :].mT, {}, eps, short=0)
+        self.form.whole = self.S[..., 0, :]
         self.held = self.form.held
-        self._show()
-
-    def _show(self) -> None:
-        self.S[..., :1, :] = self.form.point().mT
 
     def tensors(self) -> dict[str, Tensor]:
         return {"section": self.S}
@@ -390,8 +419,8 @@ class Carried(Frame):
     def point(self) -> Tensor:
         return self.form.point()
 
-    def write(self, targets: list[Tensor]) -> None:
-        self.form.write(targets)
+    def zeros(self) -> Tensor:
+        return self.form.zeros()
 
     def pull(self, g: Tensor, out: Tensor) -> None:
         self.form.pull(g, out)
@@ -401,22 +430,24 @@ class Carried(Frame):
         """Coordinates in the closed form."""
         return self.O.mT @ w[..., 1:, :]
 
-    def step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors) -> None:
-        f, O, b = self.form, self.O, self.boost(w)
-        y, W, every = f.y.unsqueeze(-2), b.mT, (slice(None), slice(None))
-        if len(y):
-            longest = extremes(length)[1]
-            T = f.turn(f.y, f.y1, f.r, W[..., 0, :], length[..., 0], longest, R, every)
-            x, z = T.each(dot(y, O), dot(W, O))
-            O.addcmul_(y, x).addcmul_(W, z)
-        f.step(b, length, R, (), ())
-        self._show()
+    def step(
+        self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
+    ) -> None:
+        f, O, W = self.form, self.O, self.boost(w)[..., 0]
+        if not len(W):
+            return
+        T = f.turn(length[..., 0], W, R, ends)
+        y, b, p, q = (x.unsqueeze(-2) for x in (f.whole, W, T.p, T.q))
+        pO, qO = dot(p, O), dot(q, O)
+        O.addcmul_(y, pO).addcmul_(b, qO, value=-1)
+        O[..., 0] = 0
+        f.go_(T, W, ends)
 
     def push(self, w: Tensor) -> Tensor:
         return self.form.push(self.boost(w))
 
     def bend(self, g: Tensor, B: Tensor) -> Callable[[Tensor], Tensor]:
-        return bend(self.form.k, self.point(), g)
+        return self.form.bend(g, B)
 
     def translated(self, w: Tensor, old: Frame) -> Tensor:
         out = torch.zeros_like(w)
@@ -444,4 +475,3 @@ class Carried(Frame):
         if whole:
             X = self.O[..., 1:]
             X.add_(X @ (eye(X) - X.mT @ X) * moved, alpha=0.5)
-        self._show()
