@@ -21,8 +21,8 @@ MOST = [  # kernels of one step between two repairs of rounding
     (counted(S, 49, 7, count=336), 25),
     (counted(S, 49, 7, count=336, retraction="geodesic"), 87),
     (counted(ghor.SpecialOrthogonal(), 16, 16), 17),
-    (counted(ghor.Sphere(), 20, 8), 57),  # numbers of a point, in place of passes over its coordinates
-    (counted(ghor.Hyperbolic(), 20, 8), 88),
+    (counted(ghor.Sphere(), 20, 8), 37),  # numbers of a point, in place of passes over its coordinates
+    (counted(ghor.Hyperbolic(), 20, 8), 70),
     (counted(ghor.SPD(), 10, 4, 4), 34),
     (counted(ghor.SpecialEuclidean(), 10, 3, 4), 27),
     (counted(ghor.PositionsOrientations(), 10, 2, 3), 37),

@@ -3,8 +3,8 @@
     Group       Lambda in a small group; four formulas a space     SPD, poses, positions and orientations, R^d
     Stored      Lambda = [y, Q], thin; any adjoint X*              Stiefel, flags, SO, U, symplectic, spheres
     ClosedForm  a function of y and a unitary R, n >= 1            the orthogonal and unitary ones
-    Vectors     the same for n = 1 and real numbers, k = +-1       spheres and hyperbolic space   (vectors.py)
-    Carried     Vectors with a stored rotation O                   stored, of hyperbolic space    (vectors.py)
+    Reflections, Boosts    the same for n = 1 and real numbers     spheres; hyperbolic space      (vectors.py)
+    Carried     Boosts with a stored rotation O                    stored, of hyperbolic space    (vectors.py)
 
 All that a frame knows is made, to the bit, from the point and `tensors()`, which are what state[p] keeps: so
 a batch may be dropped and derived again at any time. A step runs `pull` and `step`, every tenth one `repair`.
