@@ -5,7 +5,7 @@ import torch
 from helpers.table import close, randn
 
 import ghor
-from ghor.spaces import vectors
+from ghor.spaces import frames
 from ghor.spaces.retraction import RETRACTIONS
 
 F64 = torch.float64
@@ -58,7 +58,7 @@ def in_ghor(frame, y, gen, size):
 def test_a_step_is_that_of_matrices(space, R, M, N, cached, gen, monkeypatch):
     """Of the point, of vectors, which turn by T = Lambda(y+)^-1 Lambda(y) R(W), and of squares, which spread
     by T_ij^2 far and wide; through changes of the sign r; in pieces that fit into the cache."""
-    monkeypatch.setattr(vectors, "CACHED", cached)
+    monkeypatch.setattr(frames, "CACHED", cached)
     y = space.draw(randn((M, N, 1), gen))
     frame = space.frame(y, "implicit", {}, torch.finfo(F64).eps)
     k, flips = space.k, 0

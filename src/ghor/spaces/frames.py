@@ -174,17 +174,18 @@ def rows(X: Tensor, count: int) -> list[Tensor]:
 AnyFrame = TypeVar("AnyFrame", bound=Frame)
 
 
-def cut(frame: AnyFrame, names: Sequence[str], most: int, dim: int) -> list[tuple[AnyFrame, Any]]:
-    """Frames above parts of the points, so many at most, and where these are along `dim` of tensors.
+def cut(frame: AnyFrame, names: Sequence[str], dim: int, beside: int = 1) -> list[tuple[AnyFrame, Any]]:
+    """Frames above parts of many points, and where these are along `dim` of tensors.
 
-    On a CPU a step goes through the cache like this.
+    So operation after operation of a step on a CPU, with `beside` tensors at hand, finds them in the cache.
     """
     X: Tensor = getattr(frame, names[0])
-    if X.shape[dim] <= most or not eager(X):
+    if not eager(X) or X.numel() <= CACHED:
         return [(frame, ...)]
     found: list[tuple[AnyFrame, Any]] = []
-    for i in range(0, X.shape[dim], most):
-        part, some = copy.copy(frame), slice(i, i + most)
+    size = max(1, CACHED * X.shape[dim] // (beside * X.numel()))
+    for i in range(0, X.shape[dim], size):
+        part, some = copy.copy(frame), slice(i, i + size)
         where = (..., some, *[slice(None)] * (-1 - dim))
         for name in names:
             setattr(part, name, getattr(frame, name)[where])
@@ -466,7 +467,7 @@ class ClosedForm(Framed):
         return self.y
 
     def pieces(self) -> list[tuple[Self, Any]]:
-        return cut(self, ("y", "R", "P"), max(1, CACHED // max(1, self.y[:1].numel())), -3)
+        return cut(self, ("y", "R", "P"), -3)
 
     def pull(self, g: Tensor, out: Tensor) -> None:
         for part, i in self.pieces():

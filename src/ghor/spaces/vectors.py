@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ghor.linalg import LONG as WELL
 from ghor.linalg import eager, extremes, eye, size
-from ghor.spaces.frames import CACHED, UNREAD, Ends, Frame, Framed, Tensors, cut, rows
+from ghor.spaces.frames import UNREAD, Ends, Frame, Framed, Tensors, cut, rows
 from ghor.spaces.lines import Line, Moved
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
@@ -132,10 +132,7 @@ class Vectors(Framed):
         torch._foreach_copy_(self.targets, self.sources)
 
     def pieces(self) -> list[tuple[Self, Any]]:
-        """A step has about eight tensors of the points' size at hand."""
-        M, size = self.rho.numel(), self.whole.numel()
-        most = M if size < CACHED else CACHED * M // (8 * size) + 1
-        return cut(self, ("whole", "r", "rho"), most, -3 - self.dim)
+        return cut(self, ("whole", "r", "rho"), -3 - self.dim, 8)
 
     def pull(self, g: Tensor, out: Tensor) -> None:
         """(0, g_2 - k y_2 (r g_1 + y_2.g_2/rho)), where the bracket is (y.g + r g_1)/rho."""
