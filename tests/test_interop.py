@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.nn.utils import parametrizations, parametrize
 import ghor
 from ghor.adapters import LowRank, Rotation, adapt
 from ghor.constraints.declare import declared_spaces
-from ghor.interop import from_geoopt, from_parametrized, load_peft, save_peft
+from ghor.interop import from_geoopt, from_parametrized, load_peft, safetensors, save_peft
 
 F64 = torch.float64
 
@@ -48,9 +49,47 @@ def train(model, values, steps=10):
 # -- geoopt ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def geoopt():
-    return pytest.importorskip("geoopt", exc_type=ImportError)
+class ManifoldParameter(nn.Parameter):
+    """What is read of geoopt's: the manifold, by the name of its class and its attributes."""
+
+    def __new__(cls, X, manifold):
+        p = super().__new__(cls, X)
+        p.manifold = manifold
+        return p
+
+
+def like_geoopt():
+    """A module with the names of geoopt that the tests use."""
+
+    def manifold(name, **attributes):
+        def made(*args, c=None, learnable=False, complement=None):
+            own = dict(attributes)
+            if "k" in own:
+                k = torch.tensor(-1.0 if c is None else -c, requires_grad=learnable)
+                own |= {"k": k} | ({"c": -k} if "c" in own else {})
+            if complement is not None:
+                own["projector"] = complement
+            if name == "ProductManifold":
+                shapes = [(s,) if isinstance(s, int) else s for _, s in args]
+                own = {"manifolds": [m for m, _ in args], "shapes": shapes}
+            return type(name, (), own)()
+
+        return made
+
+    plain = ["EuclideanStiefelExact", "Sphere", "SymmetricPositiveDefinite", "Euclidean"]
+    plain += ["Scaled", "BirkhoffPolytope", "ProductManifold"]
+    found = {name: manifold(name) for name in plain} | {"Stiefel": manifold("CanonicalStiefel")}
+    found |= {
+        name: manifold(name, k=0, c=0) for name in ("PoincareBall", "PoincareBallExact", "Stereographic")
+    }
+    return SimpleNamespace(ManifoldParameter=ManifoldParameter, Lorentz=manifold("Lorentz", k=0), **found)
+
+
+@pytest.fixture(params=["geoopt", "like it"])
+def geoopt(request):
+    if request.param == "geoopt":
+        return pytest.importorskip("geoopt", exc_type=ImportError)
+    return like_geoopt()
 
 
 class Bag(nn.Module):
@@ -394,7 +433,7 @@ def test_a_file_in_numbers_that_are_not_read_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", [Rotation(4), LowRank(2), LowRank(2, full=True)], ids=repr)
 def test_files_are_those_of_safetensors(kind, gen, tmp_path):
     """Read by the library of that name; the whole way through our own reader gives the same model."""
-    safetensors = pytest.importorskip("safetensors.torch")
+    theirs = pytest.importorskip("safetensors.torch")
     model, x = Small(), randn((6, 8), gen, torch.float32)
     plain = copy.deepcopy(model)
     adapt(model, ["q_proj"], kind)
@@ -402,7 +441,7 @@ def test_files_are_those_of_safetensors(kind, gen, tmp_path):
         if n in "sS":
             p.data.normal_(generator=gen)
     save_peft(model, tmp_path)
-    tensors = safetensors.load_file(tmp_path / "adapter_model.safetensors")
+    tensors = theirs.load_file(tmp_path / "adapter_model.safetensors")
     assert {n.split(".")[2] for n in tensors} == {"q_proj"}
     load_peft(plain, tmp_path)
     torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-5)
@@ -530,13 +569,16 @@ def test_damaged_files_of_peft_are_named(tmp_path):
     raises("adapter_config.json is damaged")
 
 
-def test_lora_of_a_rank_above_the_side_of_a_small_layer_is_read(tmp_path):
-    from ghor.interop import _from_lora
-
-    B, A = torch.randn(3, 6, dtype=F64), torch.randn(6, 8, dtype=F64)
-    found = {"head": {"lora_B": B, "lora_A": A}}
-    adapter, factors = _from_lora({"r": 6, "lora_alpha": 6}, found, {}, None)
-    layer = adapter.layer(3, 8, {"dtype": F64})
-    assert factors["head.U"].shape == layer.U.shape
-    assert factors["head.s"].shape == layer.s.shape
-    close(factors["head.U"] * factors["head.s"] @ factors["head.V"].mT, B @ A, 1e-12)
+def test_lora_has_one_rank_also_where_a_layer_is_smaller(gen, tmp_path):
+    """As peft writes it: its matrices for the small layer have no more than the rank that the layer has."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)).double()
+    plain, x = copy.deepcopy(model), randn((6, 8), gen)
+    adapt(model, "*", LowRank(5))
+    for layer in model:
+        layer.parts["default"].s.data.normal_(generator=gen)
+    save_peft(model, tmp_path)
+    tensors = safetensors.read(tmp_path / "adapter_model.safetensors")
+    assert {t.shape[0 if "lora_A" in n else 1] for n, t in tensors.items()} == {5}
+    load_peft(plain, tmp_path)
+    torch.testing.assert_close(plain(x), model(x))
+    assert [len(layer.parts["default"].s) for layer in plain] == [5, 3]

@@ -547,7 +547,7 @@ def test_a_released_model_does_without_ghor(tmp_path, gen):
 
 
 def product():
-    module = ghor.interop.Product([])
+    module = ghor.interop.libraries.Product([])
     module.w = nn.Parameter(ghor.Stiefel().random(3, 2))
     ghor.constrain(module, "w", ghor.Stiefel())
     return module
@@ -556,8 +556,8 @@ def product():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (product, r"the model is a ghor\.interop\.Product"),
-        (lambda: nn.Sequential(product()), r"0 is a ghor\.interop\.Product"),
+        (product, r"the model is a ghor\.interop\.libraries\.Product"),
+        (lambda: nn.Sequential(product()), r"0 is a ghor\.interop\.libraries\.Product"),
         (
             lambda: setattr(m := nn.Linear(3, 2), "space", ghor.Stiefel()) or m,
             r"space is a ghor\.spaces\.stiefel",
