@@ -133,7 +133,7 @@ def listed(params: Any) -> Any:
 def with_names(group: Any, gi: int) -> Any:
     """The group with names made up for unnamed parameters: torch wants all groups named, or none."""
     given = group.get("params") if isinstance(group, dict) else None
-    if given is None:
+    if given is None or "param_names" in group:
         return group
     params = [given] if isinstance(given, Tensor) else list(given)
     if all(isinstance(p, Tensor) for p in params):

@@ -13,7 +13,7 @@ rotations; there the step does depend on the frame, as that of SGD does.
 The polynomial is computed as a right factor P, n x n, msign X = X P: what is tangent stays so in any
 precision.
 
-From top to bottom: msign, the rule of a batch, the classes.
+From top to bottom: msign, the rule of a batch, torch's rules for the rest, which weights are whose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any, Literal, Unpack
@@ -34,7 +34,7 @@ from ghor._torch.bare_step import bare_step
 from ghor._torch.sharding import distribute_like, is_sharded
 from ghor.constraints.registry import declared_space
 from ghor.lifting.batch import Batch, OwnRule
-from ghor.lifting.groups import Options, Params, Weight
+from ghor.lifting.groups import Options, Params, Weight, each
 from ghor.lifting.law import Traits
 from ghor.lifting.lifted import Lifted
 from ghor.linalg import times
@@ -43,7 +43,7 @@ from ghor.spaces import Euclidean
 Triple = tuple[float, float, float]
 
 ADJUSTMENTS = (None, "original", "match_rms_adamw")
-PER_WEIGHT = ("space", "anchor")  # group keys that may be lists with an entry for each parameter
+PER_WEIGHT = ("params", "param_names", "space", "anchor")  # keys with an entry for each weight of a group
 
 # The first five steps of Polar Express (Amsel, Persson, Musco, Gower 2025, arXiv:2505.16932, Algorithm 1),
 # for singular values above 1e-3 ||X||_F; divided by their safety factor, so that rounding cannot leave the
@@ -123,7 +123,7 @@ def orthogonalise_(
     Singular values end up in 0.7 ... 1.2 of rate, and 0 stays 0, whatever the scale of V.
     """
     _normalise_(blocks, floor)
-    for some in _of_a_width(blocks) if triples else [blocks]:
+    for some in _of_a_width(blocks):
         if not triples or some[0].shape[-1] == 1:  # one singular value, 1
             x = 1.0
             for a, b, c in triples:
@@ -207,48 +207,7 @@ def sides(b: Batch) -> tuple[int, int]:
     return replace(b.layout, tall=False).size(b.shape)
 
 
-# -- the classes ---------------------------------------------------------------------------------------------
-
-
-def parts_of(
-    group: Any, adamw: dict[str, Any], sort: Callable[[list[Any], list[Any]], list[bool]]
-) -> Iterator[Any]:
-    """A group as it is, or its matrices and the rest in two; `adamw` are the options of the second.
-
-    `sort` says which are AdamW's, of parameters or of pairs of a name and one.
-    """
-    given = group.get("params") if isinstance(group, dict) else None
-    entries = [given] if isinstance(given, Tensor) else [] if given is None else list(given)
-    tensors: list[Any] = [e[1] if isinstance(e, tuple) and len(e) == 2 else e for e in entries]
-    if given is None or isinstance(given, set) or not all(isinstance(p, Tensor) for p in tensors):
-        yield group  # torch raises, and says what is wrong
-        return
-    flag, rest = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}
-    own = flag if isinstance(flag, dict) else {}
-    for key in own.keys() - adamw.keys():
-        raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(adamw)}")
-    if group.get("adjust_lr_fn") not in ADJUSTMENTS:
-        raise ValueError(
-            f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
-        )
-    if "ns_coefficients" in group:
-        _check_triples(group["ns_coefficients"], group.get("ns_steps", 0))
-    kinds = [flag] * len(entries) if isinstance(flag, bool) else sort(entries, tensors)
-    alone = flag is True or (bool(kinds) and all(kinds))
-    for kind in (True,) if alone else (False, True) if any(kinds) else (False,):
-        chosen = [i for i, k in enumerate(kinds) if k is kind]
-        part = {**rest, "params": [entries[i] for i in chosen], "adamw": kind}
-        for key in PER_WEIGHT:
-            if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(entries):
-                part[key] = [part[key][i] for i in chosen]
-        if kind:
-            part = {**part, **adamw, **own, **(rest if alone else {}), "params": part["params"]}
-        yield part
-
-
-def is_no_matrix(p: Tensor) -> bool:
-    """Whether torch.optim.Muon does not take it."""
-    return p.dim() != 2 or p.is_complex()
+# -- the inner optimizer -------------------------------------------------------------------------------------
 
 
 class _Muon(Optimizer):
@@ -277,9 +236,8 @@ class _Muon(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; matrices and other weights become two groups."""
-        for part in parts_of(
-            param_group, self._adamw.defaults, lambda _, params: [*map(is_no_matrix, params)]
-        ):
+        (group,) = Read([{**param_group}], {}).param_groups
+        for part in split(group, self._adamw.defaults, lambda group: [*map(is_no_matrix, group["params"])]):
             super().add_param_group(part)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -287,9 +245,8 @@ class _Muon(Optimizer):
         before = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
         for group, known in zip(self.param_groups, before, strict=False):
-            for key in self._adamw.defaults.keys() | self.defaults.keys():
-                if key in known:
-                    group.setdefault(key, known[key])
+            for key in (self._adamw.defaults.keys() | self.defaults.keys()) & known.keys():
+                group.setdefault(key, known[key])
         for held in self.state.values():  # numbers in old state dicts become tensors, as in AdamW
             if "step" in held and not torch.is_tensor(held["step"]):
                 held["step"] = torch.tensor(float(held["step"]), dtype=torch.float32)
@@ -357,6 +314,117 @@ def _check_triples(given: Any, steps: int) -> None:
 _Muon.__name__ = "Muon"
 
 
+# -- which weights are whose ---------------------------------------------------------------------------------
+
+
+class Read(Optimizer):
+    """Parameters and groups as torch reads them: lists of tensors with names beside them, or its errors."""
+
+
+class Sorting:
+    """Which weights are AdamW's: by what they are, by their place in a model, by name."""
+
+    def __init__(self, model: nn.Module | None, patterns: Sequence[str], space: Any) -> None:
+        self.model, self.patterns, self.unused, self.space = model, patterns, set(patterns), space
+        self.tables = set() if model is None else set(map(id, tables(model)))
+        self.names: dict[int, list[str]] = {}
+        for name, p in () if model is None else model.named_parameters(remove_duplicate=False):
+            self.names.setdefault(id(p), []).append(name)
+
+    def of(self, group: dict[str, Any]) -> list[bool]:
+        """Whether each weight of a group is AdamW's."""
+        names = group.get("param_names", [None] * len(group["params"]))
+        return list(map(self.is_adamws, group["params"], names, self.spaces(group)))
+
+    def is_adamws(self, p: Tensor, name: str | None, space: Any) -> bool:
+        """On no manifold all that is no matrix or is in a table; everywhere what has one of the names."""
+        names = self.names.get(id(p), []) + ([name] if name else [])
+        hits = {x for x in self.patterns for name in names if fnmatch(name, x) or fnmatch(name, f"{x}.*")}
+        self.unused -= hits
+        return bool(hits) or (space is None and (is_no_matrix(p) or id(p) in self.tables))
+
+    def spaces(self, group: dict[str, Any]) -> list[Any]:
+        """The space of each weight; None for Euclidean ones."""
+        params = group["params"]
+        given = each({"space": self.space, **group}, "space")
+        given = given if len(given) == len(params) else [None] * len(params)  # an error, a little later
+        found = [
+            declared_space(p) if space is None else space for p, space in zip(params, given, strict=True)
+        ]
+        return [None if isinstance(space, Euclidean) else space for space in found]
+
+    def check(self) -> None:
+        """Raise for a pattern that no parameter is called by."""
+        for pattern in sorted(self.unused):
+            raise ValueError(
+                f"no parameter is called {pattern!r}, as adamw_names says; names come from a model: "
+                "Muon(model), module=model, or model.named_parameters()"
+            )
+
+    def warn_of_bare(self, groups: list[dict[str, Any]]) -> None:
+        """Bare tensors do not say which of them are embeddings and heads.
+
+        torch.optim.Muon takes matrices alone, so who gives it weights has sorted them; who gives us vectors
+        as well, without names or a module, has not.
+        """
+        matrices: list[Tensor] = []
+        for group in groups:
+            rows = zip(group["params"], self.spaces(group), strict=True)
+            flat = [p for p, space in rows if space is None]
+            found = [p for p in flat if not is_no_matrix(p)]
+            if len(found) < len(flat) and not group.keys() & {"adamw", "param_names"}:
+                matrices += found
+        if matrices:
+            largest = max(matrices, key=Tensor.numel)
+            warnings.warn(
+                "Muon was given bare tensors of all kinds in one group, and orthogonalises all "
+                f"{len(matrices)} matrices there, the largest of shape {tuple(largest.shape)}. If one is an "
+                "embedding or a head, give the model: Muon(model), or module=model",
+                stacklevel=6,
+            )
+
+
+def is_no_matrix(p: Tensor) -> bool:
+    """Whether torch.optim.Muon does not take it."""
+    return p.dim() != 2 or p.is_complex()
+
+
+def tables(model: nn.Module) -> list[Tensor]:
+    """The weights of a model that are lists of rows, one a word, which nobody should orthogonalise.
+
+    Those of embeddings, tied ones too, and of linear layers that answer with a number for each word: those
+    with as many outputs as there are words.
+    """
+    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    words = {m.num_embeddings for m in embeddings}
+    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features in words]
+    return [m.weight for m in (*embeddings, *heads)]
+
+
+def split(
+    group: dict[str, Any], adamw: dict[str, Any], sort: Callable[[dict[str, Any]], list[bool]]
+) -> list[dict[str, Any]]:
+    """A group as Muon's part and AdamW's, as `sort` says, unless the group itself says which it is.
+
+    The options of AdamW's part are `adamw`, or its own.
+    """
+    flag, rest, parts = group.get("adamw"), {k: v for k, v in group.items() if k != "adamw"}, []
+    theirs = adamw | (flag if isinstance(flag, dict) else {})
+    kinds = [flag] * len(group["params"]) if isinstance(flag, bool) else sort(group)
+    there = sorted(set(kinds)) or [flag is True]
+    for kind in there:
+        options = rest if not kind else rest | theirs if len(there) > 1 else theirs | rest
+        part = {**options, "adamw": kind}
+        for key in PER_WEIGHT:
+            if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(kinds):
+                part[key] = [x for x, k in zip(part[key], kinds, strict=True) if k is kind]
+        parts.append(part)
+    return parts
+
+
+# -- the optimizer -------------------------------------------------------------------------------------------
+
+
 class Muon(Lifted):
     """Muon on homogeneous spaces: W = -lr [msign(V_A); msign(V_B)], V the momentum; see `ghor.optim.muon`.
 
@@ -399,27 +467,49 @@ class Muon(Lifted):
         **ours: Unpack[Options],
     ) -> None:
         self._adamw = torch.optim.AdamW([torch.zeros(1)], **(adamw or {})).defaults
-        self._space = ours.get("space")
-        model = params if isinstance(params, nn.Module) else module
-        self._sorting = _Sorting(model, adamw_names)
+        model, space = params if isinstance(params, nn.Module) else module, ours.get("space")
+        self._sorting = Sorting(model, adamw_names, space)
         options = lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, ns_dtype
         super().__init__(params, *options, **ours)
-        self._sorting = _Sorting(None, adamw_names)  # ids of tensors mean nothing later
+        self._sorting = Sorting(None, adamw_names, space)  # ids of tensors mean nothing later
 
     def sorted(self, params: Any) -> Any:
         """Groups that are Muon's or AdamW's as a whole."""
-        if isinstance(params, Tensor) or not isinstance(params, Iterable):
-            return params  # torch raises, and says what is wrong
-        groups = list(params)
-        if groups and not isinstance(groups[0], dict):
-            groups = [{"params": groups}]
+        given = [{**g} if isinstance(g, dict) else g for g in params] if isinstance(params, list) else params
+        try:
+            groups = Read(given, {}).param_groups
+        except (TypeError, ValueError):
+            return params  # torch says what is wrong, after it has looked at the options
         if self._sorting.model is None:
-            self._warn_of_unsorted(groups)
+            self._sorting.warn_of_bare(groups)
         parts = [part for group in groups for part in self._split(group)]
         self._sorting.check()
         return parts
 
-    # -- the rule
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; with `adamw` True or False the whole group is AdamW's or Muon's, else it is split,
+        so that a scheduler finds the rate of each; a dict has options of AdamW's part.
+        """
+        count = len(self.param_groups)
+        try:
+            for part in self._split(*Read([{**param_group}], {}).param_groups):
+                super().add_param_group(part)
+        except BaseException:
+            for of_groups in (self.param_groups, self._first, self._placed, self._seen):
+                del of_groups[count:]
+            raise
+
+    def _split(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        own = group["adamw"] if isinstance(group.get("adamw"), dict) else {}
+        for key in own.keys() - self._adamw.keys():
+            raise ValueError(f"unknown option {key!r} of AdamW; there are {sorted(self._adamw)}")
+        if group.get("adjust_lr_fn") not in ADJUSTMENTS:
+            raise ValueError(
+                f"adjust_lr_fn is None, 'original' or 'match_rms_adamw', got {group['adjust_lr_fn']!r}"
+            )
+        if "ns_coefficients" in group:
+            _check_triples(group["ns_coefficients"], group.get("ns_steps", 0))
+        return split(group, self._adamw, self._sorting.of)
 
     def own_rule(self, b: Batch) -> OwnRule | None:
         """Blocks are orthogonalised, unless the group is AdamW's."""
@@ -430,99 +520,3 @@ class Muon(Lifted):
         if self.param_groups[w.gi]["adamw"]:
             return super()._asked(w)._replace(free=False)
         return Traits(reads=False, stacks=True, odd=frozenset({"momentum_buffer"}), turns=True, free=True)
-
-    # -- which weights are whose
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; with `adamw` True or False the whole group is AdamW's or Muon's, else it is split,
-        so that a scheduler finds the rate of each; a dict has options of AdamW's part.
-        """
-        count = len(self.param_groups)
-        try:
-            for part in self._split(param_group):
-                super().add_param_group(part)
-        except BaseException:
-            for of_groups in (self.param_groups, self._first, self._placed, self._seen):
-                del of_groups[count:]
-            raise
-
-    def _split(self, group: Any) -> Iterator[Any]:
-        def sort(entries: list[Any], tensors: list[Any]) -> list[bool]:
-            spaces = self._spaces(group, tensors)
-            return [self._sorting.is_adamws(e, space) for e, space in zip(entries, spaces, strict=True)]
-
-        return parts_of(group, self._adamw, sort)
-
-    def _spaces(self, group: dict[str, Any], params: list[Tensor]) -> list[Any]:
-        """The space of each weight, or None."""
-        given = group.get("space", self._space)
-        each = list(given) if isinstance(given, (list, tuple)) else [given] * len(params)
-        each = each if len(each) == len(params) else [None] * len(params)  # an error, a little later
-        found = [declared_space(p) if space is None else space for p, space in zip(params, each, strict=True)]
-        return [None if isinstance(space, Euclidean) else space for space in found]
-
-    def _warn_of_unsorted(self, groups: list[Any]) -> None:
-        """Bare tensors do not say which of them are embeddings and heads.
-
-        torch.optim.Muon takes matrices alone, so who gives it weights has sorted them; who gives us vectors
-        as well, without names or a module, has not.
-        """
-        matrices: list[Tensor] = []
-        for group in groups:
-            given = group.get("params", ()) if isinstance(group, dict) and "adamw" not in group else ()
-            params = [given] if isinstance(given, Tensor) else list(given)
-            if params and all(isinstance(p, Tensor) for p in params):
-                spaces = self._spaces(group, params)
-                flat = [p for p, space in zip(params, spaces, strict=True) if space is None]
-                found = [p for p in flat if not is_no_matrix(p)]
-                matrices += found if len(found) < len(flat) else []
-        if matrices:
-            largest = max(matrices, key=Tensor.numel)
-            warnings.warn(
-                "Muon was given bare tensors of all kinds in one group, and orthogonalises all "
-                f"{len(matrices)} matrices there, the largest of shape {tuple(largest.shape)}. If one is an "
-                "embedding or a head, give the model: Muon(model), or module=model",
-                stacklevel=5,
-            )
-
-
-class _Sorting:
-    """Which Euclidean weights are AdamW's: by what they are, by their place in a model, by name."""
-
-    def __init__(self, model: nn.Module | None, patterns: Sequence[str]) -> None:
-        self.model, self.patterns, self.unused = model, patterns, set(patterns)
-        self.tables = set() if model is None else set(map(id, tables(model)))
-        named = () if model is None else model.named_parameters(remove_duplicate=False)
-        self.names: dict[int, list[str]] = {}
-        for name, p in named:
-            self.names.setdefault(id(p), []).append(name)
-
-    def is_adamws(self, entry: Any, space: Any) -> bool:
-        """Whether a parameter, or a pair of a name and one, is AdamW's."""
-        name, p = entry if isinstance(entry, tuple) else (None, entry)
-        names = self.names.get(id(p), []) + ([name] if name else [])
-        hits = {x for x in self.patterns for name in names if fnmatch(name, x) or fnmatch(name, f"{x}.*")}
-        self.unused -= hits
-        if space is not None:
-            return bool(hits)
-        return is_no_matrix(p) or bool(hits) or id(p) in self.tables
-
-    def check(self) -> None:
-        """Raise for a pattern that no parameter is called by."""
-        for pattern in sorted(self.unused):
-            raise ValueError(
-                f"no parameter is called {pattern!r}, as adamw_names says; names come from a model: "
-                "Muon(model), module=model, or model.named_parameters()"
-            )
-
-
-def tables(model: nn.Module) -> list[Tensor]:
-    """The weights of a model that are lists of rows, one a word, which nobody should orthogonalise.
-
-    Those of embeddings, tied ones too, and of linear layers that answer with a number for each word: those
-    with as many outputs as there are words.
-    """
-    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
-    words = {m.num_embeddings for m in embeddings}
-    heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features in words]
-    return [m.weight for m in (*embeddings, *heads)]
