@@ -5,16 +5,16 @@ import copy
 import pytest
 import torch
 from helpers.steps import beside_torch, same, sections, through_a_file
-from helpers.table import MANIFOLD_CASES, RETRACTIONS, has_frame, is_compact, name, point, randn
+from helpers.table import MANIFOLD_CASES, RETRACTIONS, has_frame, name, point, randn
 
 import ghor
 from ghor.baselines import ScalarMomentAdam
 
 ST = ghor.Stiefel()
 FRAMES = [(s, shape) for s, shape in MANIFOLD_CASES if has_frame(s)]
-ORTHOGONAL = [(s, shape) for s, shape in FRAMES if is_compact(s)]
+ORTHOGONAL = [(s, shape) for s, shape in FRAMES if s.compact]
 ORTHOGONAL += [(ghor.Stiefel(flatten=3), (6, 2, 2, 3)), (ghor.Stiefel(flatten=2), (12, 2, 2))]
-OTHERS = [(s, shape) for s, shape in FRAMES if not is_compact(s)]
+OTHERS = [(s, shape) for s, shape in FRAMES if not s.compact]
 norms = pytest.mark.parametrize("norm", ["canonical", "frobenius"])
 over = lambda cases: pytest.mark.parametrize(("space", "shape"), cases, ids=name)  # noqa: E731
 

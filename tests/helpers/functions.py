@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ghor.spaces.base import Space
-from helpers.table import has, tangent
+from helpers.table import tangent
 
 UNMARKED = {"project": "p>p", "mean": "p>p"}  # of weights themselves, because they look at values
 
@@ -19,7 +19,7 @@ def functions(space: Space) -> dict[str, str]:
     found = {}
     for what in dir(type(space)):
         kinds = UNMARKED.get(what) or getattr(getattr(type(space), what, None), "kinds", None)
-        if kinds and has(space, what):
+        if kinds and space.has(what):
             found[what] = kinds
     return found
 

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import ghor
-from helpers.table import is_compact
 
 STIEFEL = ghor.Stiefel()
 DOUBLE = torch.float64
@@ -92,7 +91,7 @@ class Run:
     def gradients(self, step, on=None):
         for i, (p, target) in enumerate(zip(self.ps, self.targets, strict=True)):
             g = -target + 0.3 * p.detach() ** 2 * math.cos(step) + 0.1 * p.detach().roll(1, 0)
-            if not is_compact(self.space):
+            if not self.space.compact:
                 g = 0.5 * (p.detach() - target) * (1 + 0.3 * math.cos(step))
             p.grad = None if on is not None and i not in on else g.to(p.dtype)
         for p in self.flat:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ghor
-from helpers.table import has_implicit, point, randn
+from helpers.table import point, randn
 
 STIEFEL = ghor.Stiefel()
 TOLERANCE = 1e-12
@@ -37,7 +37,7 @@ class Net(nn.Module):
         super().__init__()
         gen = torch.Generator().manual_seed(0)
         for n, (shape, space) in SPACES.items():
-            if n in names and (has_implicit(space) or not implicit):
+            if n in names and (space.implicit or not implicit):
                 self.register_parameter(n, nn.Parameter(point(space, shape, gen)))
                 ghor.constrain(self, n, space)
         self.last = nn.Linear(len(list(self.parameters())), 1, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """The law table: every space of the package with shapes to try it on, found by walking `ghor.spaces`.
 
-Tests ask the functions below what a space can do (`has`, `is_flat`, `is_compact`, ...) and never compare its
-name: a new space then runs through every law that it has the geometry for. Laws are tried on covering cases:
-every shape and every option of a law meets every space, but not every shape every option.
+Tests ask what a space can do (`space.has`, `space.compact`, `is_flat`, ...) and never compare its name: a new
+space then runs through every law that it has the geometry for. Laws are tried on covering cases: every shape
+and every option of a law meets every space, but not every shape every option.
 """
 
 import importlib
@@ -28,21 +28,8 @@ from ghor.spaces.symplectic import Symplectic
 
 # Every shape is tried on every space that accepts it: n = 1, n = N, N = n + 1, N = 2n, wide, batch dimensions
 # 0, 1, 2.
-SHAPES = [
-    (7,),
-    (3, 5),
-    (49, 7),
-    (8, 4),
-    (6, 4),
-    (9, 8),
-    (5, 5),
-    (7, 1),
-    (2, 10),
-    (4, 6),
-    (3, 12, 4),
-    (2, 3, 6, 2),
-    (2, 4, 4),
-]
+SHAPES = [(7,), (3, 5), (49, 7), (8, 4), (6, 4), (9, 8), (5, 5), (7, 1), (2, 10), (4, 6)]
+SHAPES += [(3, 12, 4), (2, 3, 6, 2), (2, 4, 4)]
 # For spaces that are not matrices with a form: three of these that they accept.
 OTHER_SHAPES = [(7,), (2, 3), (3, 3), (3, 4), (4, 4), (4, 2, 3), (4, 3, 3), (4, 3, 4), (2, 4, 4)]
 # One of each kind, for tests that go through them in a loop.
@@ -60,24 +47,9 @@ BASES = (GroupSpace, Matrices, Orthogonal, OrthogonalGroup, Space, Subspaces, Sy
 # -- what a space can do -------------------------------------------------------------------------------------
 
 
-def has(space: Space, what: str) -> bool:
-    """Whether the space has this part of the geometry of points: metric, rgrad, exp, log, transport, ..."""
-    return space.has(what)
-
-
-def has_implicit(space: Space) -> bool:
-    """Whether there are frames of the space in closed form."""
-    return space.implicit
-
-
 def is_flat(space: Space) -> bool:
     """Whether it is the vector space, whose weights the base optimizer updates itself."""
     return isinstance(space, ghor.Euclidean)
-
-
-def is_compact(space: Space) -> bool:
-    """Whether points cannot grow: any X of full rank has a nearest point, and no velocity is too long."""
-    return space.compact
 
 
 def has_frame(space: Space) -> bool:
@@ -110,8 +82,7 @@ def has_complex(space: Space) -> bool:
 
 
 def is_graph(space: Space) -> bool:
-    """Whether every tensor has a point near it, 0 as well: all but one coordinate are free, and give that
-    one."""
+    """Whether every tensor has a point near it, 0 as well: all but one coordinate are free."""
     return isinstance(space, ghor.Hyperbolic)
 
 
@@ -183,15 +154,13 @@ def kinds(space: Space) -> list[tuple[int, ...]]:
 
 
 def sections(space: Space) -> list[str]:
-    return ["transported", "implicit"] if has_implicit(space) else ["transported"]
+    return ["transported", "implicit"] if space.implicit else ["transported"]
 
 
 def name(value: object) -> str:
-    return (
-        "x".join(map(str, value))
-        if isinstance(value, tuple)
-        else str(value).removeprefix("torch.").removesuffix("()")
-    )
+    if isinstance(value, tuple):
+        return "x".join(map(str, value))
+    return str(value).removeprefix("torch.").removesuffix("()")
 
 
 SPACES = all_spaces()
@@ -232,7 +201,7 @@ def law(
     """Make a test a law of (space, shape, dtype, ...): it runs on every space that has what it needs."""
 
     def holds(space: Space) -> bool:
-        return where(space) and all(has(space, n) for n in needs)
+        return where(space) and all(space.has(n) for n in needs)
 
     def declare(test: Callable) -> Callable:
         names = ["dtype", *more]
@@ -262,14 +231,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def one(space: Space, Y: torch.Tensor) -> tuple[int, ...]:
     """The dimensions of one member of a batch: those that `residual` reduces to a number."""
-    if space.dims == 1 and getattr(space, "along", "rows") == "columns":
+    if space.dims == 1 and space.layout.columns:
         return (Y.dim() - 2,)
     return tuple(range(Y.dim() - space.dims, Y.dim()))
 
 
 def points(space: Space, X: torch.Tensor) -> torch.Tensor:
     """X with a point in the last dimensions, a view: columns that are points become rows. And back again."""
-    return X.mT if space.dims == 1 and getattr(space, "along", "rows") == "columns" else X
+    return X.mT if space.dims == 1 and space.layout.columns else X
 
 
 def inner(space: Space, Y: torch.Tensor, U: torch.Tensor, V: torch.Tensor) -> torch.Tensor:

@@ -95,12 +95,6 @@ def test_exponentials(dtype, condition, shrink, gen):
 # -- spheres, rotations, subspaces: near points, and where the shortest geodesic ends to be unique -----------
 
 
-def skew(gen, n, largest):
-    """A skew matrix whose largest angle of rotation is given."""
-    A = torch.randn(n, n, generator=gen, dtype=torch.float64)
-    return (A - A.mT) * (largest / torch.linalg.matrix_norm(A - A.mT, 2))
-
-
 @pytest.mark.parametrize(
     ("dtype", "angle"),
     [(torch.float32, a) for a in (1e-5, 1e-2, 1.0, math.pi - 1e-2)]
@@ -132,38 +126,6 @@ each_gap = pytest.mark.parametrize(("dtype", "gap"), TO_PI, ids=name)
 
 
 @each_gap
-@pytest.mark.parametrize("n", [3, 4])
-def test_rotations_by_nearly_pi(dtype, gap, n, gen):
-    """The logarithm is as exact as its matrix; tests/spaces/test_logarithms.py goes on to pi."""
-    space, eps = ghor.SpecialOrthogonal(), torch.finfo(dtype).eps
-    Y = space.random(n, n, generator=gen, dtype=torch.float64)
-    for largest in (1e-3, 1.0, math.pi - gap):
-        A = skew(gen, n, largest)
-        Z = exact(Y) * mp.expm(exact(A))
-        V = (Y @ A).to(dtype)
-        assert error(space.log(Y.to(dtype), rounded(Z, dtype)), exact(Y @ A)) <= 64 * eps
-        assert error(space.exp(Y.to(dtype), V), Z) <= 16 * eps * (1 + largest)
-
-
-@each_gap
-@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
-def test_screw_motions_by_nearly_pi(dtype, gap, unit, gen):
-    """Positions relatively to their unit, as exactly as the turn is known."""
-    space, eps = ghor.SpecialEuclidean(), torch.finfo(dtype).eps
-    Y = space.random(3, 4, generator=gen, dtype=torch.float64)
-    Y[:, 3] *= unit
-    Y = Y.to(dtype)
-    P, X = mp.eye(4), mp.matrix(4, 4)
-    P[:3, :], X[:3, :3] = exact(Y), exact(skew(gen, 3, math.pi - gap))
-    X[:3, 3] = exact(torch.randn(3, 1, generator=gen, dtype=torch.float64) * unit)
-    Z, V = (P * mp.expm(X))[:3, :], (P * X)[:3, :]
-    log, exp = space.log(Y, rounded(Z, dtype)), space.exp(Y, rounded(V, dtype))
-    for part, size in ((slice(0, 3), 1), (slice(3, 4), unit)):
-        assert error(log[:, part], V[:, part]) <= 16 * eps / gap * size
-        assert error(exp[:, part], Z[:, part]) <= 64 * eps * size
-
-
-@each_gap
 def test_subspaces_by_nearly_a_right_angle(dtype, gap, gen):
     """One principal angle near pi/2, whose tangent is 1/gap, beside small ones: all are known to eps/gap."""
     space, eps = ghor.Grassmann(), torch.finfo(dtype).eps
@@ -185,6 +147,7 @@ def test_subspaces_by_nearly_a_right_angle(dtype, gap, gen):
     [
         (ghor.Stiefel(), (5, 2), (1e-6, 1.0, 5.0, 30.0)),
         (ghor.SymplecticStiefel(), (4, 2), (1e-6, 1.0, 5.0)),
+        (ghor.SpecialOrthogonal(), (4, 4), (1e-6, 1.0, 5.0)),
     ],
     ids=name,
 )

@@ -6,7 +6,7 @@ times the condition of the function, both below 1e-7 in the table.
 
 import pytest
 import torch
-from helpers.table import COMPLEX_CASES, FIRST, MANIFOLD_CASES, has, is_graph, name, point, randn, tangent
+from helpers.table import COMPLEX_CASES, FIRST, MANIFOLD_CASES, is_graph, name, point, randn, tangent
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 F64 = torch.float64
-WITH_LOG = [c for c in FIRST if has(c[0], "log")] + [(ghor.SpecialOrthogonal(), s) for s in ((2, 2), (3, 3))]
+WITH_LOG = [c for c in FIRST if c[0].has("log")] + [(ghor.SpecialOrthogonal(), s) for s in ((2, 2), (3, 3))]
 
 
 def small(shape):
@@ -41,7 +41,7 @@ def functions(space, shape, dtype, gen):
         "metric": (lambda v: space.metric(Y, v, U), V),
         "rgrad": (lambda y: space.rgrad(y, U), Y),
     }
-    if has(space, "log"):
+    if space.has("log"):
         Z = space.exp(Y, V)
         table["log"] = (lambda z: space.log(Y, space.project(z)), Z)
         table["log of its foot"] = (lambda y: space.log(space.project(y), Z), Y)

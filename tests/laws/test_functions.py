@@ -13,7 +13,6 @@ from helpers.table import (
     accepts,
     close,
     eps,
-    has,
     keeps_any_radius,
     kinds,
     name,
@@ -275,12 +274,12 @@ def test_four_threads_give_what_one_gives(space, shape, gen):
 def test_every_function_of_points_is_marked():
     """A public method whose first argument is a point says what it takes, so that the laws above run it."""
     for space in SPACES:
-        public = {n for n in dir(type(space)) if not n.startswith("_") and has(space, n)}
+        public = {n for n in dir(type(space)) if not n.startswith("_") and space.has(n)}
         taken = {n for n in public if first_argument(getattr(type(space), n)) in ("Y", "X", "Lambda")}
         # `hint` is a sentence, `skew` and `star` are of matrices, `to_ball` has its own tests
         assert taken - functions(space).keys() <= {"hint", "skew", "star", "to_ball"}, space
         assert len(functions(space)) >= 10
-        assert has(space, "exp")
+        assert space.has("exp")
 
 
 def first_argument(function):

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from helpers.steps import sections
-from helpers.table import MANIFOLDS, RETRACTIONS, has, is_compact, name, point, randn, shapes, tangent
+from helpers.table import MANIFOLDS, RETRACTIONS, name, point, randn, shapes, tangent
 from helpers.table import sections as sections_of
 from torch import nn
 
@@ -14,7 +14,7 @@ import ghor
 retractions = pytest.mark.parametrize("retraction", RETRACTIONS)
 RULES = [("SGD", 1e3, 1e30), ("SGD", 1.0, 30.0), ("Adam", 1e3, 1.0)]
 SECTIONS = [(s, k) for s in MANIFOLDS for k in sections_of(s)]
-OPEN = [(s, shape) for s in MANIFOLDS if not is_compact(s) for shape in shapes(s)[:2]]
+OPEN = [(s, shape) for s in MANIFOLDS if not s.compact for shape in shapes(s)[:2]]
 
 
 @pytest.mark.parametrize(("rule", "lr", "scale"), RULES)
@@ -57,7 +57,7 @@ def test_a_velocity_of_a_million_in_every_entry(section, retraction, gen):
 
 
 @retractions
-@pytest.mark.parametrize(("space", "shape"), [c for c in OPEN if has(c[0], "log")], ids=name)
+@pytest.mark.parametrize(("space", "shape"), [c for c in OPEN if c[0].has("log")], ids=name)
 def test_longer_vectors_lead_further(space, shape, retraction, gen):
     """Where points can be arbitrarily far away. Cayley alone has a pole, and beyond it comes back.
 
@@ -67,7 +67,7 @@ def test_longer_vectors_lead_further(space, shape, retraction, gen):
         Y = point(space, shape, gen)
         V = tangent(space, Y, gen)
         before = torch.zeros(())
-        for length in [0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, *([6.0, 20.0] if has(space, "to_ball") else [])]:
+        for length in [0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, *([6.0, 20.0] if space.has("to_ball") else [])]:
             Z = space.retract(Y, length * V, retraction)
             assert (space.residual(Z) <= space.tolerance(Z)).all()
             far = space.dist(Y, Z).min()
@@ -75,7 +75,7 @@ def test_longer_vectors_lead_further(space, shape, retraction, gen):
             before = far
 
 
-@pytest.mark.parametrize(("space", "shape"), [c for c in OPEN if not has(c[0], "log")], ids=name)
+@pytest.mark.parametrize(("space", "shape"), [c for c in OPEN if not c[0].has("log")], ids=name)
 def test_cayley_leads_about_as_far_as_the_geodesic(space, shape, gen):
     """Where some directions are those of rotations, and no distance tells how far it is. Before its pole,
     Cayley stretches by (1 + 3/4)/(1 - 3/4) = 7 at most, where the geodesic does by exp(3/2) = 4.5."""

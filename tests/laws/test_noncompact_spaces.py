@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from helpers.steps import classes
-from helpers.table import SPACES, close, frame, is_flat, name, randn
+from helpers.table import SPACES, close, is_flat, name, randn
 
 import ghor
 from ghor.spaces.group import GroupSpace
@@ -90,15 +90,6 @@ def test_a_motion_of_the_world_moves_the_whole_way(space, act, options, gen):
 # -- hyperbolic space --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
-def test_vectors_turn_with_the_boost(retraction, gen):
-    """Momentum in the implicit frame is momentum in the transported one: Wigner's rotation is exact."""
-    Y, target = (HYPERBOLIC.random(20, 6, generator=gen, dtype=F64) for _ in range(2))
-    options = {"cls": "SGD", "momentum": 0.9, "lr": 0.02, "retraction": retraction}
-    implicit = fit(HYPERBOLIC, Y, target, 50, **options)
-    close(implicit, fit(HYPERBOLIC, Y, target, 50, section="transported", **options), 1e-12)
-
-
 def test_going_over_from_one_section_to_the_other(gen):
     Y, target = (HYPERBOLIC.random(5, 4, generator=gen, dtype=F64) for _ in range(2))
     reference = fit(HYPERBOLIC, Y, target, 30, "SGD", momentum=0.9)
@@ -110,27 +101,6 @@ def test_going_over_from_one_section_to_the_other(gen):
         HYPERBOLIC.dist(Y, target).square().sum().backward()
         opt.step()
     close(Y.detach(), reference[-1], 1e-12)
-
-
-@pytest.mark.parametrize("retraction", ["cayley", "geodesic"])
-def test_second_moments_spread(retraction, gen):
-    """In the boost frame: those of the plain rule, turned, so that their sum stays and they do not. Without a
-    momentum, beside which they would be kept large enough (tests/spaces/test_hyperbolic.py)."""
-    Y = torch.nn.Parameter(HYPERBOLIC.random(4, 5, generator=gen, dtype=F64))
-    opt = ghor.optim.RMSprop(
-        [Y], space=HYPERBOLIC, lr=0.01, alpha=0.999, retraction=retraction, section="implicit"
-    )
-    beta, last, changes = 0.999, torch.zeros(4, 5, dtype=F64), []
-    for _ in range(3):
-        Y.grad = randn((4, 5), gen)
-        L = frame(HYPERBOLIC, Y.detach(), "implicit")
-        L.pull(Y.grad.unsqueeze(-1), B := L.zeros())
-        plain = beta * last + (1 - beta) * B.squeeze(-1).square()
-        opt.step()
-        last = opt.state[Y]["square_avg"].clone()
-        close(last.sum(-1), plain.sum(-1), 1e-14 * float(plain.sum(-1).max()) + 1e-15)
-        changes.append(float((last - plain).abs().max() / plain.max()))
-    assert max(changes) > 1e-3
 
 
 def test_points_carry_no_matrices(gen):
@@ -168,8 +138,8 @@ def test_it_says_when_digits_run_out(gen):
 
 
 def test_the_affine_invariant_mean(gen):
-    """Of 50 matrices of size 20: gradient descent of the sum of squares, which is Karcher's iteration."""
-    P = SPD.random(50, 20, 20, generator=gen, dtype=F64)
+    """Gradient descent of the sum of squares, which is Karcher's iteration."""
+    P = SPD.random(30, 10, 10, generator=gen, dtype=F64)
     Y = torch.nn.Parameter(P.mean(0))
     opt = ghor.optim.SGD([Y], space=SPD, lr=1 / 8, retraction="geodesic")
     for _ in range(60):
@@ -179,6 +149,7 @@ def test_the_affine_invariant_mean(gen):
     y = Y.detach()
     assert SPD.norm(y, SPD.log(y.expand_as(P), P).mean(0)) < 1e-10
     assert torch.equal(y, y.mT)
+    close(y, SPD.mean(P), 1e-10)
 
 
 def test_the_mean_moves_with_the_data(gen):
@@ -187,20 +158,6 @@ def test_the_mean_moves_with_the_data(gen):
     way = fit(SPD, P[0], P, 30, "SGD", lr=0.01)
     other = fit(SPD, A @ P[0] @ A.mT, A @ P @ A.mT, 30, "SGD", lr=0.01)
     close(A @ way @ A.mT, other, 1e-10)
-
-
-@pytest.mark.filterwarnings("ignore:a velocity of length", "ignore:a weight on SPD")
-@pytest.mark.parametrize("lr", [0.05, 1e3])
-def test_points_stay_positive_definite(lr, gen):
-    """Where their condition would outgrow float32 they are held, by short steps and by long ones."""
-    Y = torch.nn.Parameter(SPD.random(16, 3, 3, generator=gen))
-    G = randn((16, 3, 3), gen, torch.float32)
-    opt = ghor.optim.SGD([Y], space=SPD, lr=lr)
-    for _ in range(60):
-        L = opt.state[Y]["section"] if Y in opt.state else torch.eye(3).expand(16, 3, 3)
-        Y.grad = torch.linalg.solve(L.mT, torch.linalg.solve(L.mT, G).mT)  # the same velocity at every step
-        opt.step()
-        assert (torch.linalg.cholesky_ex(Y.detach())[1] == 0).all()
 
 
 def test_what_has_no_digits_or_is_indefinite_is_off():

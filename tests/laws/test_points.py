@@ -11,7 +11,6 @@ from helpers.table import (
     SPACES,
     close,
     eps,
-    has,
     has_canonical_metric,
     has_distances,
     has_frame,
@@ -44,8 +43,8 @@ def tol(Y):
 @pytest.mark.parametrize("space", SPACES, ids=name)
 def test_a_space_says_what_it_has(space):
     for what in ("log", "dist", "mean", "metric", "nothing"):
-        assert has(space, what) == (
-            what != "nothing" and has(space, "log" if what in ("dist", "mean") else what)
+        assert space.has(what) == (
+            what != "nothing" and space.has("log" if what in ("dist", "mean") else what)
         )
     with pytest.raises(NotImplementedError, match="has no nothing here"):
         space.nothing()
@@ -189,7 +188,7 @@ def test_exp_inverts_log_of_any_points(space, shape, dtype, gen):
     far, length, back = space.dist(space.exp(Y, V), Z), space.norm(Y, V), space.dist(Z, Y)
     for a, b in ((far, 0 * far), (sides[1], length), (sides[1], back)):
         close(torch.where(there, a, 0), torch.where(there, b, 0), 1e-9)
-    if has(space, "metric") and has_distances(space):
+    if space.has("metric") and has_distances(space):
         assert (sides[2] <= sides[0] + sides[1] + tol(Y))[there].all()
 
 

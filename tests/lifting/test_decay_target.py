@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.steps import STIEFEL, Net, gradients, same, sections, through_a_file, train, values
-from helpers.table import COMPLEX_CASES, MANIFOLDS, is_compact, name, point, randn, shapes, spoiled
+from helpers.table import COMPLEX_CASES, MANIFOLDS, name, point, randn, shapes, spoiled
 from helpers.table import sections as sections_of
 from torch import nn
 
 import ghor
 
 COMPACT = [
-    ("AdamW", s, shapes(s)[0], torch.float64, k) for s in MANIFOLDS if is_compact(s) for k in sections_of(s)
+    ("AdamW", s, shapes(s)[0], torch.float64, k) for s in MANIFOLDS if s.compact for k in sections_of(s)
 ]
-COMPACT += [("AdamW", s, shape, torch.complex128, "auto") for s, shape in COMPLEX_CASES if is_compact(s)][::2]
+COMPACT += [("AdamW", s, shape, torch.complex128, "auto") for s, shape in COMPLEX_CASES if s.compact][::2]
 COMPACT += [(cls, STIEFEL, (9, 3), torch.float64, "auto") for cls in ("SGD", "Muon")]
 
 

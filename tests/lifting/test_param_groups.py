@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.refusals import Holder, raises, refused
 from helpers.steps import STIEFEL, same, take_steps, weight
-from helpers.table import MANIFOLDS, SPACES, accepts, each_section, each_shape, has_implicit, kinds, on, point
+from helpers.table import MANIFOLDS, SPACES, accepts, each_section, each_shape, kinds, on, point
 from torch import nn
 
 import ghor
@@ -184,7 +184,7 @@ def test_options_out_of_range(cls, options, words, gen):
 def test_implicit_section_where_there_is_none(space, shape, gen):
     p = nn.Parameter(point(space, shape, gen))
     group = {"params": [("proj.weight", p)], "space": space, "section": "implicit"}
-    if has_implicit(space):
+    if space.implicit:
         assert ghor.optim.Adam([group]).param_groups[0]["section"] == "implicit"
     else:
         refused(group, ValueError, "proj.weight", repr(space), "section='transported'")

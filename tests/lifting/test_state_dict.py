@@ -27,7 +27,7 @@ from helpers.steps import (
     values,
     weight,
 )
-from helpers.table import MANIFOLDS, is_compact, name, point, randn, shapes
+from helpers.table import MANIFOLDS, name, point, randn, shapes
 from torch import nn
 
 import ghor
@@ -374,7 +374,7 @@ def test_a_hook_cannot_let_damage_through(gen):
     take_steps(opt, gen)
 
 
-@pytest.mark.parametrize("space", [s for s in MANIFOLDS if not is_compact(s)], ids=name)
+@pytest.mark.parametrize("space", [s for s in MANIFOLDS if not s.compact], ids=name)
 def test_a_damaged_section_is_refused_on_every_space(space, gen):
     """Where it holds the point, it would take the weight off its space. On SPD every invertible L is one."""
     shape = shapes(space)[0]

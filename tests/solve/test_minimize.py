@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.problems import STIEFEL, brockett, gen
 from helpers.steps import same
-from helpers.table import RETRACTIONS, SPACES, has_implicit, randn, shapes
+from helpers.table import RETRACTIONS, SPACES, randn, shapes
 
 import ghor
 from ghor.solve.iterate import Ray
@@ -77,7 +77,7 @@ def test_the_slope_along_a_step_is_the_derivative(space, shape, retraction):
     f = (
         of_projections if isinstance(space, ghor.Flag) else smooth
     )  # along Cayley a basis turns within its subspace
-    for section in ["transported", "implicit"] if has_implicit(space) else ["transported"]:
+    for section in ["transported", "implicit"] if space.implicit else ["transported"]:
         problem = Problem(f(shape), start(space, shape), space, by_name(retraction), section)
         it = problem.start()
         ray, t, h = Ray(problem.space, it, -it.gradient / it.norm * 0.8), 0.9, 1e-5

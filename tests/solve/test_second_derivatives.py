@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.problems import gen
-from helpers.table import SPACES, has_implicit, name, shapes
+from helpers.table import SPACES, name, shapes
 
 import ghor
 from ghor.solve.iterate import Ray
@@ -14,7 +14,7 @@ CASES = [
     for space in SPACES
     for shape in shapes(space)[:2]
     for section in ("transported", "implicit")
-    if section == "transported" or has_implicit(space)
+    if section == "transported" or space.implicit
 ]
 
 

@@ -8,7 +8,6 @@ from helpers.table import (
     SPACES,
     close,
     each_space,
-    has,
     has_distances,
     is_flat,
     kinds,
@@ -22,8 +21,8 @@ from helpers.table import (
 import ghor
 from ghor.spaces.messages import ELSEWHERE
 
-METRICS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "metric")]
-MEANS = [(s, kinds(s)[-1]) for s in SPACES if has(s, "mean")]
+METRICS = [(s, kinds(s)[-1]) for s in SPACES if s.has("metric")]
+MEANS = [(s, kinds(s)[-1]) for s in SPACES if s.has("mean")]
 
 
 @pytest.mark.parametrize("size", [1e-25, 1e25])
@@ -186,15 +185,6 @@ def test_misspelt_options():
         ghor.Stiefel(block=3)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyz'; its options are"):
         ghor.Stiefel(xyz=3)
-
-
-def test_homogeneous_matrices_in_place_of_poses(gen):
-    SE = ghor.SpecialEuclidean()
-    T = torch.eye(4).expand(5, 4, 4)
-    for use in (SE.project, SE.residual, SE.mean, lambda T: SE.log(T, T)):
-        with pytest.raises(ValueError, match=r"take T\[\.\.\., :-1, :\]"):
-            use(T)
-    assert SE.residual(T[..., :-1, :]).max() == 0
 
 
 def test_the_mean_of_a_list_says_how_to_stack_it():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.table import RETRACTIONS, SPACES, has_implicit, name, shapes
+from helpers.table import RETRACTIONS, SPACES, name, shapes
 
 from ghor.spaces.frames import ClosedForm, Framed
 from ghor.spaces.retraction import by_name, geodesic
@@ -13,7 +13,7 @@ CASES = [
     for space in SPACES
     for shape in shapes(space)[:3]
     for section in ("transported", "implicit")
-    if section == "transported" or has_implicit(space)
+    if section == "transported" or space.implicit
     for dtype in (torch.float64, torch.complex128)
     if dtype == torch.float64 or (space.complex and getattr(space, "radius", 1) == 1)
 ]

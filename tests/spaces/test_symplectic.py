@@ -10,7 +10,8 @@ from torch import nn
 import ghor
 from ghor.spaces.retraction import by_name, geodesic
 
-SPACES = [ghor.SymplecticStiefel(), ghor.SymplecticGrassmann()]
+STIEFEL = ghor.SymplecticStiefel()
+SPACES = [STIEFEL, ghor.SymplecticGrassmann()]
 SHAPE = (40, 20)
 each_space = pytest.mark.parametrize("space", SPACES, ids=name)
 each_dtype = pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_points_are_drawn_to_rounding(space, gen):
 
 def test_points_are_drawn_with_both_signs(gen):
     """Of every entry, equally often: LAPACK's Q alone has negative diagonals."""
-    U = ghor.SymplecticStiefel().random(500, 4, 2, generator=gen)
+    U = STIEFEL.random(500, 4, 2, generator=gen)
     assert (U > 0).float().mean(0).sub(0.5).abs().max() <= 0.1  # 4.5 deviations of 500 draws
 
 
@@ -158,3 +159,52 @@ def test_tangent_vectors_at_large_points(space, gen):
     V = space.tangent(U, randn((8, 4), gen))
     assert space.is_tangent(U, V)
     assert not space.is_tangent(U, V + 1e-3 * U * (V.norm() / U.norm()))
+
+
+# -- coordinates that are rounding ---------------------------------------------------------------------------
+
+LOSSES = {
+    "target": lambda Y, T: (Y - T).square().sum(),
+    "linear": lambda Y, T: (Y * T).sum(),
+    "fourth power": lambda Y, T: Y.pow(4).sum(),
+}
+
+
+SIDES = [(2, 2), (4, 2), (6, 2), (4, 4), (6, 4), (8, 4)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "momentum_decay"),
+    [(loss, x, (4e-3, 6e-3)[(i + j) % 2]) for i, loss in enumerate(LOSSES) for j, x in enumerate(SIDES)],
+    ids=name,
+)
+def test_foreach_is_the_loop(shape, loss, momentum_decay):
+    """Coordinates of a gradient that are 0 but for rounding are 0: Adam divides them by themselves.
+
+    Random points are orthogonal, too, so many coordinates are 0; rounding there grew a millionfold a step.
+
+    Where such a point is an unstable one, rounding of the points grows as well, but later.
+    """
+    ends = []
+    for foreach in (True, False):
+        gen = torch.Generator().manual_seed(0)
+        *starts, T = (STIEFEL.random(*shape, generator=gen, dtype=torch.float64) for _ in range(3))
+        params = [nn.Parameter(Y) for Y in starts]
+        options = {"lr": 1e-2, "momentum_decay": momentum_decay, "foreach": foreach}
+        opt = ghor.optim.NAdam(params, space=STIEFEL, **options)
+        for _ in range(7):
+            opt.zero_grad()
+            sum(LOSSES[loss](p, T) for p in params).backward()
+            opt.step()
+        ends.append(torch.stack([p.detach() for p in params]))
+    assert (ends[0] - ends[1]).abs().max() <= 1e-7
+
+
+def test_what_is_small_beside_another_column_stays(gen):
+    """The bound is that of its own column."""
+    Y = STIEFEL.random(8, 4, generator=gen, dtype=torch.float64)
+    frame = STIEFEL.geometry.frame(Y[None], "transported", {}, 2e-16)
+    g = torch.randn(1, 8, 4, generator=gen, dtype=torch.float64) * torch.tensor([1, 1e-20, 1, 1e-30])
+    out = frame.zeros()
+    frame.pull(g, out)
+    assert bool(out[:, 4:].all())

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Self, cast
@@ -122,8 +123,8 @@ class Space:
     @cached_property
     def geometry(self) -> Self:
         """The space of points (M, N, n) themselves, of radius one."""
-        geometry = object.__new__(type(self))
-        vars(geometry).update({f.name: getattr(self, f.name) for f in fields(self)}, of_points=True)
+        geometry = copy(self)
+        vars(geometry)["of_points"] = True
         return geometry
 
     def check(self, shape: Sequence[int], dtype: torch.dtype) -> None:
