@@ -29,16 +29,7 @@ IMAGES = ("mnist", "fashion-mnist")
 EXPERIMENTS = ("pendulum", *IMAGES, "text")
 TRANSFORMER = {"patch_size": 7, "blocks": 16, "heads": 7, "scale": "dim"}
 NETWORKS: dict[str, dict[str, Any]] = {
-    "pendulum": {
-        "full_dim": 4,
-        "reduced_dim": 2,
-        "encoder_blocks": 2,
-        "decoder_blocks": 2,
-        "encoder_layers": 10,
-        "decoder_layers": 20,
-        "decoder_output_layers": 10,
-        "upscale": 20,
-    },
+    "pendulum": {"encoder_layers": 10, "decoder_layers": 20, "decoder_output_layers": 10, "upscale": 20},
     "mnist": TRANSFORMER,
     "fashion-mnist": TRANSFORMER,
     "text": {"layers": 4, "width": 128, "heads": 4, "context": 128},

@@ -40,8 +40,9 @@ SPECIAL = {
     "warmup": "{} steps of warm-up",
     "loss": "loss {} the step",
 }
-# what changes rounding only, or is in a column of its own
-LEFT_OUT = ("seeds", "epochs", "network", "threads", "device", "compile", "flush_subnormals")
+# what changes rounding only, is in a column of its own, or has had one value only
+LEFT_OUT = {"seeds", "epochs", "network", "threads", "device", "compile", "flush_subnormals"}
+LEFT_OUT |= {"full_dim", "reduced_dim", "encoder_blocks", "decoder_blocks"}
 
 
 @dataclass(frozen=True)

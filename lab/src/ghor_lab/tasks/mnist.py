@@ -40,10 +40,7 @@ class Mnist(Task):
 
     def read(self) -> None:
         self.images = data.load(self.dataset, self.folder)
-        count = len(self.images.train_labels)
-        self.steps = count // self.config.batch_size
-        if self.steps == 0:
-            raise ValueError(f"batch_size {self.config.batch_size} is more than the {count} images")
+        self.steps = self.whole_batches(len(self.images.train_labels), "images")
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled again in every epoch; an incomplete last batch is dropped."""

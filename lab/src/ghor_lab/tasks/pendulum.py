@@ -9,7 +9,6 @@ trained at once, a network each.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,14 +17,11 @@ import torch
 from scipy.integrate import solve_ivp
 from torch import Tensor
 
-from ..data import say
-from ..files import cache_folder, store
 from ..networks import SymplecticAutoencoder, symplecticity
 from .task import Task, brief, drift, generator
 
 GRID = 10  # initial angles, and initial velocities
 STEPS, STEP = 100, 0.1
-SHAPE = (GRID * GRID, STEPS + 1, 2)
 SAMPLE = [13, 24, 37, 62, 85]  # trajectories that are drawn
 
 
@@ -57,26 +53,6 @@ def lift(angles: Tensor) -> Tensor:
     return torch.stack([sin, cos, velocity * cos, -velocity * sin], -1)
 
 
-def load(folder: Any = None) -> Tensor:
-    """The trajectories from `folder`/pendulum (default: in the cache), or integrated and stored there.
-
-    The file has the SHA-256 of the numbers, a newline, then float64, little-endian.
-    """
-    path = (folder or cache_folder()) / "pendulum" / "angles.f64"
-    if path.is_file():
-        raw = path.read_bytes()
-        if raw[:64] == hashlib.sha256(raw[65:]).hexdigest().encode():
-            return torch.from_numpy(np.frombuffer(raw[65:], "<f8").astype(np.float64)).reshape(SHAPE)
-        say(f"{path} is damaged: its SHA-256 is wrong; made again")
-    angles = integrate()
-    content = angles.numpy().astype("<f8").tobytes()
-    try:
-        store(hashlib.sha256(content).hexdigest().encode() + b"\n" + content, path)
-    except OSError as error:
-        say(f"{path} could not be written ({error}); the trajectories will be integrated again next time")
-    return angles
-
-
 class Pendulum(Task):
     """The loss, and the error, is ||z - decoder(encoder(z))|| / ||z|| over the batch, for each seed."""
 
@@ -89,16 +65,9 @@ class Pendulum(Task):
         return SymplecticAutoencoder(**sizes, copies=len(seeds), generators=generators, **self.factory)
 
     def read(self) -> None:
-        self.angles = load(self.folder)
-        self.z = lift(self.angles)  # (100, 101, 4)
+        self.z = lift(integrate())  # (100, 101, 4)
         self.points = self.z.flatten(0, 1).to(self.device, self.dtype)
-        self.steps = len(self.points) // self.config.batch_size
-        if self.steps == 0:
-            raise ValueError(
-                f"batch_size {self.config.batch_size} is more than the {len(self.points)} points"
-            )
-        if self.model.in_dim != 4:
-            raise ValueError(f"full_dim must be 4, the pendulum's, got {self.model.in_dim}")
+        self.steps = self.whole_batches(len(self.points), "points")
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """(copies, 4, batch): every seed has its own order; an incomplete last batch is dropped."""
@@ -119,27 +88,21 @@ class Pendulum(Task):
         return errors.tolist()
 
     def evaluate(self) -> dict[str, Any]:
-        """The drift, and how symplectic encoder and decoder are at five points of the data.
-
-        The weights are those of the training. The Jacobians are computed in float64 ("encoder", "decoder")
-        and in the dtype of the training ("encoder_rounded", ...), where rounding is multiplied by the square
-        of their norms.
-        """
-        found = {}
-        for suffix, model in (("", copy.deepcopy(self.model).double()), ("_rounded", self.model)):
-            z = self.points[:: len(self.points) // 4].to(next(model.parameters()).dtype)
-            with torch.no_grad():
-                latent = model.encoder(z)
-            found[f"encoder{suffix}"] = brief(symplecticity(model.encoder, z).tolist())
-            found[f"decoder{suffix}"] = brief(symplecticity(model.decoder, latent).tolist())
+        """The drift, and how symplectic encoder and decoder are at five points of the data, in float64."""
+        model, z = copy.deepcopy(self.model).double(), self.points[:: len(self.points) // 4].double()
+        with torch.no_grad():
+            latent = model.encoder(z)
+        found = {
+            "encoder": brief(symplecticity(model.encoder, z).tolist()),
+            "decoder": brief(symplecticity(model.decoder, latent).tolist()),
+        }
         return {"drift": drift(self.model, len(self.config.seeds)), "symplecticity": found}
 
     @torch.no_grad()
     def sample(self) -> dict[str, Any]:
-        """Five trajectories with their reconstruction and latent coordinates by the first seed's network."""
+        """Five trajectories, and what the first seed's network makes of them."""
         z = self.z[SAMPLE].to(self.device, self.dtype)
-        latent = self.model.encoder(z.flatten(0, 1))
-        made = self.model.decoder(latent)
+        made = self.model(z.flatten(0, 1))
 
         def rounded(x: Tensor) -> Any:
             return (x.double() * 1e5).round().div(1e5).tolist()
@@ -149,5 +112,4 @@ class Pendulum(Task):
             "t": rounded(torch.linspace(0, STEPS * STEP, STEPS + 1, dtype=torch.float64)),
             "original": rounded(z),
             "reconstruction": rounded(made[0].view(z.shape)),
-            "latent": rounded(latent[0].view(*z.shape[:2], -1)),
         }

@@ -59,6 +59,12 @@ class Task(ABC):
         self.factory = {"dtype": self.dtype, "device": self.device}
         self.model = self.network()
 
+    def whole_batches(self, count: int, what: str) -> int:
+        """The steps of an epoch over so many samples: an incomplete last batch is dropped."""
+        if count < self.config.batch_size:
+            raise ValueError(f"batch_size {self.config.batch_size} is more than the {count} {what}")
+        return count // self.config.batch_size
+
     @abstractmethod
     def network(self) -> nn.Module:
         """The network before the first step."""
