@@ -33,6 +33,7 @@ help:  ## list the targets
 demo: .venv/.installed-lab  ## the pendulum in about a minute (four optimizers, one learning rate, 5 seeds), and its page
 	@$(PY) -m ghor_lab run pendulum --lr 1e-2 --epochs 40 --seeds 0-4 --out runs/demo $(ARGS)
 	@$(PY) -m ghor_lab report runs/demo --brief
+	@echo; echo "Your own model is six lines away (lab/six_lines.py):"; echo; sed -n '3,$$s/^/    /p' lab/six_lines.py
 
 # one thread a process: the processes already fill the cores
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal

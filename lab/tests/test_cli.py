@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.lab import PENDULUM, SMALL, facts, weights, write
 from rich.console import Console
 
@@ -275,6 +276,28 @@ def test_progress_in_a_terminal_and_elsewhere(monkeypatch):
         # one epoch was there before; of the five of this command two are left, at two a minute
         assert ("3/5" if terminal else "all: 3 of 5 epochs") in said
         assert "0:01:00" in said
+
+
+def test_the_six_lines_that_the_demo_ends_with(capsys):
+    """They run as they stand, and a training loop goes where they say."""
+    text = (LAB / "six_lines.py").read_text().split('"""')[2]
+    assert len([line for line in text.splitlines() if line and not line.startswith("#")]) == 6
+    assert (
+        "lab/six_lines.py"
+        in (LAB.parent / "Makefile").read_text().partition("\ndemo:")[2].partition("\n\n")[0]
+    )
+    before, after = text.split("# ... your training loop, as it is ...")
+    lines = {}
+    exec(before, lines)
+    model, optimizer = lines["model"], lines["optimizer"]
+    start = model.weight.detach().clone()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 64)).square().mean().backward()
+        optimizer.step()
+    exec(after, lines)
+    assert not torch.equal(start, model.weight)
+    assert "Stiefel()" in capsys.readouterr().out
 
 
 # -- processes -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import NETWORKS, OPTIMIZERS, READINGS, Config, usual
+from .config import NETWORKS, OPTIMIZERS, PAPER, READINGS, Config, usual
 from .protocol import verdicts
 from .record import Run
 from .tables import counted
@@ -47,31 +47,16 @@ LEFT_OUT |= {"full_dim", "reduced_dim", "encoder_blocks", "decoder_blocks"}
 
 @dataclass(frozen=True)
 class Pool:
-    """Runs that differ only in their seeds and got equally far; `config` has every field, network included.
-
-    `variant` tells the pool from others of the same name.
-    """
+    """Runs that differ only in their seeds and got equally far; `config` has the network's options, too."""
 
     config: dict[str, Any]
     runs: tuple[Run, ...]
     epochs: int
     asked: int
-    variant: str = ""
-
-    @property
-    def experiment(self) -> str:
-        """Its name in the records."""
-        return str(self.config["experiment"])
-
-    @property
-    def optimizer(self) -> str:
-        """Its name in the records."""
-        return str(self.config["optimizer"])
-
-    @property
-    def label(self) -> str | None:
-        """The reading of the learning rates, or whatever the runs were labelled with."""
-        return None if self.config["label"] is None else str(self.config["label"])
+    experiment: str
+    optimizer: str
+    label: str | None  # the reading of the learning rates, or whatever the runs were labelled with
+    variant: str = ""  # tells the pool from others of the same name
 
     @property
     def seeds(self) -> list[int]:
@@ -90,12 +75,12 @@ class Pool:
         found = [key for key, value in self.config.items() if key != "optimizer" and known.get(key) != value]
         return found + (["label"] if self.label not in (None, "as run") else [])
 
-    def title(self, label: bool = True) -> str:
+    def title(self) -> str:
         """The optimizer's name in the paper, the label, and whatever else is special."""
         known = usuals(self.experiment)
         special = [w.format(self.config[k]) for k, w in SPECIAL.items() if self.config[k] != known[k]]
         name = NAMES.get(self.optimizer, self.optimizer)
-        return ", ".join(filter(None, [name, self.label if label else None, *special, self.variant]))
+        return ", ".join(filter(None, [name, self.label, *special, self.variant]))
 
     def series(self, *keys: str) -> Array | None:
         """A quantity recorded per seed, (epochs, seeds); nan if it was not finite; None if not recorded."""
@@ -131,8 +116,8 @@ def usuals(experiment: str) -> dict[str, Any]:
 def flat(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record that decide its numbers; records of before leave out some that are usual."""
     given = {**config, **config.get("network", {})}
-    known = usuals(config["experiment"]) if config["experiment"] in NETWORKS else {"label": None}
-    return {key: value for key, value in {**known, **given}.items() if key not in LEFT_OUT}
+    every = {**usuals(config["experiment"]), **given}
+    return {key: value for key, value in every.items() if key not in LEFT_OUT}
 
 
 def pool(runs: Iterable[Run]) -> tuple[list[Pool], list[str]]:
@@ -147,10 +132,6 @@ def pool(runs: Iterable[Run]) -> tuple[list[Pool], list[str]]:
         if not run.epochs:
             left.append(f"{run.path} has no whole epoch yet: left out of tables and figures")
             continue
-        if any(len(line["loss"]) != len(seeds) for line in run.epochs):
-            raise ValueError(
-                f"{run.path}: a line has no loss for each of {len(seeds)} seeds: not of ghor run"
-            )
         same = kinds[json.dumps(flat(run.header["config"]), sort_keys=True), len(run.epochs), run.asked]
         twice = [other for other in same if set(seeds) & set(other.header["config"]["seeds"])]
         if twice:
@@ -160,7 +141,9 @@ def pool(runs: Iterable[Run]) -> tuple[list[Pool], list[str]]:
     pools = []
     for (key, epochs, asked), same in kinds.items():
         same.sort(key=lambda run: list(run.header["config"]["seeds"]))
-        pools.append(Pool(json.loads(key), tuple(same), epochs, asked))
+        config = json.loads(key)
+        names = {k: config[k] for k in ("experiment", "optimizer", "label")}
+        pools.append(Pool(config, tuple(same), epochs, asked, **names))
     pools = sorted((told_apart(p, pools) for p in pools), key=order)
     for p in pools:
         last = [loss for run in p.runs for loss in run.epochs[-1]["loss"]]
@@ -203,8 +186,10 @@ def plain(pools: Sequence[Pool]) -> list[Pool]:
     Runs of one epoch belong to the count of caught runs.
     """
     pools = [p for p in pools if p.epochs > 1] or list(pools)
-    pools = [p for p in pools if p.optimizer in list(NAMES)[:5]] or list(pools)
-    least = {
-        o: min(len(p.unusual()) for p in pools if p.optimizer == o) for o in {p.optimizer for p in pools}
-    }
-    return [p for p in pools if len(p.unusual()) == least[p.optimizer]]
+    pools = [p for p in pools if p.optimizer in PAPER] or pools
+    settings = [(p.optimizer, len(p.unusual())) for p in pools]
+    return [
+        p
+        for p, mine in zip(pools, settings, strict=True)
+        if all(mine <= x for x in settings if x[0] == mine[0])
+    ]
