@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ghor import SpecialOrthogonal
 
-from .matrices import OnMatrices, adam, average, check_options, eye, polar, tick
+from .matrices import OnMatrices, adam, average, eye, polar, tick
 
 EXPONENTIALS = ("cayley", "euler", "geodesic")
 
@@ -52,12 +52,11 @@ class _Kong(OnMatrices):
         a: float = 0.5,
         expm: str = "cayley",
     ) -> None:
-        check_options(lr, betas, eps=eps)
         if expm not in EXPONENTIALS:
             raise ValueError(f"unknown expm {expm!r}; there are {sorted(EXPONENTIALS)}")
         if not a < 1:
             raise ValueError(f"Invalid a: {a}; metrics have a < 1, 0.5 is the canonical one")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "a": a, "expm": expm})
+        super().__init__(params, lr=lr, betas=betas, eps=eps, a=a, expm=expm)
 
 
 class AdamSO(_Kong):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ghor import SpecialOrthogonal
 
-from .matrices import OnMatrices, adam, check_options
+from .matrices import OnMatrices, adam
 
 
 class Trivialization(OnMatrices):
@@ -43,12 +43,11 @@ class Trivialization(OnMatrices):
         *,
         every: int | None = None,
     ) -> None:
-        check_options(lr, betas, eps=eps)
         if every is not None and not (isinstance(every, int) and every >= 1):
             raise ValueError(
                 f"Invalid every: {every}; a number of steps, 1 or more, or None for a fixed base"
             )
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "every": every})
+        super().__init__(params, lr=lr, betas=betas, eps=eps, every=every)
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """g by automatic differentiation of exp; the block A of W and of g is skew."""
@@ -91,8 +90,3 @@ class CheapOrthogonal(Trivialization):
     """The first of the two papers, static and on SO(N) only, as in the paper's table. Gives up n < N."""
 
     space = SpecialOrthogonal()
-
-    def __init__(
-        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
-    ) -> None:
-        super().__init__(params, lr, betas, eps)

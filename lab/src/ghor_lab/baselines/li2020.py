@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .matrices import OnMatrices, average, check_options, norm, tick
+from .matrices import OnMatrices, average, norm, tick
 
 
 def cayley_iterations(X: Tensor, W: Tensor, alpha: Tensor | float, s: int) -> Tensor:
@@ -71,8 +71,7 @@ class CayleySGD(_Cayley):
         s: int = 2,
         eps: float = 1e-8,
     ) -> None:
-        check_options(lr, momentum=momentum, q=q, s=s, eps=eps)
-        super().__init__(params, {"lr": lr, "momentum": momentum, "q": q, "s": s, "eps": eps})
+        super().__init__(params, lr=lr, eps=eps, momentum=momentum, q=q, s=s)
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Lines 4 to 12."""
@@ -96,8 +95,7 @@ class SGDG(_Cayley):
     def __init__(
         self, params: Any, lr: float = 1.5, *, q: float = 0.5, s: int = 5, eps: float = 1e-8
     ) -> None:
-        check_options(lr, q=q, s=s, eps=eps)
-        super().__init__(params, {"lr": lr, "q": q, "s": s, "eps": eps})
+        super().__init__(params, lr=lr, eps=eps, q=q, s=s)
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """One step of every matrix of a batch, with a step size for each."""
@@ -134,8 +132,7 @@ class CayleyAdam(_Cayley):
         q: float = 0.5,
         s: int = 2,
     ) -> None:
-        check_options(lr, betas, q=q, s=s, eps=eps)
-        super().__init__(params, {"lr": lr, "betas": betas, "q": q, "s": s, "eps": eps})
+        super().__init__(params, lr=lr, betas=betas, eps=eps, q=q, s=s)
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Lines 4 to 14."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .matrices import OnMatrices, check_options, norm, polar
+from .matrices import OnMatrices, norm, polar
 
 
 def steepest(Y: Tensor, G: Tensor, alpha: float, steps: int, tol: float) -> Tensor:
@@ -47,8 +47,7 @@ class ManifoldMuon(OnMatrices):
     def __init__(
         self, params: Any, lr: float = 0.1, *, alpha: float = 0.01, steps: int = 100, tol: float = 1e-6
     ) -> None:
-        check_options(lr, alpha=alpha, steps=steps, tol=tol)
-        super().__init__(params, {"lr": lr, "alpha": alpha, "steps": steps, "tol": tol})
+        super().__init__(params, lr=lr, alpha=alpha, steps=steps, tol=tol)
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Y <- msign(Y + lr A); there is no state."""

@@ -25,6 +25,9 @@ class OnMatrices(Optimizer):
     # How far off the space, beyond rounding, weights may start: for methods that do not stay on it.
     room: ClassVar[float] = 0.0
 
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, checked(options))
+
     @abstractmethod
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Move Y (..., N, n) in place, G the Euclidean gradient there."""
@@ -70,16 +73,17 @@ def tall(X: Tensor) -> Tensor:
     return X.mT if X.shape[-2] < X.shape[-1] else X
 
 
-def check_options(lr: float, betas: tuple[float, ...] = (), **nonnegative: float) -> None:
-    """Raise ValueError, in torch's words, for options out of range."""
-    if not lr >= 0:
-        raise ValueError(f"Invalid learning rate: {lr}")
-    for i, beta in enumerate(betas):
-        if not 0 <= beta < 1:
-            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
-    for name, value in nonnegative.items():
-        if not value >= 0:
-            raise ValueError(f"Invalid {name}: {value}, it must not be negative")
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """The options; ValueError, in torch's words, for those out of range. Only Kong's `a` may be negative."""
+    for name, value in options.items():
+        if name == "betas":
+            for i, beta in enumerate(value):
+                if not 0 <= beta < 1:
+                    raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+        elif isinstance(value, (int, float)) and name != "a" and not value >= 0:
+            what = "learning rate" if name == "lr" else name
+            raise ValueError(f"Invalid {what}: {value}, it must not be negative")
+    return options
 
 
 def tick(state: dict[str, Any]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .matrices import OnMatrices, adam, check_options
+from .matrices import OnMatrices, adam
 
 
 class QRAdam(OnMatrices):
@@ -22,8 +22,7 @@ class QRAdam(OnMatrices):
     def __init__(
         self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        check_options(lr, betas, eps=eps)
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        super().__init__(params, lr=lr, betas=betas, eps=eps)
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """A step of Adam, and back to the manifold by QR."""

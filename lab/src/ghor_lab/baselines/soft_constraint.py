@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .matrices import OnMatrices, adam, check_options, eye, tall
+from .matrices import OnMatrices, adam, eye, tall
 
 
 def soft_constraint(Y: Tensor, mu: float = 1.0) -> Tensor:
@@ -42,8 +42,7 @@ class SoftConstraintAdam(OnMatrices):
         *,
         mu: float = 1.0,
     ) -> None:
-        check_options(lr, betas, eps=eps, mu=mu)
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "mu": mu})
+        super().__init__(params, lr=lr, betas=betas, eps=eps, mu=mu)
 
     def update(self, Y: Tensor, G: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         """Adam of G + 4 mu Y (Y^T Y - I)."""
