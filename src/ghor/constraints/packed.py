@@ -123,28 +123,38 @@ def _fused(module: nn.Module, p: Tensor, space: Matrices, name: str) -> str | No
         )
     if space.blocks is not None:
         return None
-    path, layer = name.rpartition(".")[0], ".".join(name.split(".")[-2:])
-    # A name without a path says nothing: there the shape alone decides, unless the layer is too small.
-    three = out == 3 * into and (transposed or (not path and into >= 32) or ATTENTION.search(path))
-    by_head, fused = BY_HEAD.search(layer), FUSED.search(layer)
-    pair = PAIRS.search(layer) and not fused
-    if not (by_head or fused or pair or three):
+    holds = _projections(name, out, into, transposed)
+    if holds is None:
         return None
     each = _written(space, f"{out} // head_dim", along)
-    if by_head:
+    if holds == "by head":
         meant = f"They lie there head by head: {each} constrains each of every head"
-    elif pair or out == 3 * into:
-        count = 2 if pair else 3
-        meant = (
-            f"Probably {_written(space, count, along)} was meant, or blocks=({count}, heads) for every head"
-        )
-    else:
+    elif holds == "grouped":
         meant = f"There may be fewer keys and values than queries: {each} constrains every head"
+    else:
+        meant = (
+            f"Probably {_written(space, holds, along)} was meant, or blocks=({holds}, heads) for every head"
+        )
     return (
         f"of shape {tuple(p.shape)} of {type(module).__name__} seems to hold several projections (queries, "
         f"keys and values?): {space} constrains them as one matrix, and none of them. {meant}; "
         f"{_written(space, 1)} if the stack itself is meant"
     )
+
+
+def _projections(name: str, out: int, into: int, transposed: bool) -> int | str | None:
+    """How many projections the weight of this name and size probably holds, or how they lie there."""
+    path, layer = name.rpartition(".")[0], ".".join(name.split(".")[-2:])
+    fused = FUSED.search(layer) is not None
+    if BY_HEAD.search(layer):
+        return "by head"
+    if PAIRS.search(layer) and not fused:
+        return 2
+    # A name without a path says nothing: there the shape alone decides, unless the layer is too small.
+    likely = fused or transposed or ATTENTION.search(path) or (not path and into >= 32)
+    if likely and out == 3 * into:
+        return 3
+    return "grouped" if fused else None
 
 
 def _written(space: Matrices, blocks: object, along: Any = "rows") -> str:
