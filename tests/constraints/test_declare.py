@@ -642,62 +642,6 @@ def test_check_of_a_model_without_constraints(capsys):
     assert (table.ok, table.worst, table.weights) == (True, 0, {})
 
 
-def test_how_far_a_tied_weight_moved_is_the_last_move_by_either_name():
-    module = nn.Module()
-    module.embedding, module.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
-    module.head.weight = module.embedding.weight
-    ghor.constrain(module, "head.weight", ghor.Sphere())
-    moved = ghor.constrain(module, ["embedding.weight"], ghor.Stiefel())
-    assert ghor.check(module).weights["embedding.weight"].moved == moved["embedding.weight"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((ghor.Stiefel(), "weight"), r"which parameters.*then the space; got Stiefel\(\)"),
-        (("weight", ghor.Stiefel), r"got <class '.*Stiefel'>: write Stiefel\(\)"),
-        ((0, ghor.Stiefel()), r"which parameters.*got 0"),
-        ((["weight", 1], ghor.Stiefel()), r"which parameters.*got 1"),
-        ((nn.Linear(3, 3).weight, ghor.Stiefel()), r"which parameters.*got a Parameter.*pass its name"),
-    ],
-)
-def test_arguments_in_another_order_or_of_another_kind(arguments, words):
-    with pytest.raises(TypeError, match=words):
-        ghor.constrain(nn.Linear(3, 3), *arguments)
-
-
-def test_a_scripted_module_is_refused_and_forgotten():
-    """Left in the registry, it made every later declaration and optimizer fail."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        scripted = nn.Sequential(torch.jit.script(nn.Linear(4, 3)))
-    for which in ("0.weight", lambda name, p: p.dim() == 2):
-        with pytest.raises(TypeError, match=r"0\.weight is a weight of a scripted module.*then script it"):
-            ghor.constrain(scripted, which, ghor.Stiefel())
-    assert found(ghor.constrain(nn.Linear(4, 3), "weight", ghor.Stiefel()))["weight"] == ghor.Stiefel()
-
-
-def test_a_weight_that_is_computed_is_named_with_the_way_out():
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    nn.utils.parametrizations.orthogonal(model[1])
-    with pytest.raises(
-        ValueError, match=r"1\.weight of Sequential is computed by a parametrization.*from_param"
-    ):
-        ghor.constrain(model, "1.weight", ghor.Stiefel())
-    with pytest.raises(ValueError, match=r"weight of .*Linear is computed by a parametrization"):
-        ghor.constrain(model[1], "weight", ghor.Stiefel())
-
-
-def test_a_weight_with_two_names_has_moved_by_both():
-    net = nn.Module()
-    net.a = net.b = nn.Linear(8, 8)
-    before = net.a.weight.detach().clone()
-    moved = ghor.constrain(net, ["a.weight", "b.weight"], ghor.Stiefel())
-    distance = float(torch.dist(net.a.weight.detach(), before))
-    assert moved["a.weight"] == moved["b.weight"] == pytest.approx(distance)
-    assert ghor.check(net).weights["a.weight"].moved == moved["a.weight"]
-
-
 def test_a_weight_that_is_not_a_number_is_the_worst():
     layer = nn.Linear(4, 4)
     ghor.constrain(layer, "weight", ghor.Stiefel())

@@ -170,6 +170,8 @@ def test_what_is_in_optim():
         _ = ghor.optim.Adafactor
     with pytest.raises(AttributeError, match="no Adom; did you mean Adam"):
         _ = ghor.optim.Adom
+    with pytest.raises(AttributeError, match=r"no Lion; .*ghor\.lift"):
+        _ = ghor.optim.Lion
 
 
 # -- lift itself ---------------------------------------------------------------------------------------------
