@@ -28,3 +28,15 @@ def svd(seed):
     start = [STIEFEL.random(20, 3, generator=g, dtype=torch.float64) for _ in range(2)]
     best = float(torch.linalg.svdvals(A)[3:].norm())
     return (lambda w: torch.linalg.matrix_norm(A - w[0] @ (w[1].mT @ A))), start, best
+
+
+def closure(opt, f):
+    """What LBFGS calls: the value of f, with gradients computed anew."""
+
+    def evaluated():
+        opt.zero_grad()
+        loss = f()
+        loss.backward()
+        return loss
+
+    return evaluated

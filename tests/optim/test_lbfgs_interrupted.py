@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.problems import STIEFEL, brockett, gen
+from helpers.problems import STIEFEL, brockett, closure, gen
 from torch import nn
 
 import ghor
@@ -44,16 +44,10 @@ def stepped(options, steps):
     options = {"history_size": 4, "max_iter": 3, "line_search_fn": "strong_wolfe", **options}
     net = Net(options.pop("dtype", torch.float64))
     opt = ghor.optim.LBFGS(net, **options)
-
-    def closure():
-        opt.zero_grad()
-        loss = net.loss()
-        loss.backward()
-        return loss
-
+    evaluated = closure(opt, net.loss)
     for _ in range(steps):
-        opt.step(closure)
-    return net, opt, closure
+        opt.step(evaluated)
+    return net, opt, evaluated
 
 
 class Interrupt:
@@ -83,9 +77,9 @@ class Interrupt:
 
 def moments_of_every_line(options):
     """When each line of a step is run for the first and for the last time."""
-    _, opt, closure = stepped(options, 5)
+    _, opt, evaluated = stepped(options, 3)
     with Interrupt() as seen:
-        opt.step(closure)
+        opt.step(evaluated)
     first, last = {}, {}
     for k, line in enumerate(seen.lines):
         first.setdefault(line, k)
@@ -102,18 +96,18 @@ def test_at_every_line_of_a_step(name, every):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for k in moments[::every]:
-            net, opt, closure = stepped(BUILDS[name], 5)
+            net, opt, evaluated = stepped(BUILDS[name], 3)
             before = float(net.loss())
             with Interrupt(k):
-                opt.step(closure)
+                opt.step(evaluated)
             tolerance = 0.02 if net.Y.dtype == torch.bfloat16 else 1e-12
             for Y in (net.Y, net.Z):
                 assert float(STIEFEL.residual(Y.detach().double())) <= tolerance
             saved = opt.state_dict()
             for _ in range(2):
-                opt.step(closure)
+                opt.step(evaluated)
             assert float(net.loss()) <= before + tolerance
             for Y in (net.Y, net.Z):
                 assert float(STIEFEL.residual(Y.detach().double())) <= tolerance
             opt.load_state_dict(saved)
-            opt.step(closure)
+            opt.step(evaluated)

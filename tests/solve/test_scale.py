@@ -5,7 +5,7 @@ Powers of two commute with rounding: scaled by them a run is the same to the las
 
 import pytest
 import torch
-from helpers.problems import STIEFEL, brockett, gen
+from helpers.problems import STIEFEL, brockett, closure, gen
 
 import ghor
 
@@ -164,14 +164,7 @@ def test_the_radius_of_a_sphere_in_the_optimizer(search, radius, other, factor):
     for space, scale in ((radius, 1.0), (other, factor)):
         y = torch.nn.Parameter(rows(3) * (2 if radius == 2 else 1) * scale)
         opt = ghor.optim.LBFGS([y], space=ghor.Sphere(radius=space), max_iter=60, line_search_fn=search)
-
-        def closure(y=y, opt=opt, scale=scale):
-            opt.zero_grad()
-            loss = on_the_ellipsoid(y / scale)
-            loss.backward()
-            return loss
-
-        opt.step(closure)
+        opt.step(closure(opt, lambda y=y, scale=scale: on_the_ellipsoid(y / scale)))
         ends.append((y.detach() / scale, opt.state[y]["n_iter"], opt.state[y]["func_evals"]))
     assert torch.equal(ends[0][0], ends[1][0])
     assert ends[0][1:] == ends[1][1:]
