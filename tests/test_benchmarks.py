@@ -1,11 +1,9 @@
 """benchmarks/: what they measure is right, and they run; how long anything takes is not asserted."""
 
-import importlib
 import json
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -84,17 +82,3 @@ def test_kernels_and_calls(monkeypatch, capsys, tmp_path):
     (row,) = record["rows"]
     assert row["calls"] == sum(row["by"]["files"].values()) > 0
     assert f"{row['calls']} calls of" in text
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_the_contract_holds_for_torch_and_for_ghor(monkeypatch, tmp_path):
-    contract, path = importlib.import_module("contract"), tmp_path / "contract.json"
-    monkeypatch.setattr(contract, "stamp", dict)  # the rates of the machine take a while
-    monkeypatch.setattr(sys, "argv", ["contract.py", "--json", str(path)])
-    contract.main()
-    found = json.loads(path.read_text())["found"]
-    for name in ("torch", "ghor", "ghor, Stiefel"):
-        assert set(found[name]["passed"].values()) == {found[name]["configurations"]} == {15}
-        assert found[name]["refused"] == (None if "Stiefel" in name else [12, 12])
-        assert (found[name]["resumed_gap"], found[name]["errors"]) == (0, {})
