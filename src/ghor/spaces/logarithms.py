@@ -139,9 +139,9 @@ STEPS = 200
 def canonical_log(V: Tensor, n: int) -> Tensor:
     """[A; B] of the logarithm in the canonical metric, of V E as seen from E: (M, N, N) -> (M, N, n).
 
-    V is any completion to a rotation. Zimmermann's iteration (arXiv 1604.05054) turns its last columns, V <-
-    V diag(I, exp(-C)), C the lower right block of log V, until C = 0: then log V lies in g^hor. NaN where
-    that is not so after STEPS, or V is a reflection.
+    V is any completion to a rotation. Zimmermann's iteration (arXiv 1604.05054) rotates its last columns,
+    V <- V diag(I, exp(-C)), C the lower right block of log V, until C = 0: then log V lies in g^hor. NaN
+    where that is not so after STEPS, or V is a reflection.
     """
     N = V.shape[-1]
     if not V.is_complex():  # a reflection has no real logarithm; the last columns may be chosen freely
@@ -149,32 +149,32 @@ def canonical_log(V: Tensor, n: int) -> Tensor:
         V = torch.cat([V[..., :-1], V[..., -1:] * flip], -1)
     if N == n:
         return log_rotation(V)
-    turn, off, _ = _turn(frozen(V), n)
-    V = _turned(V, turn)
+    Q, off, _ = _rotation(frozen(V), n)
+    V = _rotated(V, Q)
     if differentiated(V):  # the errors of derivatives shrink at the rate of those of the value
-        steps = _turn(_turned(frozen(V), torch.linalg.matrix_exp(_generic(V, n))), n)[2]
+        steps = _rotation(_rotated(frozen(V), torch.linalg.matrix_exp(_generic(V, n))), n)[2]
         for _ in range(steps):
-            V = _turned(V, torch.linalg.matrix_exp(-log_rotation(V)[..., n:, n:]))
+            V = _rotated(V, torch.linalg.matrix_exp(-log_rotation(V)[..., n:, n:]))
     near = (off <= torch.finfo(V.dtype).eps ** 0.5)[..., None, None]
     return torch.where(near, log_rotation(V)[..., :n], torch.nan)
 
 
-def _turn(V: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """By what the last columns of V have to be turned, the largest entry of C then, and the steps."""
-    I, turn = eye(V[..., n:, n:]), eye(V[..., n:, n:])
+def _rotation(V: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
+    """The rotation of the last columns of V, the largest entry of C then, and the steps."""
+    I, Q = eye(V[..., n:, n:]), eye(V[..., n:, n:])
     for step in range(STEPS + 1):
-        C = log_rotation(_turned(V, turn))[..., n:, n:]
+        C = log_rotation(_rotated(V, Q))[..., n:, n:]
         off = C.abs().amax((-2, -1))
         if step == STEPS or largest(off.nan_to_num(0)) <= 4 * torch.finfo(V.dtype).eps * V.shape[-1]:
             break
-        turn = turn @ torch.linalg.matrix_exp(torch.where(finite(C), -C, 0 * I))
-    return turn, off, step
+        Q = Q @ torch.linalg.matrix_exp(torch.where(finite(C), -C, 0 * I))
+    return Q, off, step
 
 
-def _turned(V: Tensor, turn: Tensor) -> Tensor:
-    """V diag(I, turn)."""
-    n = V.shape[-1] - turn.shape[-1]
-    return torch.cat([V[..., :n], V[..., n:] @ turn], -1)
+def _rotated(V: Tensor, Q: Tensor) -> Tensor:
+    """V diag(I, Q)."""
+    n = V.shape[-1] - Q.shape[-1]
+    return torch.cat([V[..., :n], V[..., n:] @ Q], -1)
 
 
 def _generic(V: Tensor, n: int) -> Tensor:

@@ -15,7 +15,7 @@ from ghor.spaces.base import unit_tolerance
 from ghor.spaces.frames import Frame, Group
 from ghor.spaces.group import GroupSpace
 from ghor.spaces.points import on_points
-from ghor.spaces.retraction import Retraction, geodesic
+from ghor.spaces.retraction import Retraction, cayley, geodesic
 from ghor.spaces.symmetric import exp_symmetric, log_gram, symmetric_function
 
 HALF = {torch.finfo(dtype).eps: dtype for dtype in COMPUTE_DTYPE}  # half precision by its rounding
@@ -114,9 +114,9 @@ class SPD(GroupSpace):
 
     def moved(self, L: Tensor, w: Tensor, R: Retraction, longest: float, eps: float) -> Tensor:
         """L R(W)."""
-        if longest == math.inf:
-            return L @ exp_symmetric(w) if R is geodesic else by_cayley_and_on(L, w, R, super().longest(w))
-        return L + L @ (w @ R.ratio(w, longest))
+        if longest < math.inf:
+            return L + L @ (w @ R.ratio(w, longest))
+        return L @ exp_symmetric(w) if R is geodesic else cayley_then_geodesic(L, w, super().longest(w))
 
     def unrepresentable(self, L: Tensor, eps: float) -> Tensor:
         """Which points are not certain to be positive definite, nor once they are rounded to eps."""
@@ -196,7 +196,7 @@ def relative_log(L: Tensor, Y: Tensor, Z: Tensor) -> Tensor:
     return torch.where(near, of_near, log_gram(torch.linalg.solve_triangular(L, cholesky(Z), upper=False)))
 
 
-def by_cayley_and_on(L: Tensor, w: Tensor, R: Retraction, limit: float) -> Tensor:
+def cayley_then_geodesic(L: Tensor, w: Tensor, limit: float) -> Tensor:
     """L R(W) up to ||W|| = limit, and along the geodesic from there.
 
     Cayley's (I - W/2)^-1 has a pole where W has the eigenvalue 2; beyond it longer vectors would lead to
@@ -204,5 +204,5 @@ def by_cayley_and_on(L: Tensor, w: Tensor, R: Retraction, limit: float) -> Tenso
     """
     length = size(w)
     short = w / (length / limit).clamp_min(1)
-    new = L + L @ (short @ R.ratio(short, limit))
+    new = L + L @ (short @ cayley.ratio(short, limit))
     return torch.where(length > limit, new @ exp_symmetric(w - short), new)
