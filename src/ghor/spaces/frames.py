@@ -371,8 +371,9 @@ class Stored(Framed):
         top, B, y = w[..., :n, :], w[..., n:, :], self.L[..., :n, :].mT
 
         def V(M: Tensor | None) -> Tensor:
-            # All of Lambda times [M; B]: of slices, torch takes the matrices one by one.
-            top.zero_() if M is None else top.copy_(M)
+            # All of Lambda times [M; B]: of slices, torch takes the matrices one by one. M is there already.
+            if M is None:
+                top.zero_()
             return self.push(w)
 
         Bs = star(B)
@@ -477,34 +478,41 @@ class ClosedForm(Framed):
         n, S = self.n, gram(self.y, g)
         lower = out[..., n:, :].copy_(g[..., n:, :])
         add_(lower, self.y[..., n:, :], times(self.P, plus(g[..., :n, :], self.R, S)), -1)
-        out[..., :n, :] = S
-        self.geometry.hor_(out, 1)
+        self.geometry.skew_(out[..., :n, :], S)
 
     def step(
         self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
     ) -> None:
         for part, i in self.pieces():
-            part._step(w[i], length[i], R, [m[i] for m in odd])
+            part._step(w[i], length[i], R, [m[i][..., self.n :, :] for m in odd])
 
-    def _step(self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors) -> None:
-        """V = Q B = [U; B] + y R^H U; y+ = y + D. A moment m becomes Q m - (y + J) B* m, in the new frame."""
+    def _step(self, w: Tensor, length: Tensor, R: Retraction, moments: Tensors) -> None:
+        """With T = R^H P^H and Z = y_2^H B: Q B = [-P^H Z; B] - y T Z, and y+ = y + D.
+
+        A moment m becomes Q m - (y + J) B* m, in the new frame.
+        """
         n, y, P, Ref = self.n, self.y, self.P, self.R
-        A, B, y2 = w[..., :n, :].clone(), w[..., n:, :], y[..., n:, :]
-        lower = [m[..., n:, :] for m in odd]
-        U, *Us = [times(P.mH, gram(y2, Z)) for Z in (B, *lower)]  # but for their sign
-        C, *cs = [gram(B, Z) for Z in (B, *lower)]
-        X = times(Ref.mH, w[..., :n, :].copy_(U).neg_())  # compilers take no part of a tensor as out=
-        D, J, _ = R.act(y, lambda M: plus(w, y, X if M is None else M + X), A, C, self.longest)
+        A, B, y2, T = w[..., :n, :], w[..., n:, :], y[..., n:, :], times(P, Ref).mH
+        (Z, *Zs), (C, *cs) = ([gram(X, x) for x in (B, *moments)] for X in (y2, B))
+
+        def V(M: Tensor | None) -> Tensor:  # is asked for when act is done with A
+            K = -times(T, Z) if M is None else plus(M, T, Z, -1)
+            add_(A, P.mH, Z, -1, 0)
+            return plus(w, y, K)
+
+        D, J, _ = R.act(y, V, A, C, self.longest)
         y.add_(D)
         New, P = self._reference(Ref, y[..., :n, :], length)
-        for m, c, RX in zip(lower, cs, Us, strict=True):
-            X = times(Ref.mH, RX)
-            H = times(D, torch.add(X, c, alpha=0.5)) if J is None else plus(times(D, X + c), J, c, -1)
-            V = times(New, c).add_(H[..., :n, :])
+        for m, c, Z in zip(moments, cs, Zs, strict=True):
+            K = plus(c, T, Z, 1, 0.5 if J is None else 1)
+            X = plus(times(New, c), D[..., :n, :], K)
+            add_(m, D[..., n:, :], K)
+            if J is not None:
+                add_(X, J[..., :n, :], c, -1)
+                add_(m, J[..., n:, :], c, -1)
             if New is not Ref:
-                V.add_(times(New - Ref, X))
-            m.add_(H[..., n:, :])
-            add_(m, y2, times(P, V), -1)
+                add_(X, New - Ref, times(T, Z))
+            add_(m, y2, times(P, X), -1)
         if New is not Ref:
             self.R.copy_(New)
         self.P.copy_(P)
@@ -514,10 +522,13 @@ class ClosedForm(Framed):
 
         Directions v come from P by inverse iteration; once the first has WORN, all with ||P v|| > 1 go
         together, and R -> -R where most of them have. That is a hundred small operations, so on a CPU one
-        value is read to see whether they are needed, see `extremes`; a polar factor in their place could not
-        be captured in a graph, where it would be needed in every step.
+        value is read to see whether they are needed, see `extremes`: first ||P||_F, as singular values of P
+        are at least 1/2. A polar factor in their place could not be captured in a graph, where it would be
+        needed in every step.
         """
         P = inverse(R + y1)
+        if extremes(size(P))[1] <= math.sqrt(WORN**2 + (self.n - 1) / 4):
+            return R, P
         grown = self._direction(P, [])[1]
         if extremes(grown)[1] <= WORN:
             return R, P

@@ -118,10 +118,14 @@ class Matrices(Space):
 
     def hor_(self, w: Tensor, factor: float = 0.5) -> None:
         A = w[..., : w.shape[-1], :]
+        self.skew_(A, A, factor)
+
+    def skew_(self, A: Tensor, X: Tensor, factor: float = 1) -> None:
+        """A <- factor `skew`(X)."""
         if factor == 1:
-            A.copy_(self.skew(A))
+            A.copy_(self.skew(X))
         else:
-            torch.mul(self.skew(A), factor, out=A)
+            torch.mul(self.skew(X), factor, out=A)
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """A and B, unless empty or zero: A of one real column is 0."""
@@ -224,6 +228,9 @@ class Subspaces(Matrices):
     def skew(self, X: Tensor) -> Tensor:
         """A = 0: it would turn the basis within its subspace, which does not move the point."""
         return torch.zeros_like(X)
+
+    def skew_(self, A: Tensor, X: Tensor, factor: float = 1) -> None:
+        A.zero_()
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """B alone."""

@@ -2,7 +2,8 @@
 
 ratio(X)            of square X
 act(y, V, A, C)     on frames: D = y F1 + Q B F2 and J = y (T1 - I) + Q B T2, where V(M) = Q B + y M,
-                    R(W) E = E + [F1; B F2], R(W) E_c = E_c - [T1; B T2] B*, C = B* B. J = None for D/2
+                    R(W) E = E + [F1; B F2], R(W) E_c = E_c - [T1; B T2] B*, C = B* B. J = None for D/2.
+                    A is done with, and may be overwritten, when V is asked for
 velocity(..., t)    the derivative of y_t = Lambda R(t W) E: `act` was asked for t W, and the rest is of W
 stretch(length)     on spheres Cayley goes as far with a step so many times as long; None for once
 arc(bb)             in hyperbolic space: f = sinh(t)/|b| and h = (cosh(t) - 1)/|b|^2 for the distance t that a
@@ -41,7 +42,7 @@ class Cayley:
         return inverse(torch.sub(eye(X), X, alpha=0.5))
 
     def act(self, y: Tensor, V: Product, A: Tensor, C: Tensor, longest: float) -> Move:
-        M = torch.add(A, C, alpha=-0.5)
+        M = A.sub_(C, alpha=0.5)
         F2 = inverse(torch.sub(eye(M), M, alpha=0.5))
         return Move(times(V(M), F2), None, F2)
 
