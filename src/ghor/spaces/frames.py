@@ -22,7 +22,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ghor.linalg import add_, defect, eager, extremes, eye, gram, inverse, perhaps, plus, polar, size, times
+from ghor.linalg import (
+    NARROW,
+    add_,
+    defect,
+    eager,
+    extremes,
+    eye,
+    gram,
+    inverse,
+    perhaps,
+    plus,
+    polar,
+    size,
+    times,
+)
 from ghor.spaces.lines import Line, Moved, Straight, Thin
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
@@ -493,7 +507,8 @@ class ClosedForm(Framed):
         """
         n, y, P, Ref = self.n, self.y, self.P, self.R
         A, B, y2, T = w[..., :n, :], w[..., n:, :], y[..., n:, :], times(P, Ref).mH
-        (Z, *Zs), (C, *cs) = ([gram(X, x) for x in (B, *moments)] for X in (y2, B))
+        parts = [torch.cat([B, *moments], -1)] if n < NARROW else [B, *moments]
+        (Z, *Zs), (C, *cs) = ([G for x in parts for G in gram(X, x).split(n, -1)] for X in (y2, B))
 
         def V(M: Tensor | None) -> Tensor:  # is asked for when act is done with A
             K = -times(T, Z) if M is None else plus(M, T, Z, -1)
