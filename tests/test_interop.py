@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.conv1d import Conv1D
 from helpers.table import close, randn
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
@@ -521,8 +522,7 @@ def test_peft_adapts_the_layers_that_were_adapted(kind, peft, gen, tmp_path):
 
 
 def test_rotations_that_peft_does_not_have(tmp_path):
-    conv1d = pytest.importorskip("transformers").pytorch_utils.Conv1D
-    transposed = nn.Sequential(conv1d(12, 8))
+    transposed = nn.Sequential(Conv1D(12, 8))
     adapt(transposed, "0", Rotation(4))
     with pytest.raises(ValueError, match="0 is a Conv1D, which peft's OFT does not take"):
         save_peft(transposed, tmp_path)

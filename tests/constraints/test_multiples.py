@@ -2,11 +2,11 @@
 
 import copy
 import pickle
-import re
-import warnings
 
 import pytest
 import torch
+from helpers.conv1d import Conv1D
+from helpers.refusals import raises
 from helpers.steps import through_a_file
 from helpers.table import randn
 from torch import nn
@@ -15,17 +15,6 @@ import ghor
 
 ST = ghor.Stiefel()
 FLOAT32 = 2e-6
-
-
-class Conv1D(nn.Module):
-    """Hugging Face's, x @ weight."""
-
-    def __init__(self, nf, nx):
-        super().__init__()
-        self.weight = nn.Parameter(0.02 * torch.randn(nx, nf))
-
-    def forward(self, x):
-        return x @ self.weight
 
 
 CASES = {
@@ -95,34 +84,6 @@ def test_released_multiples_are_ordinary_weights(gen):
     assert type(layer[0]) is nn.Linear
 
 
-def test_what_cannot_be_a_multiple():
-    model = nn.ModuleDict({"qkv": nn.Linear(8, 24), "zero": nn.Linear(4, 4)})
-    nn.init.zeros_(model.zero.weight)
-    before = model.state_dict()
-    with pytest.raises(ValueError, match=r"^zero\.weight: a matrix of rank 0"):
-        ghor.constrain_multiples(model, "*.weight", ghor.Stiefel(blocks=1))
-    assert list(model.state_dict()) == list(before)
-    with pytest.raises(TypeError, match=r"those of orthogonal matrices.*got Hyperbolic\(\)"):
-        ghor.constrain_multiples(model, "qkv.weight", ghor.Hyperbolic())
-    for wrong in (0, -1, float("inf"), "begin"):
-        with pytest.raises(ValueError, match=re.escape(f"positive number or 'start', got {wrong!r}")):
-            ghor.constrain_multiples(model, "qkv.weight", ST, wrong)
-    with pytest.warns(UserWarning, match=r"^qkv\.weight .* seems to hold several projections") as caught:
-        ghor.constrain_multiples(model, "qkv.weight", ST)
-    assert len(caught) == 1
-    with pytest.raises(ValueError, match=r"weight is on the meta device and has no values yet"):
-        ghor.constrain_multiples(nn.Linear(4, 4, device="meta"), "weight", ST)
-    with pytest.raises(ValueError, match=r"weight has no shape yet: call the lazy module once"):
-        ghor.constrain_multiples(nn.LazyLinear(4), "weight", ST)
-    tied = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
-    tied.b.weight = tied.a.weight
-    with pytest.raises(ValueError, match=r"a\.weight is tied to another weight"):
-        ghor.constrain_multiples(tied, "a.weight", ST)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ghor.constrain_multiples(nn.Linear(32, 96), "weight", ghor.Stiefel(blocks=3))
-
-
 @pytest.mark.parametrize("names", [["a.weight", "b.weight"], ["b.weight", "a.weight"]])
 def test_a_module_with_two_names_is_scaled_once(names):
     net = nn.Module()
@@ -159,45 +120,6 @@ def test_weights_keep_their_order():
     assert found == names
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-25, 1e25])
-def test_a_weight_of_any_size_keeps_it(size):
-    layer = nn.Linear(9, 4)
-    layer.weight.data.mul_(size)
-    before = layer.weight.detach().double().norm()
-    ghor.constrain_multiples(layer, "weight", ST)
-    torch.testing.assert_close(layer.weight.detach().double().norm(), before, rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size"), [(torch.float16, 1e3), (torch.bfloat16, 1e37), (torch.float32, 1e37)]
-)
-def test_a_norm_may_be_beyond_the_dtype_where_the_scale_is_not(dtype, size, gen):
-    layer = nn.Linear(100, 100, bias=False, dtype=dtype)
-    layer.weight.data = (randn((100, 100), gen, torch.float64) * size).to(dtype)
-    before = layer.weight.detach().double()
-    moved = ghor.constrain_multiples(layer, "weight", ST)["weight"]
-    after = layer.weight.detach().double()
-    assert float(after.norm() / before.norm()) == pytest.approx(1, rel=2e-2)  # bfloat16 has eight bits
-    assert moved == pytest.approx(float((after - before).norm()), rel=1e-6)
-
-
-def test_how_far_tiny_weights_have_moved(gen):
-    layer = nn.Linear(9, 4)
-    layer.weight.data.mul_(1e-30)
-    before = layer.weight.detach().double()
-    moved = ghor.constrain_multiples(layer, "weight", ST)["weight"]
-    assert 0 < moved == pytest.approx(float((layer.weight.detach().double() - before).norm()), rel=1e-6)
-
-
-@pytest.mark.parametrize("radius", [2.0, "start"])
-def test_a_radius_is_a_multiple_already(radius):
-    layer = nn.Linear(4, 6)
-    before = layer.weight.detach().clone()
-    with pytest.raises(ValueError, match=r"use ghor\.Sphere\(\) in place of Sphere\(radius="):
-        ghor.constrain_multiples(layer, "weight", ghor.Sphere(radius=radius))
-    assert torch.equal(layer.weight, before)
-
-
 def test_multiples_of_a_constrained_weight():
     """The declaration of the weight itself, and its anchor, are gone: it is Q that is declared now."""
     layer = nn.Linear(4, 4)
@@ -207,3 +129,71 @@ def test_multiples_of_a_constrained_weight():
     assert ghor.check(layer).ok
     assert sorted(ghor.check(layer).weights) == ["bias", "parametrizations.weight.original"]
     ghor.optim.SGD(layer, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        *((torch.float32, size) for size in (1e-30, 1e-25, 1e25, 1e37)),
+        (torch.float16, 1e3),
+        (torch.bfloat16, 1e37),
+    ],
+)
+def test_a_weight_of_any_size_keeps_it(dtype, size, gen):
+    """Also where its norm is beyond its dtype and the scale is not; what is said of the move is exact."""
+    layer = nn.Linear(100, 100, bias=False, dtype=dtype)
+    layer.weight.data = (randn((100, 100), gen, torch.float64) * size).to(dtype)
+    before = layer.weight.detach().double()
+    moved = ghor.constrain_multiples(layer, "weight", ST)["weight"]
+    after = layer.weight.detach().double()
+    near = 1e-5 if dtype == torch.float32 else 2e-2  # bfloat16 has eight bits
+    assert float(after.norm() / before.norm()) == pytest.approx(1, rel=near)
+    assert 0 < moved == pytest.approx(float((after - before).norm()), rel=1e-6)
+
+
+def layers(**more):
+    return nn.ModuleDict({"a": nn.Linear(4, 4), "qkv": nn.Linear(8, 24), **more})
+
+
+def tied():
+    model = layers(b=nn.Linear(4, 4))
+    model.b.weight = model.a.weight
+    return model
+
+
+def zero():
+    model = layers(zero=nn.Linear(4, 4))
+    nn.init.zeros_(model.zero.weight)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "error", "words"),
+    [
+        (zero, ("*.weight", ghor.Stiefel(blocks=1)), ValueError, r"^zero\.weight: a matrix of rank 0"),
+        (layers, ("a.weight", ghor.Hyperbolic()), TypeError, r"those of orthogonal.*got Hyperbolic\(\)"),
+        *(
+            (layers, ("a.weight", ST, wrong), ValueError, f"positive number or 'start', got {wrong!r}")
+            for wrong in (0, -1, float("inf"), "begin")
+        ),
+        *(
+            (layers, ("a.weight", ghor.Sphere(radius=r)), ValueError, r"use ghor\.Sphere\(\) in place of")
+            for r in (2.0, "start")
+        ),
+        (lambda: nn.Linear(4, 4, device="meta"), ("weight", ST), ValueError, "^weight is on the meta device"),
+        (lambda: nn.LazyLinear(4), ("weight", ST), ValueError, "^weight has no shape yet: call the lazy"),
+        (tied, ("a.weight", ST), ValueError, r"^a\.weight is tied to another weight"),
+    ],
+)
+def test_what_cannot_be_a_multiple(make, arguments, error, words):
+    model = make()
+    before = list(model.state_dict())
+    raises(error, [words], lambda: ghor.constrain_multiples(model, *arguments))
+    assert list(model.state_dict()) == before
+
+
+def test_packed_matrices_are_pointed_out():
+    with pytest.warns(UserWarning, match=r"^qkv\.weight .* seems to hold several projections") as caught:
+        ghor.constrain_multiples(layers(), "qkv.weight", ST)
+    assert len(caught) == 1
+    ghor.constrain_multiples(nn.Linear(32, 96), "weight", ghor.Stiefel(blocks=3))  # warnings are errors here

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.conv1d import Conv1D
 from helpers.steps import through_a_file
 from helpers.table import randn
 from torch import nn
@@ -162,42 +163,27 @@ def test_blocks_that_do_not_come_out_even():
             ghor.Stiefel(blocks=wrong)
 
 
-def test_blocks_along_columns_resume(gen):
-    """To the bit, from a file; with the section that is a function of the weight as well."""
-    space = ghor.Stiefel(blocks=3, along="columns")
-    for section in ("transported", "implicit"):
-        model = ghor.constrain(Conv1D(12, 9), "weight", space)
-        twin = copy.deepcopy(model)
-        opts = [
-            ghor.optim.AdamW(m, lr=0.1, weight_decay=0.1, anchor="start", section=section)
-            for m in (model, twin)
-        ]
-        for step in range(12):
-            grad = randn((9, 12), gen, torch.float32)
-            for m, opt in zip((model, twin), opts, strict=True):
-                m.weight.grad = grad.clone()
-                opt.step()
-            if step == 5:
-                again = ghor.optim.AdamW(twin, lr=0.1, weight_decay=0.1, anchor="start", section=section)
-                again.load_state_dict(through_a_file(opts[1].state_dict()))
-                opts[1] = again
-        assert torch.equal(model.weight, twin.weight)
-        assert off(model.weight.T, 3) <= FLOAT32
-
-
-def test_blocks_resume_and_checkpoint(mha, gen):
-    ghor.constrain(mha, "in_proj_weight", ghor.Stiefel(blocks=(3, 3)))
-    x = [randn((5, 2, 12), gen, torch.float32)] * 3
-    opt = train(mha, x)
-    twin = copy.deepcopy(mha)
-    resumed = ghor.optim.Adam(twin, lr=1e-2)
-    resumed.load_state_dict(through_a_file(opt.state_dict()))
-    for model, o in ((mha, opt), (twin, resumed)):
-        o.zero_grad()
-        model(*x)[0].square().sum().backward()
-        o.step()
-    assert torch.equal(mha.in_proj_weight, twin.in_proj_weight)
-    assert off(mha.in_proj_weight, 9) <= FLOAT32
+@pytest.mark.parametrize("section", ["transported", "implicit"])
+@pytest.mark.parametrize("blocks", [{"blocks": 3, "along": "columns"}, {"blocks": (3, 1)}], ids=str)
+def test_blocks_resume(blocks, section, gen):
+    """To the bit, from a file."""
+    model = ghor.constrain(nn.Linear(12, 9), "weight", ghor.Stiefel(**blocks))
+    twin, options = (
+        copy.deepcopy(model),
+        {"lr": 0.1, "weight_decay": 0.1, "anchor": "start", "section": section},
+    )
+    opts = [ghor.optim.AdamW([m.weight], **options) for m in (model, twin)]
+    for step in range(12):
+        grad = randn((9, 12), gen, torch.float32)
+        for m, opt in zip((model, twin), opts, strict=True):
+            m.weight.grad = grad.clone()
+            opt.step()
+        if step == 5:
+            saved = through_a_file(opts[1].state_dict())
+            opts[1] = ghor.optim.AdamW([twin.weight], **options)
+            opts[1].load_state_dict(saved)
+    assert torch.equal(model.weight, twin.weight)
+    assert off(model.weight.T if "along" in blocks else model.weight, 3) <= FLOAT32
 
 
 def test_blocks_lift_lbfgs_and_third_parties(gen):
@@ -313,18 +299,6 @@ def test_padding_of_bags_and_of_tied_weights(kind, name, space, gen):
     assert declared_space(model.embed.weight) == space(padding_idx=1)
 
 
-class Conv1D(nn.Module):
-    """Hugging Face's, which GPT-2 is made of: x @ weight + bias."""
-
-    def __init__(self, nf, nx):
-        super().__init__()
-        self.nf, self.nx = nf, nx
-        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
-
-    def forward(self, x):
-        return x @ self.weight + self.bias
-
-
 @pytest.mark.parametrize(
     ("name", "layer", "words"),
     [
@@ -362,9 +336,11 @@ def test_fused_projections_are_pointed_out(name, layer, words):
 
 
 @pytest.mark.parametrize(("conv", "first"), [(nn.Conv2d, "output"), (nn.ConvTranspose2d, "input")])
-def test_rows_of_flattened_kernels_are_named(conv, first):
-    with pytest.warns(UserWarning, match=rf"flatten=3\) takes the kernels of an {first} channel as one row"):
-        ghor.constrain(conv(8, 8, 3), "weight", ghor.Stiefel())
+def test_kernels_without_flatten_are_a_batch(conv, first):
+    words = rf"is a batch of 3 x 2 matrices.*flatten=3\) takes the kernels of an {first} channel as one row"
+    with pytest.warns(UserWarning, match=words):
+        W = ghor.constrain(conv(8, 8, (3, 2)), "weight", ghor.Stiefel()).weight.detach()
+    assert (W.mT @ W - torch.eye(2)).norm(dim=(-2, -1)).max() <= FLOAT32
 
 
 @pytest.mark.parametrize("conv", [nn.Conv2d, nn.ConvTranspose2d])

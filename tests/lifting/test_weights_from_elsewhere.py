@@ -199,17 +199,17 @@ def test_parameters_can_be_swapped():
 def test_frozen_weights_wait():
     net = nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 2))
     ghor.constrain(net, "0.weight", ST)
-    net[0].weight.requires_grad_(False)
+    frozen = [net[0].weight.requires_grad_(False), net[1].bias.requires_grad_(False)]
     opt = ghor.optim.Adam(net, lr=0.1)
-    before = net[0].weight.detach().clone()
+    before = [p.clone() for p in frozen]
     x = torch.ones(4, 7)
     net(x).square().sum().backward()
     opt.step()
-    assert torch.equal(net[0].weight, before)
+    assert all(map(torch.equal, frozen, before))
     net[0].weight.requires_grad_(True)
     net(x).square().sum().backward()
     opt.step()
-    assert not torch.equal(net[0].weight, before)
+    assert not torch.equal(net[0].weight, before[0])
     assert ST.residual(net[0].weight.detach()) < 1e-5
 
 
