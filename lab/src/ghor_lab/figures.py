@@ -284,9 +284,10 @@ def angles(points: Array) -> tuple[Array, Array]:
     return np.arctan2(sin, cos) % (2 * np.pi), p1 * cos - p2 * sin
 
 
-def phase_space(sample: dict[str, Any]) -> Figure:
+def phase_space(sample: dict[str, Any], whose: str) -> Figure:
     """The sample's trajectories in phase space: the data, and the autoencoder's reconstruction."""
     original, rebuilt = (np.array(sample[key], dtype=np.float64) for key in ("original", "reconstruction"))
+    error = float(np.linalg.norm(original - rebuilt) / np.linalg.norm(original))
 
     def draw(canvas: Canvas) -> None:
         axes = canvas.subplots()
@@ -302,37 +303,11 @@ def phase_space(sample: dict[str, Any]) -> Figure:
 
     caption = (
         "The pendulum in phase space: trajectories of the data, θ″ = sin θ, and what decoder and encoder "
-        "make of them. θ is taken modulo 2π; the stable position is π."
+        f"make of them, by {whose}, seed {sample['seed']}, epoch {sample['epoch']}; their relative error is "
+        f"{error:.2g}. θ is taken modulo 2π; the stable position is π."
     )
     alt = f"Phase space of {len(original)} trajectories: closed curves around π, those from 0 to 2π rotate."
     return Figure("pendulum-phase-space", caption, alt, draw)
-
-
-def reconstruction(sample: dict[str, Any], whose: str) -> Figure:
-    """The four coordinates of one trajectory by time: data and reconstruction."""
-    original, rebuilt = (np.array(sample[key], dtype=np.float64) for key in ("original", "reconstruction"))
-    # the trajectory that moves most among the sample: one at rest would show nothing
-    i = int(np.argmax(original.std(1).sum(-1)))
-    error = float(np.linalg.norm(original[i] - rebuilt[i]) / np.linalg.norm(original[i]))
-
-    def draw(canvas: Canvas) -> None:
-        panels = canvas.subplots(2, 2, sharex=True)
-        titles = ("q₁ = sin θ", "q₂ = cos θ", "p₁", "p₂")
-        for k, (axes, title) in enumerate(zip(panels.T.flat, titles, strict=True)):
-            axes.plot(sample["t"], original[i, :, k], color=INK, linewidth=1.4, label=None if k else "data")
-            how: dict[str, Any] = {"color": RECONSTRUCTION, "linestyle": "--", "linewidth": 1.6}
-            axes.plot(sample["t"], rebuilt[i, :, k], label=None if k else "reconstruction", **how)
-            axes.set_title(title)
-        for axes in panels[1]:
-            axes.set_xlabel("t")
-        canvas.legend(loc="outside lower center", ncols=2)
-
-    caption = (
-        f"Reconstruction over time by {whose}, seed {sample['seed']}, epoch {sample['epoch']}: of the "
-        f"sample's {len(original)} trajectories the one that moves most; its relative error is {error:.2g}."
-    )
-    alt = f"Four coordinates over time, data and reconstruction, with a relative error of {error:.2g}."
-    return Figure("pendulum-reconstruction", caption, alt, draw, 4.6)
 
 
 # -- the language model --------------------------------------------------------------------------------------

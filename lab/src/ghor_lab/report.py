@@ -173,12 +173,8 @@ def by_label(pools: Sequence[Pool]) -> Iterator[Figure | None]:
 
 def samples(pools: Sequence[Pool]) -> list[Figure]:
     """What the first autoencoder that has recorded it does with a few trajectories."""
-    found = [(sample, p) for p in pools for run in p.runs if (sample := run.last("sample"))]
-    return [
-        x
-        for sample, p in found[:1]
-        for x in (figures.phase_space(sample), figures.reconstruction(sample, p.title()))
-    ]
+    found = [(sample, p.title()) for p in pools for run in p.runs if (sample := run.last("sample"))]
+    return [figures.phase_space(*first) for first in found[:1]]
 
 
 # -- the first screen ----------------------------------------------------------------------------------------

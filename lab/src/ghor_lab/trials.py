@@ -149,12 +149,6 @@ class Row:
         return max(finals) - min(finals) if len(finals) > 1 else None
 
     @property
-    def cold(self) -> float | None:
-        """The loss of the best run without its warm-up."""
-        same = self.like_best(steps=self.book.steps, seed=self.best.seed, warmup=0)
-        return same[0].final if same and self.best.warmup else None
-
-    @property
     def equal_time(self) -> Trial | None:
         """The run that is as long as AdamW's in CPU time, not in steps."""
         adamw = self.book.rows.get("adamw")
@@ -171,17 +165,6 @@ class Row:
         """Steps, and the mean held-out loss of the best runs there."""
         curves = np.array([t.curve for t in self.repeated])
         return curves[0, :, 0], curves[..., 1].mean(0)
-
-    @property
-    def to_adamw(self) -> float | None:
-        """The step at which the mean curve reaches the loss that AdamW ends with, linear between looks."""
-        loss = self.book.rows["adamw"].mean if "adamw" in self.book.rows else -math.inf
-        steps, losses = self.course
-        below = np.flatnonzero(losses <= loss)
-        if not len(below):
-            return None
-        between = slice(max(below[0] - 1, 0), below[0] + 1)
-        return float(np.interp(-loss, -losses[between], steps[between]))
 
 
 def books(runs: Sequence[Run]) -> list[Book]:
@@ -209,11 +192,8 @@ QUANTITIES = (
     Quantity("decay", "decay", "g", lambda r: r.best.decay if METHODS[r.optimizer].decays else None),
     Quantity("held_out", "held-out loss", ".3f", lambda r: [t.final for t in r.repeated], few=1),
     Quantity("equal_time", "at equal time", ".3f", lambda r: (t := r.equal_time) and t.final),
-    Quantity("steps_then", "steps then", ".0f", lambda r: (t := r.equal_time) and t.steps),
-    Quantity("to_adamw", "steps to AdamW's loss", ".0f", lambda r: r.to_adamw),
     Quantity("over_rates", "over rates", "+.2f", lambda r: r.over_rates),
     Quantity("rates", "rates", ".0f", lambda r: len(r.around)),
-    Quantity("cold", "without warm-up", ".3f", lambda r: r.cold),
     Quantity("cpu_ms", "CPU ms a step", ".0f", lambda r: r.best.ms),
     Quantity("off", "off", ".1e", lambda r: r.off),
 )
