@@ -5,27 +5,17 @@ a number of steps eta. v2 is transported along it with the canonical connection 
 which its coordinates in g^hor stay the same.
 """
 
-from __future__ import annotations
-
-import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 from torch import Tensor
 
-from ghor import Sphere
+import ghor
 
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-    from matplotlib.patches import Circle
-except ImportError as error:
-    sys.exit(f"this figure needs {error.name}: pip install {error.name}")
-
-INK = "#1b1d22"
-SPHERE = Sphere()
+SPHERE = ghor.Sphere()
 VELOCITY, CACHE, LINES = "#D55E00", "#0072B2", "#30343b"
 ETAS = torch.linspace(0, 1.8, 5, dtype=torch.float64)
 
@@ -85,17 +75,18 @@ def ball(axes: Axes) -> None:
     axes.axis("off")
 
 
-def draw(canvas: Canvas) -> None:
+def run() -> Figure:
     """Draw the vectors before the transport on the left and after it on the right."""
     Y = SPHERE.project(torch.tensor([0.62, -0.62, 0.35], dtype=torch.float64))
     v1 = SPHERE.tangent(Y, torch.tensor([0.2, 1.0, 0.55], dtype=torch.float64))
     v2 = SPHERE.tangent(Y, torch.tensor([-0.2, 0.1, 1.0], dtype=torch.float64))
     v1, v2 = v1 / SPHERE.norm(Y, v1), 0.5 * v2 / SPHERE.norm(Y, v2)
 
-    before, after = canvas.subplots(1, 2)
+    figure = Figure(figsize=(5.2, 3.1), layout="constrained")
+    before, after = figure.subplots(1, 2)
     for axes, title in ((before, "before"), (after, "after")):
         ball(axes)
-        axes.set_title(title, color=INK)
+        axes.set_title(title)
     before.plot(*(VIEW @ Y)[:2].tolist(), "o", markersize=4, color=LINES, zorder=7)
     arrow(before, Y, 0.6 * v1, VELOCITY, "v₁")
     arrow(before, Y, v2, CACHE, "v₂")
@@ -110,20 +101,8 @@ def draw(canvas: Canvas) -> None:
         after.plot(*(VIEW @ here)[:2].tolist(), "o", markersize=4, color=LINES, zorder=7)
         arrow(after, here, 0.25 * moved1, VELOCITY, alpha=0.5)  # the angle between the two stays the same
         arrow(after, here, moved2, CACHE)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/parallel_transport.svg"), help="default: %(default)s"
-    )
-    args = parser.parse_args()
-    canvas = Canvas(figsize=(5.2, 3.1), layout="constrained")
-    draw(canvas)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(args.out)
-    print(f"picture: {args.out.resolve()}")
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    run().savefig("parallel_transport.svg")

@@ -28,13 +28,17 @@ def script(name):
     return module
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "procrustes"])
 def test_it_draws(name, capsys):
     figure = importlib.import_module(name).run(steps=2)
     assert figure.axes
     assert capsys.readouterr().out
     lines = (ROOT / "examples" / f"{name}.py").read_text().splitlines()
     assert len([line for line in lines if line.strip()]) < 80
+
+
+def test_the_figure_of_parallel_transport():
+    assert len(importlib.import_module("parallel_transport").run().axes) == 2
 
 
 def test_pictures_are_there_and_small():
