@@ -82,14 +82,13 @@ class Memory(NamedTuple):
         """What states have shown, from a rule without pairs."""
         state, like, last = states[0], space.like, None
         pairs = list(zip(state.get("old_stps") or (), state.get("old_dirs") or (), strict=True))
+        scale, R = state.get("H_diag", 1.0), state.get("products")
+        scales = tuple(map(float, scale if isinstance(scale, list) else [scale] * len(rule.sizes)))
         for s, y in pairs[-rule.size :]:
-            rule = rule.with_pair(s.to(like), y.to(like))
-        if rule.informed:
-            count, R, scale = rule.last - rule.first, state.get("products"), state["H_diag"]
-            if R is not None and len(R) == len(pairs):
-                rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
-            scales = tuple(map(float, scale if isinstance(scale, list) else [scale] * len(rule.sizes)))
-            rule = changed(rule, scale=scales)
+            rule = rule.with_pair(s.to(like), y.to(like), scales)
+        if R is not None and len(R) == len(pairs) > 0:
+            count = rule.last - rule.first
+            rule.R[rule.window, rule.window] = R[-count:, -count:].to(like)
         if state.get("d") is not None and state.get("prev_flat_grad") is not None:
             last = Taken(state["d"].to(like), float(state["t"]), state["prev_flat_grad"].to(like))
         return cls(space, space.frames, rule, last, max(int(own.get("moves", 0)) for own in states))

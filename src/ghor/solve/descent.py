@@ -33,7 +33,7 @@ def search(
 
 @dataclass(frozen=True)
 class Descent:
-    """Steps along the directions of a rule; the rule as it is by now is the state."""
+    """Steps along the directions of a rule, which knows nothing; the rule as it is by now is the state."""
 
     rule: Rule
 
@@ -47,7 +47,7 @@ class Descent:
         d = rule.direction(g)
         slope = float(g.dot(d))
         if not slope < 0:  # rounding has spoilt the memory of the rule
-            rule, d, slope = rule.empty(), -g, -float(g.dot(g))
+            rule, d, slope = self.rule, -g, -float(g.dot(g))
         t, new = search(
             problem.sample,
             Ray(problem.space, it, d),
@@ -59,7 +59,7 @@ class Descent:
             slack=10 * eps * abs(it.value),
         )
         if t == 0:
-            return it, rule.empty() if rule.informed else Stuck()
+            return it, self.rule if rule.informed else Stuck()
         rule = rule.learned(d * t, new.gradient - g)
         new, turn = renewed(problem.space, new)
         return new, rule if turn is None else rule.turned(turn)

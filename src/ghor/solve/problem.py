@@ -217,9 +217,11 @@ def _check(p: Tensor, space: Space, name: str) -> None:
             raise ValueError(f"{name} of shape {tuple(p.shape)} has entries that are not finite")
         return
     space.check(p.shape, p.dtype)
-    # The short way first. (Far out on other spaces the tolerance itself may overflow.)
-    y = p.detach().to(COMPUTE_DTYPE.get(p.dtype, p.dtype))
-    if not (space.compact and bool((space.residual(y) <= space.tolerance(p)).all())):
+    # The short way first. (Far out on other spaces what is allowed may overflow.)
+    y, geometry = space.layout.points(p.detach().to(COMPUTE_DTYPE.get(p.dtype, p.dtype))), space.geometry
+    y = y / space.scale(y)
+    near = geometry.residual(y) <= geometry.tolerance(y, eps=torch.finfo(p.dtype).eps)
+    if not (space.compact and bool(near.all())):
         check_on_space([p], space, [name])
 
 

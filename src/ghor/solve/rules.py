@@ -35,9 +35,6 @@ class Rule(Protocol):
     def turned(self, turn: Callable[[Tensor], Tensor]) -> Self:
         """The rule in other frames."""
 
-    def empty(self) -> Self:
-        """The rule that knows nothing."""
-
 
 def curvature(s: Tensor, y: Tensor, least: float | None = None) -> tuple[float, float] | None:
     """y^T s and y^T y if the first exceeds `least`, by default its own rounding; otherwise None."""
@@ -134,16 +131,15 @@ class Limited:
         found = curvature(s, y, self.least)
         if found is None:
             return self
-        scale = scales(self.sizes, s, y, found, self.scale if self.informed else ())
-        return changed(self.with_pair(s, y), scale=scale)
+        return self.with_pair(s, y, scales(self.sizes, s, y, found, self.scale if self.informed else ()))
 
-    def with_pair(self, s: Tensor, y: Tensor) -> Limited:
+    def with_pair(self, s: Tensor, y: Tensor, scale: Scales) -> Limited:
         """With this pair, whatever it is."""
         here = self if self.last < len(self.S) else self._moved(s)
         k, first = here.last, max(here.first, here.last + 1 - self.size)
         here.S[k], here.Y[k] = s, y
         here.R[first : k + 1, k] = torch.mv(here.S[first : k + 1], y)
-        return changed(here, first=first, last=k + 1)
+        return changed(here, first=first, last=k + 1, scale=scale)
 
     def _moved(self, like: Tensor) -> Limited:
         """The pairs at the front of new buffers with room for a quarter more."""
@@ -204,10 +200,6 @@ class Dense:
         """Never: stored frames leave vectors alone."""
         raise NotImplementedError
 
-    def empty(self) -> Dense:
-        """Without a matrix."""
-        return Dense()
-
 
 @dataclass(frozen=True)
 class Conjugate:
@@ -248,7 +240,3 @@ class Conjugate:
     def turned(self, turn: Callable[[Tensor], Tensor]) -> Conjugate:
         """The pair, turned."""
         return self if self.pair is None else changed(self, pair=(turn(self.pair[0]), turn(self.pair[1])))
-
-    def empty(self) -> Conjugate:
-        """Without a pair or scales."""
-        return Conjugate(self.sizes)

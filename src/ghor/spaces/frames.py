@@ -153,6 +153,12 @@ class Frame:
         out[..., : self.n, :] = w[..., : self.n, :]  # A is the same in both
         return out
 
+    def __copy__(self) -> Self:
+        """As `copy.copy` does it, in a third of the time."""
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
+
     def copy(self) -> Self:
         """The same frame in memory of its own."""
         return type(self)(self.geometry, self.point(), self.tensors(), self.eps)
