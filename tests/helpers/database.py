@@ -98,6 +98,8 @@ def quiet(make):
 class Net(nn.Module):
     """Two weights of one kind, one by its rows, and a Euclidean one."""
 
+    section = "auto"
+
     def __init__(self, dtype=torch.float64, space=STIEFEL):
         super().__init__()
         gen = torch.Generator().manual_seed(0)
@@ -114,9 +116,49 @@ class Net(nn.Module):
         return (self.x @ (self.a + self.b) @ self.wide + self.bias - self.y).square().sum()
 
 
+KINDS = {  # space, shape, dtype
+    "complex Stiefel": (STIEFEL, (5, 2), torch.complex128),
+    "Unitary": (ghor.Unitary(), (3, 3), torch.complex128),
+    "Sphere": (ghor.Sphere(), (4, 3), torch.float64),
+    "Hyperbolic": (ghor.Hyperbolic(), (4, 3), torch.float64),
+    "transported Hyperbolic": (ghor.Hyperbolic(), (4, 3), torch.float64),
+    "SpecialEuclidean": (ghor.SpecialEuclidean(), (3, 4), torch.float64),
+    "PositionsOrientations": (ghor.PositionsOrientations(), (4, 2, 3), torch.float64),
+    "SPD": (ghor.SPD(), (3, 3), torch.float64),
+    "SymplecticStiefel": (ghor.SymplecticStiefel(), (6, 2), torch.float64),
+    "SymplecticGrassmann": (ghor.SymplecticGrassmann(), (6, 2), torch.float64),
+}
+every_kind = pytest.mark.parametrize("kind", ["Stiefel", *KINDS])
+
+
+class Pair(nn.Module):
+    """Two weights on a space, and targets there that draw them."""
+
+    def __init__(self, kind):
+        super().__init__()
+        space, shape, dtype = KINDS[kind]
+        gen = torch.Generator().manual_seed(0)
+        self.a, self.b, *self.targets = (space.random(*shape, generator=gen, dtype=dtype) for _ in range(4))
+        self.a, self.b = nn.Parameter(self.a), nn.Parameter(self.b)
+        self.spaces = (space, space)
+        self.section = "transported" if kind.startswith("transported") else "auto"
+
+    def loss(self):
+        pairs = zip((self.a, self.b), self.targets, strict=True)
+        return sum((p - t).abs().square().sum() for p, t in pairs)
+
+
+def of_kind(kind, case, dtype=torch.float32):
+    """A net of such weights that torch's implementation takes."""
+    if kind != "Stiefel" and KINDS[kind][2].is_complex and case[2] == "fused":
+        pytest.skip("torch's fused kernels take no complex weights")
+    return Net(dtype) if kind == "Stiefel" else Pair(kind)
+
+
 def build(cls, net, named=False, **kwargs):
     params = list(net.named_parameters()) if named else list(net.parameters())
-    return quiet(lambda: getattr(ghor.optim, cls)([{"params": params, "space": net.spaces}], **kwargs))
+    groups = [{"params": params, "space": net.spaces, "section": net.section}]
+    return quiet(lambda: getattr(ghor.optim, cls)(groups, **kwargs))
 
 
 def train(net, opt, steps, skip=()):
@@ -127,6 +169,11 @@ def train(net, opt, steps, skip=()):
         if k in skip:
             net.b.grad = None
         opt.step()
+
+
+def on_spaces(net):
+    weights = zip(net.spaces, net.parameters(), strict=True)
+    return all(bool((s.residual(p.detach()) <= s.tolerance(p.detach())).all()) for s, p in weights)
 
 
 def on_stiefel(net, tol):

@@ -253,9 +253,9 @@ def test_switches_that_are_turned_later_are_asked_anew(gen):
 
 
 def test_interrupts_of_developed_weights():
-    """At every seventh line of a step: whole weights, and a run that goes on."""
+    """At every 17th line of a step: whole weights, and a run that goes on."""
     files = ("lifted.py", "batch.py", "frames.py", "lamb.py")
-    for at in range(1, 4000, 7):
+    for at in range(1, 4000, 17):
         run, count = Run("stiefel", po.Lamb, torch.float64).run(range(3)), [0]
 
         def trace(frame, event, arg, at=at, count=count):

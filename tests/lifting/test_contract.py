@@ -361,10 +361,10 @@ def test_huge_steps_stay(case):
 @pytest.mark.parametrize(
     ("case", "rule", "warm", "stride"),
     [
-        ("stored", "Adam", 3, 11),
-        ("closed form", "SGD", 9, 11),
-        ("sphere", "RMSprop", 9, 11),
-        ("stored", "Muon", 3, 11),
+        ("stored", "Adam", 3, 23),
+        ("closed form", "SGD", 9, 23),
+        ("sphere", "RMSprop", 9, 23),
+        ("stored", "Muon", 3, 23),
     ]
     + [pytest.param(case, "Adam", warm, 1, marks=pytest.mark.slow) for case in FRAMES for warm in (0, 9)],
 )

@@ -87,10 +87,10 @@ def moments_of_every_line(options):
     return sorted({*first.values(), *last.values()})
 
 
-@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BUILDS)
 def test_at_every_line_of_a_step(name, every):
-    """By default at every tenth."""
+    """By default at every twentieth."""
     moments = moments_of_every_line(BUILDS[name])
     assert len(moments) > 300
     with warnings.catch_warnings():
