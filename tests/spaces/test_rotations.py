@@ -11,7 +11,7 @@ import ghor
 def test_determinant_minus_one_is_named(dtype):
     space, Y = ghor.SpecialOrthogonal(), torch.diag(torch.tensor([1.0, 1.0, -1.0])).to(dtype)
     assert "determinant -1: use ghor.Stiefel()" in space.hint(torch.stack([-Y, Y]))
-    assert space.hint(-Y) == space.hint(space.project(Y)) == ghor.Stiefel().hint(Y) == ""
+    assert space.hint(-Y) == space.hint(space.project(Y)) == ""
 
 
 @pytest.mark.parametrize("size", [1e-40, 1.0, 1e40])

@@ -103,7 +103,12 @@ def test_state_is_that_of_the_plain_optimizer_and_a_reference(space, shape, more
 
 def test_auto_chooses_by_size():
     E = torch.eye(1024)
-    for Y, found in ((E[:, :4], ClosedForm), (E[:4], ClosedForm), (E[:, :768], Stored), (E[:49, :7], Stored)):
+    for Y, found in (
+        (E[:, :4], ClosedForm),
+        (E[:4], ClosedForm),
+        (E[:600, :200], Stored),
+        (E[:49, :7], Stored),
+    ):
         assert type(frame_of(ST, Y, "auto")) is found
     assert type(frame_of(ST, E[:9, :4], "implicit")) is ClosedForm
     assert type(frame_of(ST, E[:, :4], "transported")) is Stored

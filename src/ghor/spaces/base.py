@@ -13,7 +13,7 @@ What an author writes, on points:
     hor_inner(w, v)                      the inner product of g^hor
     residual, tolerance                  how far points are off, and how far they may be
     nearest, draw                        points near and random ones
-    digits_end(eps)                for a warning, if steps may lead to where the digits of a dtype end
+    digits_end(eps), hint(Y)             if there is more to say: where digits end, why points are off
 
 and geometry as far as there is some: metric, rgrad, tangent, retract, log, transport. From these follow
 `exp`, `inner`, `norm`, `dist`, `mean` and `is_tangent`; `space.has("log")` tells what there is.
@@ -244,10 +244,6 @@ class Space:
     def tangent_tolerance(self, y: Tensor, eps: float) -> float | Tensor:
         """The part of a vector at y, rounded to eps, that need not be tangent: a number or (M)."""
         return 100 * eps
-
-    def hint(self, Y: Tensor) -> str:
-        """Why points Y are off the space, and a remedy, if there is more to say than how far; else ""."""
-        return ""
 
     # -- points ----------------------------------------------------------------------------------------------
 
