@@ -1,7 +1,5 @@
 """The spaces that weights may live on."""
 
-from typing import Any
-
 import torch
 
 from ghor.spaces.base import Space
@@ -14,12 +12,6 @@ from ghor.spaces.spd import SPD
 from ghor.spaces.sphere import Sphere
 from ghor.spaces.stiefel import Flag, Grassmann, Stiefel
 from ghor.spaces.symplectic import SymplecticGrassmann, SymplecticStiefel
-
-# Optimizers of torch.distributed save parameter groups, and with them spaces, in files that are read with
-# weights_only=True.
-_SPACES: list[Any] = [SPD, Euclidean, Flag, Grassmann, Hyperbolic, PositionsOrientations, SpecialEuclidean]
-_SPACES += [SpecialOrthogonal, Sphere, Stiefel, SymplecticGrassmann, SymplecticStiefel, Unitary]
-torch.serialization.add_safe_globals(_SPACES)
 
 __all__ = [
     "SPD",
@@ -38,3 +30,7 @@ __all__ = [
     "SymplecticStiefel",
     "Unitary",
 ]
+
+# Optimizers of torch.distributed save parameter groups, and with them spaces, in files that are read with
+# weights_only=True.
+torch.serialization.add_safe_globals([globals()[name] for name in __all__])
