@@ -176,6 +176,7 @@ class Hyperbolic(GroupSpace):
         return share
 
     def digits_end(self, eps: float) -> str:
+        """Where the digits end, for a warning."""
         return f"to distance {math.log(0.5 / eps):.1f} from the origin"
 
     def shortening(self, x0: Tensor, xb: Tensor, length: Tensor, eps: float, speed: float = 4 / 3) -> Tensor:

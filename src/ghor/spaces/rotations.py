@@ -61,6 +61,7 @@ class SpecialOrthogonal(OrthogonalGroup):
         return super().residual(Y) + 2 * (det(frozen(Y)) < 0)
 
     def hint(self, Y: Tensor) -> str:
+        """Why points Y are off the space, for a message: a determinant of -1; else ""."""
         if not bool((self.residual(Y) >= 2).any()):
             return ""
         return (

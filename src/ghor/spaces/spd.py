@@ -125,6 +125,7 @@ class SPD(GroupSpace):
         return bad if eps not in HALF else bad | indefinite(P.to(HALF[eps]).to(P.dtype))
 
     def digits_end(self, eps: float) -> str:
+        """Where the digits end, for a warning."""
         return "to condition 1/(n eps)"
 
     def away(self, frame: Frame, y0: Tensor, out: Tensor) -> None:

@@ -128,6 +128,7 @@ class Symplectic(Matrices):
         return math.sqrt(LOST / torch.finfo(L.dtype).eps + L.shape[-1])
 
     def digits_end(self, eps: float) -> str:
+        """Where the digits end, for a warning."""
         return f"to a section of norm {math.sqrt(LOST / eps):.0e}"
 
     def shortening(self, L: Tensor, w: Tensor, length: Tensor) -> Tensor | None:
