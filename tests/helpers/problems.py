@@ -1,10 +1,13 @@
 """Problems with known answers, for the tests of solvers."""
 
+import pytest
 import torch
 
 import ghor
+from ghor.solve.minimize import METHODS
 
 STIEFEL = ghor.Stiefel()
+each_method = pytest.mark.parametrize("method", METHODS)
 
 
 def gen(seed):
@@ -40,3 +43,30 @@ def closure(opt, f):
         return loss
 
     return evaluated
+
+
+def smooth(shape):
+    """A loss with no symmetry."""
+    C = torch.randn(shape, generator=gen(3), dtype=torch.float64)
+    return lambda Y: torch.sin(Y + C).sum() + (Y * Y * C).sum()
+
+
+def with_gradient(f, gradient):
+    """f, and another function in place of its gradient."""
+
+    class Another(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return f(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * gradient(ctx.saved_tensors[0])
+
+    return Another.apply
+
+
+def values_of(result):
+    """The value at each iteration."""
+    return torch.tensor([record["value"] for record in result.history], dtype=torch.float64)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers.problems import STIEFEL, gen
+from helpers.problems import STIEFEL, gen, with_gradient
 
 import ghor
 
@@ -12,17 +12,7 @@ CHECKS = [ghor.check_gradient, ghor.check_hessian]
 DTYPES = [torch.float32, torch.float64]
 
 
-class Wrong(torch.autograd.Function):
-    """|x|^2, with -5 x for its gradient 2 x."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.square().sum()
-
-    @staticmethod
-    def backward(ctx, g):
-        return -5 * g * ctx.saved_tensors[0]
+WRONG = with_gradient(lambda x: x.square().sum(), lambda x: -5 * x)
 
 
 def point(dtype, size=1.0):
@@ -34,7 +24,7 @@ def point(dtype, size=1.0):
 def test_a_wrong_gradient_is_found_whatever_the_size_of_x(dtype, size):
     """Steps of at most one unit are nothing at a point of size 1e6, and everything at one of size 1e-6."""
     x = point(dtype, size)
-    assert abs(ghor.check_gradient(Wrong.apply, x, generator=gen(1)).slope - 1) <= 0.1
+    assert abs(ghor.check_gradient(WRONG, x, generator=gen(1)).slope - 1) <= 0.1
     right = ghor.check_gradient(lambda x: x.square().sum(), x, generator=gen(1))
     assert abs(right.slope - 2) <= 0.1
 
@@ -47,7 +37,7 @@ def test_the_scale_of_f_need_not_be_that_of_x(size):
         assert abs(check(lambda x: torch.sin(x + 1).sum(), x, generator=gen(1)).slope - order) <= 0.1
 
 
-@pytest.mark.parametrize("f", [Wrong.apply, lambda x: x.square().sum()], ids=["wrong", "right"])
+@pytest.mark.parametrize("f", [WRONG, lambda x: x.square().sum()], ids=["wrong", "right"])
 def test_no_verdict_where_the_change_of_f_is_lost_in_rounding(f):
     """1e7 has no digits after the point in float32."""
     found = ghor.check_gradient(lambda x: f(x) + 1e7, point(torch.float32), generator=gen(1))

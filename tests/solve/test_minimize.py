@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.problems import STIEFEL, brockett, gen
+from helpers.problems import STIEFEL, brockett, each_method, gen, smooth, values_of, with_gradient
 from helpers.steps import same
 from helpers.table import RETRACTIONS, SPACES, randn, shapes
 
@@ -13,20 +13,14 @@ from ghor.solve.result import Log
 from ghor.solve.trust_region import steihaug
 from ghor.spaces.retraction import by_name
 
-METHODS = ["lbfgs", "bfgs", "cg", "trust-region", "auto"]
+F, X, _ = brockett(20, 3)
 CASES = [(space, shape) for space in SPACES for shape in shapes(space)[:4]]
 
 
-def smooth(shape, seed=3):
-    """A loss with no symmetry."""
-    C = torch.randn(shape, generator=gen(seed), dtype=torch.float64)
-    return lambda Y: torch.sin(Y + C).sum() + (Y * Y * C).sum()
-
-
-def of_projections(shape, seed=3):
+def of_projections(shape):
     """A loss that is a function of the two planes of a flag."""
     N = max(shape[-2:])
-    C = torch.randn(2, N, N, generator=gen(seed), dtype=torch.float64)
+    C = torch.randn(2, N, N, generator=gen(3), dtype=torch.float64)
 
     def loss(Y):
         Y = Y if Y.shape[-2] == N else Y.mT
@@ -50,18 +44,8 @@ def test_slopes_of_the_expansions_on_every_space(space, shape):
 
 
 def test_a_wrong_gradient_is_found():
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, Y):
-            ctx.save_for_backward(Y)
-            return Y.pow(3).sum()
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2.9 * g * ctx.saved_tensors[0] ** 2
-
-    x = start(STIEFEL, (7, 3))
-    found = ghor.check_gradient(Wrong.apply, x, STIEFEL, generator=gen(1))
+    wrong, x = with_gradient(lambda Y: Y.pow(3).sum(), lambda Y: 2.9 * Y**2), start(STIEFEL, (7, 3))
+    found = ghor.check_gradient(wrong, x, STIEFEL, generator=gen(1))
     assert not found.ok
     assert abs(found.slope - 1) < 0.1
     assert str(found) == f"Slope(gradient NOT ok: slope {found.slope:.2f}, right derivatives have 2)"
@@ -87,15 +71,14 @@ def test_the_slope_along_a_step_is_the_derivative(space, shape, retraction):
         assert abs(found - (values[1] - values[0]) / (2 * h)) <= 1e-7
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 @pytest.mark.parametrize(("space", "shape"), [c for c in CASES if c[0].compact], ids=str)
 def test_every_method_finds_a_critical_point_on_every_compact_space(space, shape, method):
     result = ghor.minimize(smooth(shape), start(space, shape), space, method, tol=1e-7)
     assert result.success, result.status
     assert result.gradient_norm <= 1e-7
     assert float(space.residual(result.x).max()) <= 1e-13
-    values = [h["value"] for h in result.history]
-    assert values[-1] < values[0]
+    assert values_of(result)[-1] < values_of(result)[0]
 
 
 @pytest.mark.parametrize("method", ["lbfgs", "trust-region"])
@@ -132,34 +115,32 @@ def test_points_by_name_on_several_spaces():
 
 
 def test_how_a_run_ends(capsys):
-    f, x, _ = brockett(20, 3)
     seen = []
-    stopped = ghor.minimize(f, x, STIEFEL, callback=lambda record: seen.append(record) or len(seen) == 3)
+    stopped = ghor.minimize(F, X, STIEFEL, callback=lambda record: seen.append(record) or len(seen) == 3)
     assert stopped.status == "the callback asked to stop"
     assert len(seen) == 3
-    assert "max_iterations" in ghor.minimize(f, x, STIEFEL, max_iterations=2, progress=True).status
+    assert "max_iterations" in ghor.minimize(F, X, STIEFEL, max_iterations=2, progress=True).status
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == list(seen[0])
     assert len(lines) == 4
     assert len(set(map(len, lines))) == 1  # the columns are aligned
-    assert "max_seconds" in ghor.minimize(f, x, STIEFEL, max_seconds=0).status
-    assert "max_evaluations" in ghor.minimize(f, x, STIEFEL, max_evaluations=5).status
+    assert "max_seconds" in ghor.minimize(F, X, STIEFEL, max_seconds=0).status
+    assert "max_evaluations" in ghor.minimize(F, X, STIEFEL, max_evaluations=5).status
 
 
 def test_a_callback_with_two_arguments_gets_the_point():
     """In the form of x0, at every iteration including the last; the history keeps numbers only."""
-    f, x, _ = brockett(20, 3)
     seen = []
 
     def callback(record, x):
-        seen.append((record["value"], f(x["Y"]).item()))
+        seen.append((record["value"], F(x["Y"]).item()))
 
-    result = ghor.minimize(lambda x: f(x["Y"]), {"Y": x}, STIEFEL, callback=callback)
+    result = ghor.minimize(lambda x: F(x["Y"]), {"Y": X}, STIEFEL, callback=callback)
     assert [a for a, _ in seen] == [h["value"] for h in result.history]
     assert all(a == b for a, b in seen)
     assert all(isinstance(v, int | float) for h in result.history for v in h.values())
     records = []
-    ghor.minimize(f, x, STIEFEL, callback=records.append)  # a builtin, of one argument
+    ghor.minimize(F, X, STIEFEL, callback=records.append)  # a builtin, of one argument
     assert len(records) == result.iterations + 1
 
 
@@ -176,45 +157,45 @@ def test_spd_makes_no_identity_on_the_meta_device(monkeypatch):
     assert ghor.minimize(lambda X: (X - 2 * x).square().sum(), x, ghor.SPD()).success
 
 
-def test_what_makes_no_sense():
-    f, x, _ = brockett(20, 3)
-    with pytest.raises(ValueError, match="unknown method 'newton'; there are"):
-        ghor.minimize(f, x, STIEFEL, "newton")
-    with pytest.raises(ValueError, match=r"x of shape \(20, 3\) is .* off Stiefel"):
-        ghor.minimize(f, 2 * x, STIEFEL)
-    with pytest.raises(ValueError, match="2 points and 1 spaces"):
-        ghor.minimize(lambda x: x[0].sum(), [x, x], [STIEFEL])
-    with pytest.raises(ValueError, match="one real number"):
-        ghor.minimize(lambda Y: Y, x, STIEFEL)
-    with pytest.raises(ValueError, match="does not depend on x"):
-        ghor.minimize(lambda Y: torch.ones(()), x, STIEFEL)
-    with pytest.raises(ValueError, match="unknown section 'implict'"):
-        ghor.minimize(f, x, STIEFEL, section="implict")
-    with pytest.raises(
-        ValueError, match=r"section 'implicit' for method 'bfgs'; there are \['auto', 'transported'\]"
-    ):
-        ghor.minimize(f, x, STIEFEL, "bfgs", section="implicit")
-    with pytest.raises(ValueError, match=r"SPD\(\) has no implicit section; use section='transported'"):
-        ghor.minimize(f, torch.eye(3), ghor.SPD(), section="implicit")
-    with pytest.raises(ValueError, match="memory counts curvature pairs, 1 or more, got 0"):
-        ghor.minimize(f, x, STIEFEL, memory=0)
-    with pytest.raises(TypeError, match=r"the class Stiefel, not a space: write Stiefel\(\)"):
-        ghor.minimize(f, x, ghor.Stiefel)
-    with pytest.raises(TypeError, match=r"the string 'stiefel', not a space"):
-        ghor.minimize(f, x, "stiefel")
-    with pytest.raises(TypeError, match=r"x is torch.int64; points are floating point"):
-        ghor.minimize(f, torch.arange(3))
+NO_SENSE = [  # f computes with torch, so a start that is no tensor is not converted
+    ((F, X, STIEFEL, "newton"), {}, ValueError, "unknown method 'newton'; there are"),
+    ((F, 2 * X, STIEFEL), {}, ValueError, r"x of shape \(20, 3\) is .* off Stiefel"),
+    ((lambda x: x[0].sum(), [X, X], [STIEFEL]), {}, ValueError, "2 points and 1 spaces"),
+    ((lambda Y: Y, X, STIEFEL), {}, ValueError, "one real number"),
+    ((lambda Y: torch.ones(()), X, STIEFEL), {}, ValueError, "does not depend on x"),
+    ((F, X, STIEFEL), {"section": "implict"}, ValueError, "unknown section 'implict'"),
+    (
+        (F, X, STIEFEL, "bfgs"),
+        {"section": "implicit"},
+        ValueError,
+        r"section 'implicit' for method 'bfgs'; there are \['auto', 'transported'\]",
+    ),
+    (
+        (F, torch.eye(3), ghor.SPD()),
+        {"section": "implicit"},
+        ValueError,
+        r"SPD\(\) has no implicit section; use section='transported'",
+    ),
+    ((F, X, STIEFEL), {"memory": 0}, ValueError, "memory counts curvature pairs, 1 or more, got 0"),
+    ((F, X, ghor.Stiefel), {}, TypeError, r"the class Stiefel, not a space: write Stiefel\(\)"),
+    ((F, X, "stiefel"), {}, TypeError, "the string 'stiefel', not a space"),
+    ((F, torch.arange(3)), {}, TypeError, "x is torch.int64; points are floating point"),
+    ((STIEFEL, X, F), {}, TypeError, r"first comes the function of the points.*got Stiefel\(\)"),
+    *(
+        ((F, x, STIEFEL), {}, TypeError, rf"x0 is a {type(x).__name__}; .* torch\.as_tensor\(x0\)")
+        for x in (X.numpy(), X.tolist(), X[:, 0].tolist(), 1.0)
+    ),
+    *(
+        ((lambda x: F(x[0]), x, STIEFEL), {}, TypeError, r"is a ndarray on Stiefel.*torch\.as_tensor")
+        for x in ([X, X.numpy()], {"a": X, "b": X.numpy()})
+    ),
+]
 
 
-def test_a_start_that_is_no_tensor_is_refused_with_the_way_out():
-    """f computes with torch, so converting the start alone would move the error into f."""
-    f, x, _ = brockett(20, 3)
-    for start in (x.numpy(), x.tolist(), x[:, 0].tolist(), 1.0):
-        with pytest.raises(TypeError, match=rf"x0 is a {type(start).__name__}; .* torch\.as_tensor\(x0\)"):
-            ghor.minimize(f, start, STIEFEL)
-    for start in ([x, x.numpy()], {"a": x, "b": x.numpy()}):
-        with pytest.raises(TypeError, match=r"is a ndarray on Stiefel.*torch\.as_tensor"):
-            ghor.minimize(lambda x: f(x[0]), start, STIEFEL)
+@pytest.mark.parametrize(("args", "options", "error", "words"), NO_SENSE, ids=range(len(NO_SENSE)))
+def test_what_makes_no_sense(args, options, error, words):
+    with pytest.raises(error, match=words):
+        ghor.minimize(*args, **options)
 
 
 @pytest.mark.parametrize("section", ["transported", "implicit"])
@@ -251,10 +232,9 @@ def test_float32_ends_where_its_digits_do(method):
 @pytest.mark.parametrize("method", ["lbfgs", "cg", "trust-region"])
 def test_points_of_two_dtypes(method, section):
     """What counts as rounding is that of the coarser one."""
-    f, x, _ = brockett(20, 3)
-    start = {"a": STIEFEL.random(20, 3, generator=gen(1)), "b": x}
+    start = {"a": STIEFEL.random(20, 3, generator=gen(1)), "b": X}
     result = ghor.minimize(
-        lambda x: f(x["a"].double()) + f(x["b"]), start, STIEFEL, method, tol=3e-5, section=section
+        lambda x: F(x["a"].double()) + F(x["b"]), start, STIEFEL, method, tol=3e-5, section=section
     )
     assert result.success, result.status
     assert result.x["a"].dtype == torch.float32

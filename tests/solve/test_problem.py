@@ -22,13 +22,6 @@ def test_a_run_in_which_nothing_changes_ends():
     assert not log.success
 
 
-@pytest.mark.parametrize("method", ["auto", "lbfgs", "cg", "bfgs", "trust-region"])
-def test_values_that_fall_without_bound(method):
-    """As of a function that is meant on a space, where the space was forgotten: no success."""
-    found = ghor.minimize(lambda x: x.sum(), torch.ones(20, 3), method=method, max_iterations=200)
-    assert not found.success
-
-
 def test_the_default_device_need_not_be_that_of_the_points(gen):
     S = torch.diag(torch.arange(6.0, dtype=torch.float64))
     x = ghor.Sphere().random(6, generator=gen, dtype=torch.float64)
@@ -39,11 +32,6 @@ def test_the_default_device_need_not_be_that_of_the_points(gen):
     with torch.device("meta"):
         assert ghor.minimize(f, x, ghor.Sphere()).success
         assert ghor.check_gradient(f, x, ghor.Sphere(), generator=gen).ok
-
-
-def test_arguments_in_another_order():
-    with pytest.raises(TypeError, match=r"first comes the function of the points.*got Sphere\(\)"):
-        ghor.minimize(ghor.Sphere(), torch.eye(3), lambda x: x.sum())
 
 
 Pair = collections.namedtuple("Pair", "a b")

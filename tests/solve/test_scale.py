@@ -5,30 +5,29 @@ Powers of two commute with rounding: scaled by them a run is the same to the las
 
 import pytest
 import torch
-from helpers.problems import STIEFEL, brockett, closure, gen
+from helpers.problems import STIEFEL, brockett, closure, each_method, gen, values_of, with_gradient
 
 import ghor
 
-METHODS = ["lbfgs", "bfgs", "cg", "trust-region", "auto"]
 POSES = [
     (ghor.SpecialEuclidean(), (3, 4), (..., -1)),
     (ghor.PositionsOrientations(), (2, 3), (..., 0, slice(None))),
 ]
 
 
+def counts(run):
+    return run.iterations, run.evaluations, run.hessian_products
+
+
 def same_run(a, b, factor=1.0):
-    assert (a.iterations, a.evaluations, a.hessian_products) == (
-        b.iterations,
-        b.evaluations,
-        b.hessian_products,
-    )
+    assert counts(a) == counts(b)
     assert a.success
     assert b.success
     assert torch.equal(a.x * factor, b.x)
 
 
 @pytest.mark.parametrize(("dtype", "powers"), [(torch.float64, (-60, 60)), (torch.float32, (-40, 40))])
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_the_scale_of_the_loss(method, dtype, powers):
     f, x, _ = brockett(12, 2)
     x = STIEFEL.project(x.to(dtype))
@@ -41,14 +40,14 @@ def test_the_scale_of_the_loss(method, dtype, powers):
         same_run(one, run(2.0**power))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_no_step_goes_uphill_beyond_rounding(method):
     """In float32, and where the values are small: the absolute slack of a trust region would let it climb."""
     S, weights = torch.diag(torch.linspace(1, 2, 20)), torch.tensor([3.0, 2.0, 1.0])
     x = STIEFEL.random(20, 3, generator=gen(0))
     for scale in (1e-12, 1e-6, 1.0, 1e6, 1e12):
         result = ghor.minimize(lambda Y, c=scale: -(Y * (S @ Y) * weights).sum() * c, x, STIEFEL, method)
-        values = torch.tensor([h["value"] for h in result.history], dtype=torch.float64)
+        values = values_of(result)
         assert float(values.diff().max()) <= 10 * torch.finfo(torch.float32).eps * float(values.abs().max())
         assert result.success, result.status
         assert result.iterations <= 100
@@ -66,7 +65,7 @@ def far(x):
 @pytest.mark.parametrize(
     ("f", "x"), [(rosenbrock, [-1.2, 1.0]), (far, [0.0, 0.0, 0.0]), (far, [3.0, -1e3, 1.0])]
 )
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_the_unit_of_length(method, f, x):
     x = torch.tensor(x, dtype=torch.float64)
     one = ghor.minimize(f, x, method=method)
@@ -75,7 +74,7 @@ def test_the_unit_of_length(method, f, x):
         same_run(one, ghor.minimize(lambda x, unit=unit: f(x / unit), x * unit, method=method), unit)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_a_minimum_far_away(method):
     """A radius of one unit would need a thousand iterations."""
     for far in (1e-6, 1e3, 1e9):
@@ -88,7 +87,7 @@ def test_a_minimum_far_away(method):
 
 
 @pytest.mark.parametrize(("space", "shape", "way"), POSES, ids=str)
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_a_pose_far_away(method, space, shape, way):
     """Turns have a longest step, positions have none."""
     target, x = (space.random(*shape, generator=gen(i), dtype=torch.float64) for i in (1, 2))
@@ -148,7 +147,7 @@ RADII = [
 
 
 @pytest.mark.parametrize(("radius", "other", "factor"), RADII, ids=["small", "large", "start", "several"])
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_the_radius_of_a_sphere(method, radius, other, factor):
     x = rows(3) * (2 if radius == 2 else 1)
     one = ghor.minimize(on_the_ellipsoid, x, ghor.Sphere(radius=radius), method)
@@ -174,7 +173,7 @@ def test_the_radius_of_a_sphere_in_the_optimizer(search, radius, other, factor):
 @pytest.mark.parametrize(
     ("dtype", "radii"), [(torch.float64, (1e-3, 1e3)), (torch.float32, (1e-3, 1e3, 1e8))], ids=str
 )
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_a_sphere_of_any_radius_is_as_the_unit_sphere(method, dtype, radii):
     """To rounding, which may take an iteration more. The value is 6 at the least: 1 + 2 + 3."""
     x = rows(3, dtype)
@@ -189,7 +188,7 @@ def test_a_sphere_of_any_radius_is_as_the_unit_sphere(method, dtype, radii):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_a_run_from_the_minimum_is_a_success(method, dtype):
     """The first gradient is rounding, and cannot be reduced any more."""
     S = torch.diag(torch.arange(1.0, 13, dtype=dtype))
@@ -214,19 +213,9 @@ def test_a_run_from_where_the_value_is_zero_but_for_rounding_is_a_success(method
 
 def test_a_wrong_gradient_is_no_success():
     """Where no step lowers the value, and rounding is not the reason."""
-
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, Y):
-            ctx.save_for_backward(Y)
-            return Y.pow(3).sum()
-
-        @staticmethod
-        def backward(ctx, g):
-            return -3 * g * ctx.saved_tensors[0] ** 2
-
+    wrong = with_gradient(lambda Y: Y.pow(3).sum(), lambda Y: -3 * Y**2)
     result = ghor.minimize(
-        Wrong.apply, STIEFEL.random(7, 3, generator=gen(0), dtype=torch.float64), STIEFEL, "lbfgs"
+        wrong, STIEFEL.random(7, 3, generator=gen(0), dtype=torch.float64), STIEFEL, "lbfgs"
     )
     assert not result.success
     assert result.status.startswith("no step lowers the value")
@@ -240,31 +229,20 @@ def test_a_tolerance_of_the_users_is_absolute():
         assert result.success is met
 
 
-class Ones(torch.autograd.Function):
-    """|x - 1|^2, with ones for its gradient 2 (x - 1): uphill wherever x is below 1."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return (x - 1).square().sum()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * torch.ones(3, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("start", [0.0, 1e-300, 1e-30, 1e-12, 1e-9, 1e-3])
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_a_start_near_zero(method, start):
     """There the size of x says nothing about f: neither that its gradient is rounding, nor that it is not."""
     x = torch.full((3,), start, dtype=torch.float64)
     result = ghor.minimize(lambda x: (x - 1).square().sum(), x, method=method)
     assert result.success
     assert float((result.x - 1).abs().max()) <= 1e-10
-    assert not ghor.minimize(Ones.apply, x, method=method).success
+    uphill = with_gradient(lambda x: (x - 1).square().sum(), torch.ones_like)  # wherever x is below 1
+    assert not ghor.minimize(uphill, x, method=method).success
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_a_run_from_a_euclidean_minimum_is_a_success(method, dtype):
     A = torch.randn(10, 4, generator=gen(0), dtype=torch.float64).to(dtype)
     b, x = torch.randn(10, generator=gen(1), dtype=torch.float64).to(dtype), torch.zeros(4, dtype=dtype)

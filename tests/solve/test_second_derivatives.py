@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.problems import gen
+from helpers.problems import gen, smooth, with_gradient
 from helpers.table import SPACES, name, shapes
 
 import ghor
@@ -16,12 +16,6 @@ CASES = [
     for section in ("transported", "implicit")
     if section == "transported" or space.implicit
 ]
-
-
-def loss(shape):
-    """One without a symmetry."""
-    C = torch.randn(shape, generator=gen(3), dtype=torch.float64)
-    return lambda Y: torch.sin(Y + C).sum() + (Y * Y * C).sum()
 
 
 def of_a_subspace(shape):
@@ -46,7 +40,7 @@ def matrix(problem, it):
 def test_they_are_symmetric_and_those_of_geodesics(space, shape, section):
     """Against second differences of f along geodesics, whose error is 1e-6 of the values at steps of 1e-3."""
     Y = space.random(*shape, generator=gen(5), dtype=torch.float64)
-    problem = Problem(loss(shape), Y, space, section=section)
+    problem = Problem(smooth(shape), Y, space, section=section)
     it = problem.start(twice=True)
     H, hor = matrix(problem, it)
     assert (hor @ H.mT - H @ hor.mT).abs().max() <= 1e-11 * H.abs().max()
@@ -61,12 +55,12 @@ def test_they_are_symmetric_and_those_of_geodesics(space, shape, section):
 @pytest.mark.parametrize(
     ("space", "shape", "make"),
     [
-        (ghor.Stiefel(), (7, 2), loss),
+        (ghor.Stiefel(), (7, 2), smooth),
         (ghor.Grassmann(), (7, 2), of_a_subspace),
-        (ghor.Sphere(), (3, 5), loss),
-        (ghor.Sphere(radius=2.5), (3, 5), loss),
-        (ghor.Sphere(radius="start"), (3, 5), loss),
-        (ghor.Hyperbolic(), (3, 5), loss),
+        (ghor.Sphere(), (3, 5), smooth),
+        (ghor.Sphere(radius=2.5), (3, 5), smooth),
+        (ghor.Sphere(radius="start"), (3, 5), smooth),
+        (ghor.Hyperbolic(), (3, 5), smooth),
     ],
     ids=lambda v: getattr(v, "__name__", None) or str(v),
 )
@@ -93,17 +87,7 @@ def test_the_trust_region_needs_no_more_products_above_closed_forms(section):
 
 
 def test_second_derivatives_that_are_not_symmetric_are_found():
-    class Skewed(torch.autograd.Function):
-        """x^T x/2, whose second derivatives are [[1, 1], [-1, 1]] by blocks: <v, H v> is right."""
-
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.square().sum() / 2
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * Turned.apply(ctx.saved_tensors[0])
+    """x^T x/2, whose second derivatives are [[1, 1], [-1, 1]] by blocks: <v, H v> is right."""
 
     class Turned(torch.autograd.Function):
         @staticmethod
@@ -116,7 +100,8 @@ def test_second_derivatives_that_are_not_symmetric_are_found():
             return torch.cat([a + b, b - a])
 
     x = torch.randn(6, generator=gen(0), dtype=torch.float64)
-    found = ghor.check_hessian(Skewed.apply, x, generator=gen(1))
+    skewed = with_gradient(lambda x: x.square().sum() / 2, Turned.apply)
+    found = ghor.check_hessian(skewed, x, generator=gen(1))
     assert found.slope >= 2.9
     assert not found.ok
     assert "Hessian NOT ok: <u, H v> and <v, H u> are" in str(found)
