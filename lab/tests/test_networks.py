@@ -82,13 +82,6 @@ def test_the_transformer_is_the_formula(gen):
         torch.testing.assert_close(found, e / e.sum(), rtol=1e-11, atol=0)
 
 
-def test_gradients_of_attention(gen):
-    layer = StiefelAttention(6, 2, generator=gen, dtype=F64)
-    x = torch.randn(2, 3, 6, dtype=F64, generator=gen, requires_grad=True)
-    call = lambda x, w: torch.func.functional_call(layer, {"weight": w}, x)  # noqa: E731
-    assert torch.autograd.gradcheck(call, (x, layer.weight))
-
-
 def test_patches_are_column_major():
     tokens = patches(torch.arange(16.0).reshape(1, 4, 4), 2)[:, 0].T
     assert tokens.tolist() == [[0, 4, 1, 5], [8, 12, 9, 13], [2, 6, 3, 7], [10, 14, 11, 15]]
