@@ -162,9 +162,8 @@ def run(args: Namespace) -> int:
     if args.address is not None and args.executor == "local":
         raise ValueError("--address is for --executor ray")
     folder = args.out if args.out is not None else Path("runs") / args.experiment
-    if args.restart:
-        for config in configs:
-            forget(folder / f"{config.name}.jsonl")
+    for config in configs if args.restart else ():
+        forget(folder / f"{config.name}.jsonl")
     try:
         with progress(console, configs) as show:
             if args.executor == "ray":

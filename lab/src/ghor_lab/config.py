@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
@@ -146,37 +146,41 @@ class Config:
             if f.metadata:
                 self.check(f.name, value, f.metadata)
         object.__setattr__(self, "seeds", tuple(self.seeds))
-        if len(self.betas) != 2:
-            raise ValueError(f"betas must be two numbers, got {list(self.betas)}")
-        if len(set(self.seeds)) != len(self.seeds) or not all(0 <= s < 2**40 for s in self.seeds or [-1]):
-            raise ValueError(f"seeds must be different numbers from 0 to 2^40, got {list(self.seeds)}")
-        if self.experiment != "pendulum" and len(self.seeds) != 1:
-            raise ValueError(f"{self.experiment} trains one seed a run, got {list(self.seeds)}")
-        if (self.experiment == "text") != (self.optimizer in TEXT) or (
-            self.experiment == "pendulum" and self.optimizer == "standard-adam"
-        ):
-            raise ValueError(f"{self.experiment} is not trained with {self.optimizer}")
-        if self.frame == "random" and self.section == "implicit":
-            raise ValueError("an implicit section has no frame to choose: not frame random")
-        if self.experiment == "text" and not 0 <= self.warmup < self.epochs * self.every:
-            raise ValueError(
-                f"warmup must be less than {self.epochs} x {self.every} steps, got {self.warmup}"
-            )
+        for wrong, words in self.combinations():
+            if wrong:
+                raise ValueError(words)
         try:
             torch.device(self.device)
         except RuntimeError:
-            raise ValueError(
-                f"unknown device {self.device!r}; torch has cpu, cuda, cuda:1, mps and more"
-            ) from None
-        known = NETWORKS[self.experiment]
+            known = "torch has cpu, cuda, cuda:1, mps and more"
+            raise ValueError(f"unknown device {self.device!r}; {known}") from None
+        self.check_network(NETWORKS[self.experiment])
+        object.__setattr__(self, "network", {**NETWORKS[self.experiment], **self.network})
+
+    def combinations(self) -> Iterator[tuple[bool, str]]:
+        """What fields must not be together, and what to say then."""
+        seeds, steps = list(self.seeds), self.epochs * self.every
+        yield len(self.betas) != 2, f"betas must be two numbers, got {list(self.betas)}"
+        different = len(set(seeds)) == len(seeds) > 0 and all(0 <= s < 2**40 for s in seeds)
+        yield not different, f"seeds must be different numbers from 0 to 2^40, got {seeds}"
+        one = self.experiment == "pendulum" or len(seeds) == 1
+        yield not one, f"{self.experiment} trains one seed a run, got {seeds}"
+        known = TEXT if self.experiment == "text" else (*PAPER, *FURTHER)
+        unknown = self.optimizer not in known or (self.experiment, self.optimizer) == ("pendulum", PAPER[-1])
+        yield unknown, f"{self.experiment} is not trained with {self.optimizer}"
+        without = self.frame == "random" and self.section == "implicit"
+        yield without, "an implicit section has no frame to choose: not frame random"
+        long = self.experiment == "text" and not self.warmup < steps
+        yield long, f"warmup must be less than {self.epochs} x {self.every} steps, got {self.warmup}"
+
+    def check_network(self, known: Mapping[str, Any]) -> None:
+        """Raise ValueError unless the options of the network are known, and numbers that can be."""
         for name, value in self.network.items():
             one_of("network option", name, known)
             least = 0 if name.endswith("_layers") else 1
             if isinstance(known[name], int) and not (type(value) is int and value >= least):
-                raise ValueError(
-                    f"network option {name} must be a whole number from {least} on, got {value!r}"
-                )
-        object.__setattr__(self, "network", {**known, **self.network})
+                kind = f"a whole number from {least} on"
+                raise ValueError(f"network option {name} must be {kind}, got {value!r}")
 
     def check(self, name: str, value: Any, about: Mapping[str, Any]) -> None:
         """Raise ValueError unless the value is one of the choices, in its range, and for this run."""

@@ -163,19 +163,26 @@ def curves(
             of = dict(zip(labels, handles, strict=True))  # one for each optimizer
             canvas.legend(of.values(), of, loc="outside lower center", ncols=2)
 
-    many = any(values.shape[1] > FEW for _, values in drawn)
-    what = (
-        "Line: the largest of all seeds so far." if quantity.ends else "Thin lines: seeds; thick: their mean."
+    height = 1.1 + 1.6 * rows if panels else 3.4 + 0.2 * -(-len(optimizers) // 2)
+    about = told(drawn, quantity, panels)
+    about += (
+        [f"Bars: the paper's {quantity.deviation} after {paper.EPOCHS[experiment]} epochs."] if bars else []
     )
-    about = [f"{title}.", what if many else "Each line is a run."]
-    about += ["Grey lines: the means of the others."] if panels else []
-    numbers = "smallest and largest" if quantity.ends else "mean and standard deviation"
-    about += [f"Bars: the paper's {numbers} after {paper.EPOCHS[experiment]} epochs."] if bars else []
     about += ["Circles: the authors' published run."] if authors else []
     ends = [(p.title(), x[0].mean(), x[-1].mean(), counted(p.epochs, "epoch")) for p, x in drawn]
     alt = "; ".join(f"{name} from {a:.3g} to {b:.3g} in {length}" for name, a, b, length in ends)
-    height = 1.1 + 1.6 * rows if panels else 3.4 + 0.2 * -(-len(optimizers) // 2)
-    return Figure(file, " ".join(about), f"{title}: {alt}.", draw, height)
+    return Figure(file, " ".join([f"{title}.", *about]), f"{title}: {alt}.", draw, height)
+
+
+def told(drawn: Drawn, quantity: Quantity, panels: bool) -> list[str]:
+    """What the lines are."""
+    if not any(values.shape[1] > FEW for _, values in drawn):
+        what = "Each line is a run."
+    elif quantity.ends:
+        what = "Line: the largest of all seeds so far."
+    else:
+        what = "Thin lines: seeds; thick: their mean."
+    return [what, "Grey lines: the means of the others."] if panels else [what]
 
 
 def lines(axes: Axes, p: Pool, values: Array, quantity: Quantity) -> None:

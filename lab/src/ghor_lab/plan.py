@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -35,21 +35,32 @@ def plan(
         raise ValueError(
             "--reading names learning rates of the pendulum: not with --lr or another experiment"
         )
-    usuals = {name: usual(name, experiment) for name in ("epochs", "batch_size", "betas", "every")}
-    found = {}
-    for optimizer in optimizers:
-        own = {name: values for name, values in given.items() if Config.takes(name, experiment, optimizer)}
-        for group, *values in product(groups, *own.values()):
-            chosen = usuals | dict(zip(own, values, strict=True))
-            steps = chosen["epochs"] * chosen["every"]
-            if experiment == "text":
-                chosen.setdefault("warmup", max(steps // 10, min(1, steps - 1)))
-            for rate in [{}] if "lr" in own else rates(experiment, optimizer, readings):
-                config = Config(experiment, optimizer, group, network=network or {}, **{**rate, **chosen})
-                found[config.name] = config  # readings of one label overlap
-    if not found:
+    chosen = [
+        (optimizer, group, fields)
+        for optimizer in optimizers
+        for group in groups
+        for fields in combinations(experiment, optimizer, given, readings)
+    ]
+    if not chosen:
         raise ValueError(f"no reading of {', '.join(readings)} has {', '.join(optimizers)}")
+    configs = [Config(experiment, o, group, network=network or {}, **fields) for o, group, fields in chosen]
+    found = {config.name: config for config in configs}  # readings of one label overlap
     return sorted(found.values(), key=lambda config: groups.index(config.seeds))
+
+
+def combinations(
+    experiment: str, optimizer: str, given: dict[str, list[Any]], readings: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The fields of the runs of an optimizer: those chosen that it has a use for, and the usual ones."""
+    own = {name: values for name, values in given.items() if Config.takes(name, experiment, optimizer)}
+    usuals = {name: usual(name, experiment) for name in ("epochs", "batch_size", "betas", "every")}
+    for values in product(*own.values()):
+        chosen = usuals | dict(zip(own, values, strict=True))
+        steps = chosen["epochs"] * chosen["every"]
+        if experiment == "text":
+            chosen.setdefault("warmup", max(steps // 10, min(1, steps - 1)))
+        for rate in [{}] if "lr" in own else rates(experiment, optimizer, readings):
+            yield {**rate, **chosen}
 
 
 def rates(experiment: str, optimizer: str, readings: Sequence[str]) -> list[dict[str, Any]]:

@@ -76,6 +76,11 @@ class Quantity:
         distance = float((values.mean() - pair[0]) / pair[1])
         return distance if np.isfinite(distance) else None
 
+    @property
+    def deviation(self) -> str:
+        """What the paper's pair of numbers is."""
+        return "smallest and largest" if self.ends else "mean and standard deviation"
+
     def bar(self, experiment: str, optimizer: str) -> tuple[float, float, float] | None:
         """The paper's middle, lower and upper end, to be drawn."""
         if (pair := paper.reported(experiment, optimizer, self.key)) is None:
@@ -180,28 +185,28 @@ FIRST = {"pendulum": (ERROR, BEST), **dict.fromkeys(IMAGES, (LOSS, ACCURACY, DRI
 
 def table(caption: str, pools: Sequence[Pool], quantities: Sequence[Quantity], gate: bool = False) -> Table:
     """A row for every pool, after the paper's of its optimizer; "off by" where the paper's length allows."""
-    compared = [q for q in quantities if any(q.off(p) is not None for p in pools)]
-    headings = ["configuration", "source", "epochs", "seeds"]
-    for q in quantities:
-        headings += [q.words, *(["off by (s.d.)"] if q in compared else [])]
+    compared = [any(q.off(p) is not None for p in pools) for q in quantities]
+
+    def row(head: list[str], cells: list[tuple[str, str]], end: str) -> list[str]:
+        each = zip(cells, compared, strict=True)
+        return [*head, *(x for (cell, off), both in each for x in ([cell, off] if both else [cell])), end]
+
     rows: list[list[str]] = []
     theirs, seen = set(), set()
     for p in pools:
-        cells = [q.paper(p.experiment, p.optimizer) for q in quantities]
-        if p.optimizer not in seen and any(cell != EMPTY for cell in cells):
+        cells = [(q.paper(p.experiment, p.optimizer), EMPTY) for q in quantities]
+        if p.optimizer not in seen and any(cell != EMPTY for cell, _ in cells):
             theirs.add(len(rows))
-            row = [NAMES[p.optimizer], "paper", str(paper.EPOCHS[p.experiment]), str(paper.SEEDS)]
-            for q, cell in zip(quantities, cells, strict=True):
-                row += [cell, *([EMPTY] if q in compared else [])]
-            rows.append([*row, EMPTY])
+            head = [NAMES[p.optimizer], "paper", str(paper.EPOCHS[p.experiment]), str(paper.SEEDS)]
+            rows.append(row(head, cells, EMPTY))
         seen.add(p.optimizer)
         length = f"{p.epochs}" + (f" of {p.asked}" if p.epochs < p.asked else "")
-        row = [p.title(), "ghor", length, str(len(p.seeds))]
-        for q in quantities:
-            row += [q.show(q.of(p)), *([number(q.off(p), "+z.1f")] if q in compared else [])]
-        accepted = sum(why is None for why in p.verdicts)
-        rows.append([*row, f"{accepted} of {len(p.seeds)}" if gate and p.epochs >= JUDGED else EMPTY])
-    headings.append("pass the authors' gate")
+        cells = [(q.show(q.of(p)), number(q.off(p), "+z.1f")) for q in quantities]
+        passed = f"{sum(why is None for why in p.verdicts)} of {len(p.seeds)}"
+        judged = gate and p.epochs >= JUDGED
+        rows.append(row([p.title(), "ghor", length, str(len(p.seeds))], cells, passed if judged else EMPTY))
+    words = [(q.words, "off by (s.d.)") for q in quantities]
+    headings = row(["configuration", "source", "epochs", "seeds"], words, "pass the authors' gate")
     return Table(caption, headings, rows, ("source",), frozenset(theirs)).filled()
 
 

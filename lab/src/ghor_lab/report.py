@@ -66,7 +66,6 @@ def report(folders: Sequence[Path], out: Path | None, console: Console, brief: b
         store(figure.svg.encode(), out / "figures" / f"{figure.name}.svg")
     write_tables(out, runs, pools, books)
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    page = out / "report.html"
     html = template.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8")).render(
         verdict=verdict,
         summary=summary(same),
@@ -78,18 +77,19 @@ def report(folders: Sequence[Path], out: Path | None, console: Console, brief: b
         runs=of_runs(runs),
         markup=Markup,
     )
-    store(html.encode(), page)
+    store(html.encode(), page := out / "report.html")
 
-    for line in verdict:
-        console.print(line, "", markup=False, highlight=False)
-    for line in letters(same.get(first, []), console.width):
-        console.print(line, markup=False, highlight=False)
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=style != "")
+
+    for line in (*verdict, *letters(same.get(first, []), console.width)):
+        say(line)
     for table in (summary(same), *(() if brief else (t for section in found for t in section.tables))):
         if table:
             console.print("", table.filled().rich(console.width))
     for line in left:
-        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\nreport: {page.resolve()}", soft_wrap=True, markup=False, highlight=False)
+        say(line, "yellow")
+    say(f"\nreport: {page.resolve()}", "default")
     return page
 
 

@@ -77,7 +77,7 @@ def train(
                 t2 = time.perf_counter()
                 ad, step, cpu = ad + t1 - t0, step + t2 - t1, min(cpu, time.process_time() - c0)
                 losses.append(task.losses(batch, backward=False) if config.loss == "after" else loss)
-            trained = time.perf_counter() - began
+            parts = {"ad": ad, "step": step, "other": time.perf_counter() - began - ad - step}
             line = {
                 "kind": "epoch",
                 "epoch": epoch,
@@ -85,10 +85,7 @@ def train(
                 **task.evaluate(),
                 "seconds": round(time.perf_counter() - began, 3),
                 # of a step: forward and backward, the optimizer, and the rest of the loop
-                "ms": {
-                    name: round(1000 * seconds / task.steps, 4)
-                    for name, seconds in (("ad", ad), ("step", step), ("other", trained - ad - step))
-                },
+                "ms": {name: round(1000 * seconds / task.steps, 4) for name, seconds in parts.items()},
                 # of all threads, the least: what else runs disturbs the others
                 "step_cpu_ms": round(1000 * cpu, 3),
                 "peak_mib": round(peak_mib(), 1),
@@ -100,15 +97,20 @@ def train(
             size = append(path, line, size)
             report(epoch, line)
 
-        run = read(path)
-        assert run is not None
-        drawn = run.last("sample")
-        sample = None if drawn and drawn["epoch"] == config.epochs else task.sample()
-        if sample is not None:
-            size = append(path, {"kind": "sample", "epoch": config.epochs, **sample}, size)
-        gated = {} if config.every else {"gate": gate(config.optimizer, run.epochs, task.model)}
-        append(path, {"kind": "end", "epochs": config.epochs, **gated, "time": now()}, size)
+        finish(task, path, size)
     return path
+
+
+def finish(task: Task, path: Path, size: int) -> None:
+    """Write what is drawn at the end of a run, and the end."""
+    config, run = task.config, read(path)
+    assert run is not None
+    drawn = run.last("sample")
+    sample = None if drawn and drawn["epoch"] == config.epochs else task.sample()
+    if sample is not None:
+        size = append(path, {"kind": "sample", "epoch": config.epochs, **sample}, size)
+    gated = {} if config.every else {"gate": gate(config.optimizer, run.epochs, task.model)}
+    append(path, {"kind": "end", "epochs": config.epochs, **gated, "time": now()}, size)
 
 
 def resume(task: Task, opt: Optimizer, path: Path) -> tuple[int, int]:
@@ -125,18 +127,7 @@ def resume(task: Task, opt: Optimizer, path: Path) -> tuple[int, int]:
                 f"{saved} has no record {path.name} beside it. Put it back, or remove the checkpoint to "
                 "start from scratch, as ghor run --restart does"
             )
-        header = {
-            "kind": "run",
-            "format": FORMAT,
-            "name": config.name,
-            "config": config.to_dict(),
-            **here,
-            "started": now(),
-            "steps_per_epoch": task.steps,
-            "state": count_state(task),
-            **({"data": task.facts} if task.facts else {}),
-        }
-        return 0, append(path, header, 0)
+        return 0, append(path, header(task, here), 0)
     if (before := run.header.get("data", task.facts)) != task.facts:
         raise Damaged(
             f"{path} was trained on other data ({before}) than there is now ({task.facts}): go on with the "
@@ -159,6 +150,21 @@ def resume(task: Task, opt: Optimizer, path: Path) -> tuple[int, int]:
         line = {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}
         size = append(path, line, size)
     return done, size
+
+
+def header(task: Task, here: dict[str, Any]) -> dict[str, Any]:
+    """The first line of a record."""
+    return {
+        "kind": "run",
+        "format": FORMAT,
+        "name": task.config.name,
+        "config": task.config.to_dict(),
+        **here,
+        "started": now(),
+        "steps_per_epoch": task.steps,
+        "state": count_state(task),
+        **({"data": task.facts} if task.facts else {}),
+    }
 
 
 @contextmanager
