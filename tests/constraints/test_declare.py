@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import ghor
-from ghor.constraints.declare import declared_spaces
+from ghor.constraints.declare import declarations_of, declared_spaces
 from ghor.constraints.registry import declared_space
 
 manifolds = pytest.mark.parametrize(("space", "shape"), MANIFOLD_CASES, ids=name)
@@ -266,6 +266,26 @@ def test_a_copy_is_declared_apart(net):
     other = copy.deepcopy(net)
     ghor.constrain(other, "conv.weight", ghor.Sphere(flatten=3))
     assert found(net) == DECLARED
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+def test_copies_have_all_that_is_declared(way):
+    space, layer = ghor.Sphere(radius="start"), nn.Linear(5, 4, bias=False)
+    ghor.constrain(layer, "weight", space, anchor=-layer.weight.detach())
+    (one,), (other,) = ([d for *_, d in declarations_of(m)] for m in (layer, SURVIVES[way](layer)))
+    assert (other.space, other.moved) == (one.space, one.moved) == (space, 0)
+    assert torch.equal(one.anchor, other.anchor)
+    assert torch.equal(one.radii, other.radii)
+    assert one.anchor is not other.anchor
+
+
+def test_a_shallow_copy_outlives_its_module():
+    layer = ghor.constrain(nn.Linear(9, 3, bias=False), "weight", ghor.Stiefel())
+    other = copy.copy(layer)
+    del layer
+    gc.collect()
+    assert found(other) == {"weight": ghor.Stiefel()}
+    assert spaces_in(ghor.optim.SGD(other)) == {other.weight: ghor.Stiefel()}
 
 
 def test_state_dict_has_no_keys_of_ours(net):
