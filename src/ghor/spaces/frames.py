@@ -222,7 +222,7 @@ class Group(Frame):
     def __init__(self, geometry: GroupSpace, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
         super().__init__(geometry, y, held, eps)
         self.L = (held["section"] if held else geometry.section(y)).clone()
-        self.exact = geometry.exact
+        self.exact = geometry.point(self.L) is self.L
         self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool) if geometry.has("digits_end") else None
 
     def tensors(self) -> dict[str, Tensor]:

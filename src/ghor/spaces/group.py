@@ -26,7 +26,6 @@ class GroupSpace(Space):
     Geometry on points goes through any L above them; no result depends on which.
     """
 
-    exact: ClassVar[bool] = True  # whether L is the point
     metric_scale: ClassVar[float] = 1.0  # the metric is so many times the inner product of g^hor
 
     @cached_property
@@ -46,7 +45,7 @@ class GroupSpace(Space):
         return y
 
     def point(self, L: Tensor) -> Tensor:
-        """The point of L."""
+        """The point of L: L itself, on most groups."""
         return L
 
     def transported(self, L: Tensor, y: Tensor) -> Tensor:

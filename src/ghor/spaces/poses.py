@@ -154,7 +154,6 @@ class PositionsOrientations(SpecialEuclidean):
     rigid motions.
     """
 
-    exact: ClassVar[bool] = False
     holds: ClassVar[str] = "positions and orientations (..., 2, 3)"
 
     def check_size(self, N: int, n: int) -> None:

@@ -38,7 +38,6 @@ class SPD(GroupSpace):
     """
 
     compact: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
     metric_scale: ClassVar[float] = 4.0
     curvature: ClassVar[float] = -0.5
 
