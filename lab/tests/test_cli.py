@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.lab import PENDULUM, SMALL, facts, weights, write
+from helpers.lab import PENDULUM, SMALL, facts, weights
 from rich.console import Console
 
 from ghor_lab import cli, progress, runs, train
@@ -371,9 +371,3 @@ def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path, monkeypatch):
     assert "--executor ray needs Ray: pip install 'ray>=2.50'" in call(*arguments, code=2)
     monkeypatch.setitem(sys.modules, "ray", object())
     assert "no Ray cluster can be reached at 127.0.0.1:1" in call(*arguments, code=1)
-
-
-def test_old_records_do_not_stop_a_new_run(tmp_path):
-    """A record of another program or time in the folder is none of its business."""
-    write(tmp_path, "mnist", "momentum", [0], [[1.0]])
-    call(*RUN, "--epochs", 1, "-j", 1, "--out", tmp_path)

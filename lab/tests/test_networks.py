@@ -19,7 +19,6 @@ from ghor_lab.networks import (
 )
 from ghor_lab.networks.decoder import rotate, rotations
 from ghor_lab.networks.phase_space import canonical, jacobian
-from ghor_lab.networks.vision_transformer import patches
 from ghor_lab.tasks.task import on_spaces
 
 F64 = torch.float64
@@ -80,11 +79,6 @@ def test_the_transformer_is_the_formula(gen):
             x = torch.stack([z + torch.tanh(block.weight @ z + block.bias) for z in x])
         e = torch.exp(model.head @ x[-1])
         torch.testing.assert_close(found, e / e.sum(), rtol=1e-11, atol=0)
-
-
-def test_patches_are_column_major():
-    tokens = patches(torch.arange(16.0).reshape(1, 4, 4), 2)[:, 0].T
-    assert tokens.tolist() == [[0, 4, 1, 5], [8, 12, 9, 13], [2, 6, 3, 7], [10, 14, 11, 15]]
 
 
 def test_336_weights_on_the_stiefel_manifold(gen):
@@ -176,15 +170,12 @@ def test_what_is_not_symplectic_is_seen(gen):
     assert math.isclose(float(symplecticity(model.encoder, z)), 0.002001, rel_tol=1e-6)
 
 
-def test_jacobians_and_gradients_are_derivatives(gen):
+def test_jacobians_are_derivatives(gen):
     model = stir(SymplecticAutoencoder(6, 2, **SMALL, copies=2, dtype=F64), gen)
     z = torch.randn(3, 6, dtype=F64, generator=gen)
     for i in range(3):
         one = torch.autograd.functional.jacobian(lambda x: model(x[None])[:, 0], z[i])
         torch.testing.assert_close(jacobian(model, z)[:, i], one, rtol=0, atol=1e-13)
-    parts = dict(model.named_parameters())
-    call = lambda x, *values: torch.func.functional_call(model, dict(zip(parts, values, strict=True)), x)  # noqa: E731
-    assert torch.autograd.gradcheck(call, (z[:1].requires_grad_(), *parts.values()), fast_mode=True)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -20,7 +19,7 @@ from ghor_lab.config import PAPER
 from ghor_lab.numbers import Found
 from ghor_lab.pools import plain, pool
 from ghor_lab.quantities import ACCURACY, BEST, DRIFT, ERROR, LOSS
-from ghor_lab.record import encode, read, read_all
+from ghor_lab.record import read, read_all
 from ghor_lab.tables import Table, between, listed, number, spread
 from ghor_lab.tasks import text as library
 
@@ -322,17 +321,9 @@ def test_angles_undo_the_lift():
 
 
 def trial(folder, optimizer, lr, losses, seed=0, ms=100.0, every=50, **more):
-    path = write(
-        folder, "text", optimizer, [seed], [[x] for x in losses], lr=lr, every=every, batch_size=8, **more
-    )
-    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    for line in lines:
-        line.pop("crc")
-        if line["kind"] == "run":
-            line["data"] = {"digest": "d", "bytes": [1e6, 1e5]}
-        elif line["kind"] == "epoch":
-            line |= {"held_out": line["loss"], "step_cpu_ms": ms, "drift": None}
-    path.write_bytes(b"".join(map(encode, lines)))
+    more |= {"data": {"digest": "d", "bytes": [1e6, 1e5]}, "lr": lr, "every": every, "batch_size": 8}
+    line = lambda loss: {"held_out": loss, "step_cpu_ms": ms, "drift": None}  # noqa: E731
+    write(folder, "text", optimizer, [seed], [[x] for x in losses], line, **more)
 
 
 def test_the_best_of_the_language_model_by_hand(tmp_path):

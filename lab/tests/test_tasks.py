@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers.lab import ARRAYS, MNIST, PENDULUM, RAW, TEXT, TINY, fill, never
+from helpers.lab import ARRAYS, MNIST, PENDULUM, RAW, TEXT, TINY, fill
 
 import ghor
 from ghor_lab import data, protocol
@@ -329,9 +329,3 @@ def test_the_gate_judges_each_seed_and_its_weights():
     assert protocol.verdicts(run) == ["recorded", None]
     run.epochs.pop()  # the verdict is of other epochs
     assert protocol.verdicts(run) == [None, None]
-
-
-def test_packages_are_not_asked_for_what_is_there(cache):
-    fill(cache)
-    assert same(data.load(dataclasses.replace(TINY, package=never)))
-    assert all(len(digest) == 64 for dataset in data.DATASETS.values() for digest in dataset.sums)

@@ -125,8 +125,11 @@ def fill(folder, packed=False):
 # -- records -------------------------------------------------------------------------------------------------
 
 
-def write(folder, experiment, optimizer, seeds, losses, **more):
-    """A record with these losses, (epochs, seeds), and whatever else its configuration has; its path."""
+def write(folder, experiment, optimizer, seeds, losses, line=lambda loss: {}, data=None, **more):
+    """A record with these losses, (epochs, seeds), and whatever else its configuration has; its path.
+
+    `line` are further entries of an epoch.
+    """
     config = {"experiment": experiment, "optimizer": optimizer, "seeds": seeds, "epochs": len(losses)}
     config |= {"lr": 1e-3, "label": None, "network": {}, **more}
     known = {k: v for k, v in config.items() if k in Config.__dataclass_fields__}
@@ -136,6 +139,7 @@ def write(folder, experiment, optimizer, seeds, losses, **more):
         "name": Config(**known).name,
         "config": known,
         "started": "2026",
+        "data": data,
     }
     path = folder / f"{header['name']}.jsonl"
     rows = [
@@ -149,6 +153,7 @@ def write(folder, experiment, optimizer, seeds, losses, **more):
             "seconds": 6.0,
             "ms": {"ad": 3.0, "step": 1.0, "other": 0.1},
             "peak_mib": 512.0,
+            **line(loss),
         }
         for i, loss in enumerate(losses, 1)
     ]

@@ -167,7 +167,7 @@ class Config:
         yield not one, f"{self.experiment} trains one seed a run, got {seeds}"
         known = TEXT if self.experiment == "text" else (*PAPER, *FURTHER)
         unknown = self.optimizer not in known or (self.experiment, self.optimizer) == ("pendulum", PAPER[-1])
-        yield unknown, f"{self.experiment} is not trained with {self.optimizer}"
+        yield unknown, f"{self.experiment} is not trained with {self.optimizer}; there are {', '.join(known)}"
         without = self.frame == "random" and self.section == "implicit"
         yield without, "an implicit section has no frame to choose: not frame random"
         long = self.experiment == "text" and not self.warmup < steps
