@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from ghor_lab import caught, figures, numbers, paper, quantities, report, trials
 from ghor_lab.check import look_at, runs_in
-from ghor_lab.config import PAPER
+from ghor_lab.config import NETWORKS, PAPER
 from ghor_lab.numbers import Found
 from ghor_lab.pools import plain, pool
 from ghor_lab.quantities import ACCURACY, BEST, DRIFT, ERROR, LOSS
@@ -291,6 +291,19 @@ def test_the_first_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(paper.EPOCHS, "pendulum", 2)
     assert report.words({"pendulum": pools(tmp_path)})[0].startswith("2 of 4 results at the paper's number")
     assert report.words({}) == []
+
+
+def test_an_experiment_of_ones_own_has_a_report(tmp_path, monkeypatch):
+    """Without a word about it in the report: what every run records, and nothing of the paper's."""
+    monkeypatch.setitem(NETWORKS, "own", {})
+    run = read(write(tmp_path, "mnist", "momentum", [0], [[1.0], [0.5]]))
+    run.header["config"]["experiment"] = "own"
+    found, _ = pool([run])
+    claim = "Riemannian momentum has the smallest training loss, 0.500, after 2 epochs."
+    assert report.words({"own": found})[0] == claim
+    section, *_ = report.sections(found, [])
+    assert section.tables[0].rows == [["Riemannian momentum", "ghor", "2", "1", "0.500", "0.500", "1.0e-7"]]
+    assert report.letters(found, 80)[-1] == "final loss: ● a run"
 
 
 def test_curves_are_drawn_from_records(folder):

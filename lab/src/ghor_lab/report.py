@@ -145,7 +145,7 @@ def sections(pools: Sequence[Pool], books: Sequence[trials.Book]) -> Iterator[Se
             figures.curves(f"{experiment}-{q.key}", f"{title}: {q.drawn or q.words}", q, plain(same))
             for q in FIRST[experiment]
         ]
-        yield Section("images", title, [table], drawn)
+        yield Section("images" if experiment in IMAGES else "own", title, [table], drawn)
         if any(len(p.seeds) > 1 for p in same) and (counts := caught.table(same)):
             yield Section("caught", f"{title}: caught runs", [counts])
     for i, book in enumerate(books):
@@ -190,7 +190,7 @@ def words(same: dict[str, list[Pool]]) -> list[str]:
     claim = f"{near} of {len(off)} results at the paper's number of epochs are within {WITHIN} of its"
     said = [f"{claim} standard deviations." if off else smallest(*next(iter(same.items())))]
     drifts = [float(y.max()) for p in every if (y := p.series("drift")) is not None]
-    theirs = [x["drift"][1] for e in same for x in paper.REPORTED[e].values() if "drift" in x]
+    theirs = [x["drift"][1] for e in same for x in paper.REPORTED.get(e, {}).values() if "drift" in x]
     if drifts and np.isfinite(drifts).all():
         beside = f" (in the paper up to {number(max(theirs), '.1e')})" if theirs else ""
         said += [f"No weight was ever further than {number(max(drifts), '.1e')} from its manifold{beside}."]
@@ -219,8 +219,8 @@ def smallest(experiment: str, pools: Sequence[Pool]) -> str:
         ratio = sum(others) / len(others) / (sum(adams) / 2)
         rate = f"at the learning rate {p.config['lr']:g}"
         return f"Without a second moment the {what} is {ratio:.1f} times as large, {rate}."
-    asked = paper.EPOCHS.get(experiment)
-    return f"{p.title()} has the smallest {what}, {end:.3f}, after {p.epochs} of the paper's {asked} epochs."
+    asked = f" of the paper's {paper.EPOCHS[experiment]}" if experiment in paper.EPOCHS else ""
+    return f"{p.title()} has the smallest {what}, {end:.3f}, after {p.epochs}{asked} epochs."
 
 
 def of_book(book: trials.Book) -> str:
@@ -239,7 +239,7 @@ def summary(same: dict[str, list[Pool]]) -> Table | None:
     }
     rows = []
     for (e, optimizer), p in sorted(longest.items(), key=lambda x: [place(NAMES, name) for name in x[0]]):
-        length = f"{p.epochs} of {paper.EPOCHS.get(e)}"
+        length = f"{p.epochs} of {paper.EPOCHS[e]}" if e in paper.EPOCHS else f"{p.epochs}"
         row = [NAMES.get(e, e), NAMES.get(optimizer, optimizer), length, str(len(p.seeds))]
         for q in (FIRST[e][0], ACCURACY):
             row += [q.show(q.of(p)), q.paper(e, optimizer), number(q.off(p), "+z.1f")]
@@ -276,7 +276,7 @@ def letters(pools: Sequence[Pool], width: int) -> list[str]:
         lines.append(f"{NAMES.get(optimizer, optimizer):22}{''.join(cells)}".rstrip())
     lines.append(f"{'':22}{low:<{room - 5}.2f}{high:5.2f}")
     epochs = paper.EPOCHS.get(pools[0].experiment)
-    return [*lines, f"{q.words}: ● a run   ░ the paper after {epochs} epochs"]
+    return [*lines, f"{q.words}: ● a run" + (f"   ░ the paper after {epochs} epochs" if epochs else "")]
 
 
 # -- where the numbers come from -----------------------------------------------------------------------------
