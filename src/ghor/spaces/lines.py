@@ -50,7 +50,7 @@ class Thin:
         self.start, self.y, self.R, self.longest, self.low = frame, frame.point(), R, frame.longest, w.clone()
         self.A, B = w[..., :n, :], w[..., n:, :]
         self.low[..., :n, :] = 0
-        self.QB, self.C = frame.push(self.low), star(B) @ B
+        self.QB, self.C = frame.push(self.low), torch.bmm(star(B), B)
 
     def at(self, t: float, repair: bool = False) -> Trial:
         """A trial costs two products N n^2."""
