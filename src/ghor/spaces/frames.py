@@ -22,21 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from ghor.linalg import (
-    NARROW,
-    add_,
-    defect,
-    eager,
-    extremes,
-    eye,
-    gram,
-    inverse,
-    perhaps,
-    plus,
-    polar,
-    size,
-    times,
-)
+from ghor.linalg import add_, defect, eager, extremes, eye, gram, inverse, perhaps, plus, polar, size, times
 from ghor.spaces.lines import Line, Moved, Straight, Thin
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
@@ -51,6 +37,7 @@ UNREAD: Ends = (-math.inf, math.inf)
 SINGULAR = 100.0  # ||(R + y_1)^-1|| of points that others wrote; steps keep it below 30
 NEAR, MENDS = 0.5, 6  # how far from orthonormal a frame above another point may be; squarings that mend it
 CACHED = 1 << 20  # numbers that operation after operation finds in the cache
+NARROW = 32  # so few columns that products are three to five times slower than wider ones
 WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which R is reflected; in so many directions
 
 
