@@ -231,20 +231,20 @@ class Hyperbolic(GroupSpace):
 
     def seen(self, y: Tensor, z: Tensor) -> Tensor:
         """Coordinates b of log(y, z), d/sinh(d) (z_s - y_s - y_s (z_0 - y_0 + cosh(d) - 1)/(1 + y_0))."""
-        q, rise = gap(y, z)
-        small = q < 1e-3
-        series = 1 - q / 6 * (1 - q / 5 * (1 - q * 3 / 14 * (1 - q * 2 / 9)))
-        safe = torch.where(small, 1, q)
-        ratio = torch.where(small, series, 2 * (safe.sqrt() / 2).asinh() / sinh_of(safe))
-        return towards(y, z, q, rise) * ratio
+        c, rise = gap(y, z)
+        small = c < 5e-4
+        series = 1 - c / 3 * (1 - c * 2 / 5 * (1 - c * 3 / 7 * (1 - c * 4 / 9)))
+        safe = c.masked_fill(small, 1)
+        ratio = torch.where(small, series, 2 * (safe / 2).sqrt().asinh() / sinh_of(safe))
+        return towards(y, z, c, rise) * ratio
 
     @on_points("pp>d")
     def dist(self, Y: Tensor, Z: Tensor) -> Tensor:
-        """2 arsinh(sqrt(q)/2), q = 2 (cosh(d) - 1): the same in both orders, and exact for near points, too.
+        """2 arsinh(sqrt(c/2)), c = cosh(d) - 1: the same in both orders, and exact for near points, too.
 
         Its derivative where Y = Z is 0.
         """
-        d: Tensor = apply(Distance, Y, Z)
+        d: Tensor = apply(Distance, Y, Z)[0]
         return d
 
 
@@ -279,70 +279,78 @@ def lifted(xs: Tensor) -> Tensor:
 
 
 def gap(y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """q = 4 sinh^2(d/2) = 2 (cosh(d) - 1), the same in both orders, and z_0 - y_0.
+    """cosh(d) - 1, the same in both orders, and z_0 - y_0.
 
     Seen from the point x that is nearer to e_0, the other one, f, has f_s = x_s + D, D = a x_s + w with
-    a = <x_s, D>/x_0^2, and q = -2 x_0 e for e = x_0 (1 + a) - f_0. For near points e is a difference of large
-    numbers, which is avoided by (x_0 (1 + a) - f_0)(x_0 (1 + a) + f_0) = -a^2 - |w|^2.
+    a = <x_s, D>/x_0^2, and cosh(d) - 1 = x_0 e for e = f_0 - x_0 (1 + a). For near points e is a difference of
+    large numbers, which is avoided by (f_0 - x_0 (1 + a)) (f_0 + x_0 (1 + a)) = a^2 + |w|^2.
     """
-    near = y[..., :1, :] <= z[..., :1, :]
+    near, ys, zs = y[..., :1, :] <= z[..., :1, :], y[..., 1:, :], z[..., 1:, :]
     x, far = torch.where(near, y, z), torch.where(near, z, y)
     x0, f0, xs = x[..., :1, :], far[..., :1, :], x[..., 1:, :]
     D = far[..., 1:, :] - xs
     a = dot(xs, D) / x0.square()
-    w = D - a * xs
-    ahead, top = a > -1, x0 + a * x0
-    e = (a * a + dot(w, w)) / -torch.where(ahead, top + f0, 1)
-    rise = torch.where(near, 1, -1) * dot(D, far[..., 1:, :] + xs) / (x0 + f0)
-    return -2 * x0 * torch.where(ahead, e, top - f0), rise
+    w, top = torch.addcmul(D, a, xs, value=-1), torch.addcmul(x0, a, x0)
+    both = f0 + top.abs()
+    e = torch.where(top > 0, torch.addcmul(dot(w, w), a, a) / both, both)
+    return x0 * e, dot(zs - ys, zs + ys) / (x0 + f0)
 
 
-def sinh_of(q: Tensor) -> Tensor:
-    """sinh(d) of q = 4 sinh^2(d/2) > 0."""
-    return (q * (1 + q / 4)).sqrt()
+def sinh_of(c: Tensor) -> Tensor:
+    """sinh(d) of c = cosh(d) - 1 > 0."""
+    return (c * (c + 2)).sqrt()
 
 
-def towards(y: Tensor, z: Tensor, q: Tensor, rise: Tensor) -> Tensor:
+def towards(y: Tensor, z: Tensor, c: Tensor, rise: Tensor) -> Tensor:
     """sinh(d) times the unit vector from y to z, in the boost frame at y."""
     ys = y[..., 1:, :]
-    return z[..., 1:, :] - ys - ys * ((rise + q / 2) / (1 + y[..., :1, :]))
+    return torch.addcmul(z[..., 1:, :] - ys, ys, (rise + c) / (1 + y[..., :1, :]), value=-1)
 
 
-def slopes(y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivatives of d(y, z) by the spatial parts, as (0, g): away from the other; 0 where y = z."""
-    q, rise = gap(y, z)
-    zero = q == 0
-    factor = torch.where(zero, 0, -1 / sinh_of(torch.where(zero, 1, q)))
+def slopes(y: Tensor, z: Tensor, c: Tensor, rise: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
+    """The derivatives of factor d(y, z) by the spatial parts, as (0, g): away from the other; 0 where y = z."""
+    zero = c == 0
+    factor = (-factor / sinh_of(c.masked_fill(zero, 1))).masked_fill(zero, 0)
 
     def slope(y: Tensor, z: Tensor, rise: Tensor) -> Tensor:
         y0, ys = y[..., :1, :], y[..., 1:, :]
-        u = towards(y, z, q, rise) * factor  # a unit vector: what cancels next is of order one
-        return with_zero(u - ys * (dot(ys, u) / (y0 * (1 + y0))))
+        u = towards(y, z, c, rise) * factor  # a unit vector: what cancels next is of order one
+        return with_zero(torch.addcmul(u, ys, dot(ys, u) / torch.addcmul(y0, y0, y0), value=-1))
 
     return slope(y, z, rise), slope(z, y, -rise)
 
 
 @compilable
 class Distance(torch.autograd.Function):
-    """d(y, z), (M, N, 1) -> (M), with its derivative in closed form; the second one is that of this form."""
+    """d(y, z), (M, N, 1) -> (M), with its derivative in closed form; the second one is that of this form.
+
+    What is computed for d is used again in the first derivative, with nothing to differentiate; `gap` is
+    returned beside d for that alone.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(y: Tensor, z: Tensor) -> Tensor:
-        return 2 * (gap(y, z)[0].sqrt() / 2).asinh()[..., 0, 0]
+    def forward(y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c, rise = gap(y, z)
+        return 2 * (c / 2).sqrt().asinh()[..., 0, 0], c, rise
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*inputs, *output[1:])
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        gy, gz = slopes(*ctx.saved_tensors)
-        return gy * grad[..., None, None], gz * grad[..., None, None]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        y, z, c, rise = ctx.saved_tensors
+        if torch.is_grad_enabled():  # there will be a second derivative
+            c, rise = gap(y, z)
+        return slopes(y, z, c, rise, grad[..., None, None])
 
     @staticmethod
-    def jvp(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> Tensor:
-        pairs = zip(slopes(*ctx.saved_tensors), (dy, dz), strict=True)
-        return sum((g * v).sum((-2, -1)) for g, v in pairs if v is not None)  # type: ignore[return-value]
+    def jvp(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> tuple[Tensor, None, None]:
+        y, z = ctx.saved_tensors
+        pairs = zip(slopes(y, z, *gap(y, z), 1.0), (dy, dz), strict=True)
+        d: Any = sum((g * v).sum((-2, -1)) for g, v in pairs if v is not None)
+        return d, None, None
