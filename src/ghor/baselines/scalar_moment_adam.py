@@ -11,6 +11,7 @@ from ghor.lifting.batch import Batch, OwnRule
 from ghor.lifting.groups import GROUP_KEYS, Options, Params, Weight
 from ghor.lifting.law import Traits
 from ghor.lifting.lifted import Lifted
+from ghor.linalg import number
 from ghor.spaces.matrix import Matrices
 
 NORMS = ("canonical", "frobenius")
@@ -109,7 +110,7 @@ def velocity(b: Batch) -> Tensor:
     group, state, g, W = b.group, b.state, b.G, b.H
     beta1, beta2 = group["betas"]
     state["step"] += 1
-    t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
+    t = number(state["step"])
     state["exp_avg"].lerp_(g, 1 - beta1)
     state["exp_avg_sq"].mul_(beta2).add_(square_norm(b, g, group["norm"]), alpha=1 - beta2)
     root = (state["exp_avg_sq"].sqrt() / (1 - beta2**t) ** 0.5).add_(group["eps"])

@@ -440,11 +440,16 @@ class Batch:
         length = frame.length(W)
         self.least, self.most = extremes(length)
         if not self.most <= frame.longest:
-            torch.maximum(self.peak, length, out=self.peak)  # keeps NaN
+            most = torch.finfo(length.dtype).max
+            unit = torch.where(length < torch.inf, 1, most**-0.625)  # squares of a finite W may overflow
+            frame.scale_(W, unit)
+            length = frame.length(W)
+            whole = torch.where(length < torch.inf, (length / unit).clamp_max_(most), length)
+            torch.maximum(self.peak, whole, out=self.peak)  # keeps NaN
             scale = torch.where(length < torch.inf, (frame.longest / length).clamp_max_(1), 0)
             frame.scale_(W, scale)
             if frame.multiple is not None:
-                frame.multiple = frame.multiple * scale
+                frame.multiple = frame.multiple * (unit * scale)
             length = torch.where(scale > 0, length * scale, 0)
             self.long, (self.least, self.most) = True, extremes(length)
         self.length = length

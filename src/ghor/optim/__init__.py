@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 
 from ghor.lifting.lift import NAMED
 from ghor.lifting.lifted import Lifted
-from ghor.linalg import as_real
+from ghor.linalg import as_real, number
 from ghor.optim.lbfgs import LBFGS as LBFGS
 from ghor.optim.muon import Muon
 
@@ -160,7 +160,7 @@ class _PaperAdam(Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["m"], state["v"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
-        t = state["step"].double() if torch.compiler.is_compiling() else float(state["step"])
+        t = number(state["step"])
         # Real and imaginary parts are separate numbers, as in torch.
         p, g, m, v = map(as_real, (p, g, state["m"], state["v"]))
         for cache, beta, value in zip((m, v), group["betas"], (g, g * g), strict=True):

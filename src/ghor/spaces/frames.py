@@ -491,9 +491,9 @@ class ClosedForm(Framed):
         self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
     ) -> None:
         for part, i in self.pieces():
-            part._step(w[i], length[i], R, [m[i][..., self.n :, :] for m in odd])
+            part._step(w[i], length[i], R, [m[i][..., self.n :, :] for m in odd], ends)
 
-    def _step(self, w: Tensor, length: Tensor, R: Retraction, moments: Tensors) -> None:
+    def _step(self, w: Tensor, length: Tensor, R: Retraction, moments: Tensors, ends: Ends) -> None:
         """With T = R^H P^H and Z = y_2^H B: Q B = [-P^H Z; B] - y T Z, and y+ = y + D.
 
         A moment m becomes Q m - (y + J) B* m, in the new frame.
@@ -510,6 +510,8 @@ class ClosedForm(Framed):
 
         D, J, _ = R.act(y, V, A, C, self.longest)
         y.add_(D)
+        if y.shape[-2] < 2 * n and not ends[1] <= 1:  # such steps multiply what a point is off by a lot
+            add_(y, y, defect(y) * ((length > 0) / 2))
         New, P = self._reference(Ref, y[..., :n, :], length)
         for m, c, Z in zip(moments, cs, Zs, strict=True):
             K = plus(c, T, Z, 1, 0.5 if J is None else 1)

@@ -282,8 +282,8 @@ def gap(y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """cosh(d) - 1, the same in both orders, and z_0 - y_0.
 
     Seen from the point x that is nearer to e_0, the other one, f, has f_s = x_s + D, D = a x_s + w with
-    a = <x_s, D>/x_0^2, and cosh(d) - 1 = x_0 e for e = f_0 - x_0 (1 + a). For near points e is a difference of
-    large numbers, which is avoided by (f_0 - x_0 (1 + a)) (f_0 + x_0 (1 + a)) = a^2 + |w|^2.
+    a = <x_s, D>/x_0^2, and cosh(d) - 1 = x_0 e for e = f_0 - x_0 (1 + a). For near points e is a difference
+    of large numbers, which is avoided by (f_0 - x_0 (1 + a)) (f_0 + x_0 (1 + a)) = a^2 + |w|^2.
     """
     near, ys, zs = y[..., :1, :] <= z[..., :1, :], y[..., 1:, :], z[..., 1:, :]
     x, far = torch.where(near, y, z), torch.where(near, z, y)
@@ -308,7 +308,7 @@ def towards(y: Tensor, z: Tensor, c: Tensor, rise: Tensor) -> Tensor:
 
 
 def slopes(y: Tensor, z: Tensor, c: Tensor, rise: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
-    """The derivatives of factor d(y, z) by the spatial parts, as (0, g): away from the other; 0 where y = z."""
+    """The derivatives of factor d(y, z) by the spatial parts, as (0, g): away from the other, or 0."""
     zero = c == 0
     factor = (-factor / sinh_of(c.masked_fill(zero, 1))).masked_fill(zero, 0)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor._torch.transforms import transformed
+from ghor.linalg import eager
 
 if TYPE_CHECKING:
     from ghor.spaces.base import Space
@@ -92,6 +93,5 @@ def no_digits(space: Space, eps: float) -> str:
 
 def warn_of_digits(space: Space, held: Tensor, eps: float) -> None:
     """Warn that points are held where the digits of their dtype end, if values may be read for nothing."""
-    free = held.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed(held)
-    if free and bool(held.any()):
+    if eager(held) and not transformed(held) and bool(held.any()):
         warnings.warn(no_digits(space, eps), stacklevel=2)
