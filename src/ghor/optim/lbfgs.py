@@ -301,11 +301,7 @@ class LBFGS(Lifted):
         if group["line_search_fn"] not in (None, "strong_wolfe"):
             raise RuntimeError(f"line_search_fn is None or 'strong_wolfe', got {group['line_search_fn']!r}")
         self._now = now = self._located()
-        state, sample, least = (
-            self.state[params[0]],
-            Evaluated(closure, params, now.space),
-            group["tolerance_change"],
-        )
+        state, sample = self.state[params[0]], Evaluated(closure, params, now.space)
         counts = [state.get("func_evals", 0), state.get("n_iter", 0)]
         first = sample(now.points)
         state["func_evals"], state["n_iter"] = counts[0] + 1, counts[1]
@@ -322,7 +318,8 @@ class LBFGS(Lifted):
                 then, (self._now, it, step) = it.value, found
                 if len(sample.losses) >= group["max_eval"] or self._done(it):
                     break
-                if float(step.abs().max()) <= least or abs(it.value - then) < least:
+                change, least = abs(it.value - then), group["tolerance_change"]
+                if float(step.abs().max()) <= least or change < least:
                     break
         finally:  # also of an interrupt
             state["func_evals"] = counts[0] + len(sample.losses)
@@ -351,13 +348,16 @@ class LBFGS(Lifted):
             return None
         ray = Ray(space, it, d)
         if group["line_search_fn"] is not None:
-            left, slack = group["max_eval"] - len(sample.losses), 10 * space.eps * abs(it.value)
-            bounds = {
-                "size": float(d.abs().max()),
-                "tolerance": group["tolerance_change"],
-                "iterations": left,
-            }
-            t, new = search(sample, ray, slope, t, **bounds, slack=0.0 if space.euclidean else slack)
+            t, new = search(
+                sample,
+                ray,
+                slope,
+                t,
+                size=float(d.abs().max()),
+                tolerance=group["tolerance_change"],
+                iterations=group["max_eval"] - len(sample.losses),
+                slack=0.0 if space.euclidean else 10 * space.eps * abs(it.value),
+            )
             if t == 0 and self._stays(sample.seen[0], space):
                 return None
         else:

@@ -413,8 +413,9 @@ def split(
     kinds = [flag] * len(group["params"]) if isinstance(flag, bool) else sort(group)
     there = sorted(set(kinds)) or [flag is True]
     for kind in there:
-        options = rest if not kind else rest | theirs if len(there) > 1 else theirs | rest
-        part = {**options, "adamw": kind}
+        # What a group sets is meant for AdamW where all of it is AdamW's, and otherwise for Muon.
+        options = rest | theirs if len(there) > 1 else theirs | rest
+        part = {**(options if kind else rest), "adamw": kind}
         for key in PER_WEIGHT:
             if isinstance(part.get(key), (list, tuple)) and len(part[key]) == len(kinds):
                 part[key] = [x for x, k in zip(part[key], kinds, strict=True) if k is kind]

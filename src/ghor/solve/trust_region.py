@@ -58,10 +58,7 @@ class TrustRegion:
             ratio = -t / 2 * (slope + ray.slope(trials, seen.G)) / decrease
         if not (math.isfinite(new.value) and math.isfinite(new.norm)):
             ratio = 0.0
-        if not ratio >= 0.25:
-            radius = min(radius, length) / 4
-        elif ratio > 0.75 and edge:
-            radius = min(2 * radius, space.widest)
+        radius = _resized(radius, ratio, length, space.widest if edge else radius)
         if ratio > 0.1:
             return renewed(space, new)[0], Trust(radius)
         if radius <= eps * max(problem.extent(it), length):
@@ -79,6 +76,13 @@ def _first_radius(problem: Problem, it: Iterate, product: Product) -> float:
         return problem.space.widest / 8
     bend = float(it.gradient.dot(product(it.gradient))) / it.norm / it.norm
     return it.norm / bend if bend > 0 else it.norm * problem.first_step(it)
+
+
+def _resized(radius: float, ratio: float, length: float, widest: float) -> float:
+    """A quarter where the model was wrong, and twice as long, up to `widest`, where it was right."""
+    if not ratio >= 0.25:
+        return min(radius, length) / 4
+    return min(2 * radius, widest) if ratio > 0.75 else radius
 
 
 def steihaug(g: Tensor, product: Product, radius: float, log: Log) -> tuple[Tensor, Tensor, bool]:
