@@ -26,7 +26,7 @@ from helpers.runs import (
 from torch import nn
 
 import ghor
-from ghor.lifting.batch import OUR_KEYS
+from ghor.lifting.state import OUR_KEYS
 
 # -- files -------------------------------------------------------------------------------------------------
 

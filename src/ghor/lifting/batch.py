@@ -1,6 +1,8 @@
-"""A batch: weights of one kind, computed as one. It knows layouts, radii and state[p]; frames know geometry.
+"""A batch: weights of one kind, computed as one; a step of them, and what others do between two steps.
 
-A batch is derived: all that it knows can be made again from its weights and state[p], to the bit.
+A batch is derived: all that it knows can be made again from its weights and state[p], to the bit. Where
+weights lie is in members.py, what state[p] shows in state.py, what is reported in looks.py; frames know
+geometry.
 """
 
 from __future__ import annotations
@@ -8,22 +10,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from itertools import chain, starmap
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ghor._torch.memory import keep_freed_memory
-from ghor._torch.precision import COMPUTE_DTYPE
-from ghor._torch.sharding import ShardLayout, is_sharded
-from ghor.constraints.registry import declared_radii, keep_radii
-from ghor.constraints.validation import Warn, batch_dims, check_on_space
-from ghor.lifting.groups import Weight
-from ghor.lifting.law import Traits
+from ghor.constraints.validation import Warn
+from ghor.lifting.groups import Weight, is_on
+from ghor.lifting.law import DECAYS, Traits
+from ghor.lifting.looks import look, say_changed, say_long
+from ghor.lifting.members import Members, shares_memory
+from ghor.lifting.state import BESIDE, FRAME_KEYS, States, gathered, held, here, like_H, shown
 from ghor.linalg import extremes
-from ghor.spaces.frames import Frame, rows
-from ghor.spaces.messages import no_digits
+from ghor.spaces.frames import Frame
 from ghor.spaces.retraction import RETRACTIONS
 from ghor.spaces.tangent import Tangent
 
@@ -35,14 +36,7 @@ ROWS, ROOM = 64, 1 << 22  # of a stored frame that nobody asked for: N <= 64 n, 
 LARGE = 1 << 16  # numbers of weights that are compared one by one
 NEAR = 1e-5  # from the point of a half precision weight that has not moved, to that of its state
 
-FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
-POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; decay's anchor
-# The radii of spheres of any radius; the weight that the rule reads; and how often the weight has moved.
-OUR_KEYS = (*FRAME_KEYS, *POINT_KEYS, "radius", "developed", "moves")
-
-BESIDE = ".A"  # state[p]["momentum_buffer"] has K in the weight's shape, "momentum_buffer.A" the A beside it
-
-_version, _grad = operator.attrgetter("_version"), operator.attrgetter("grad")
+_version = operator.attrgetter("_version")
 
 
 class OwnRule(NamedTuple):
@@ -55,7 +49,7 @@ class OwnRule(NamedTuple):
     velocity: Callable[[Batch], Any]
 
 
-class Batch:
+class Batch(Members):
     """Weights as points (M, N, n), with their frame, their velocity H, and the rule's state for H.
 
     Where weights may share a tensor, H is (M, N, n), too; else it is in the one weight's shape. A rule that
@@ -65,105 +59,108 @@ class Batch:
     """
 
     def __init__(
-        self,
-        weights: Sequence[Weight],
-        group: dict[str, Any],
-        states: Sequence[dict[str, Any]],
-        traits: Traits,
-        warn: Warn,
+        self, weights: Sequence[Weight], group: dict[str, Any], states: States, traits: Traits, warn: Warn
     ) -> None:
         keep_freed_memory()  # page faults of temporaries take longer than the arithmetic
-        self.weights, self.warn, first = list(weights), warn, weights[0]
-        self.params, self.names = [w.p for w in weights], [w.name for w in weights]
-        self.gi, self.space, self.layout = first.gi, first.space, first.space.layout
-        self.R, self.max_angle = RETRACTIONS[group["retraction"]], group["max_angle"]
+        super().__init__(weights, warn)
+        self.group, self.R, self.max_angle = group, RETRACTIONS[group["retraction"]], group["max_angle"]
         self.stacks, self.odd, self.even = traits.stacks, sorted(traits.odd), sorted(traits.even)
-        self.entrywise = traits.entrywise
-        self.shards = ShardLayout(first.p, batch_dims(first.p, self.space)) if is_sharded(first.p) else None
-        self.before: Frame | None = None  # the frame that moments are in, if the group wants another kind
-        self._lay_out()
-        states = list(map(self._here, states))
-        self._stand(group["section"], states, traits)
-        self.H = self._room()
-        self.G: Tensor  # its gradient, and `length`, that of this step's velocities, 0 of those left out:
-        self.length: Tensor  # both are there during a step alone
-        self.least, self.most = 0.0, 0.0  # the ends of `length`, see `extremes`
-        self.long = False  # whether a velocity may have been too long, or not finite
+        self.entrywise, self.free = traits.entrywise, traits.free
+        targets = list(map(self.layout.points, self.local))
+        shared = all(map(shares_memory, targets, self.local))
+        # The weights as points, if these are views: there one copy is enough.
+        self.targets = targets if shared and not self.gathers and self.layout.padding is None else None
+        states = [here(self, s) for s in states]
+        before = self._stand(states, traits)
+        self.H = nn.Parameter(self._room(), requires_grad=False)
         self.developed = self._developed(states) if traits.reads else None
-        self.state = self._gathered(states)
-        self._translate()
+        self.state = gathered(self, states)
+        for vector in self._turning(self.state)[0]:
+            self.frame.hor_(vector)  # an interrupt may have left it half turned
+            if before is not None:
+                vector.copy_(self.frame.translated(vector, before))
         moves = states[0].get("moves", torch.zeros((), dtype=torch.int64, device="cpu"))
         self.moves, self.age = moves.clone(), int(moves)
         self.steps = self.age  # also those that moved nothing
         y = self.frame.point()
         self.peak = y.real.new_zeros(len(y), 1, 1)  # the longest velocity of each point, or NaN, since a look
         self.lost = torch.zeros((), dtype=torch.bool, device=y.device)  # whether a write through .data was
-        self.in_motion, self.decays = False, False
-        self.group: dict[str, Any] = group
+        self.G: Any = None  # the gradient, and the velocities' lengths, 0 of those left out, during a step:
+        self.length: Any = None
+        self.least, self.most = 0.0, 0.0  # the ends of `length`, see `extremes`
+        self.long = False  # whether a velocity may have been too long, or not finite
+        self.in_motion = False
+        self.decays = self.anchor is not None and any(is_on(group.get(key)) for key in DECAYS)
         self.own: OwnRule | None = None  # a rule of ours
+        self.changes: dict[str, Any] = {}  # the options of its group that Base's rule finds changed
         self.multiple: Any = None  # the number a in W = a m, if Base's rule is so simple
-        self.bound: tuple[Any, ...] | None = None  # what state[p] shows
-        self.dicts: tuple[Any, ...] = ()
-        self.values: tuple[Any, ...] = ()
+        self.bound: tuple[Any, ...] | None = None  # the rule's state that state[p] shows
+        self.seen: tuple[Any, ...] = ()  # state[p] of all members and what was in it, when we left
         self.shared: list[Tensor] = []  # what the members' states have in common, and its versions
+        self.places = self._places()
         self.leave()
 
-    # -- what a batch is made of
+    # -- the point and the frame above it
 
-    def _lay_out(self) -> None:
-        """Where weights lie: their dtype, their shape, and themselves as points if these are views."""
-        local, p = self._local(self.params), self.params[0]
-        self.shape, self.dtype = local[0].shape, COMPUTE_DTYPE.get(p.dtype, p.dtype)
-        self.kind, self.half, self.eps = p.dtype, self.dtype != p.dtype, torch.finfo(p.dtype).eps
-        targets = list(map(self.layout.points, local))
-        gathered = self.shards is not None and self.shards.gathers
-        shared = all(starmap(shares_memory, zip(targets, local, strict=True)))
-        self.views = shared and not gathered and self.layout.padding is None
-        self.targets = targets if self.views else None  # writing there is one copy
+    def _stand(self, states: States, traits: Traits) -> Frame | None:
+        """Find the points, and the frame above them, from weights and states.
 
-    def _stand(self, section: str, states: Sequence[dict[str, Any]], traits: Traits) -> None:
-        """Find the points, and the frame above them, from weights and states."""
-        weights = self._weights()
-        held = self._held(states)
-        self.scale = self._scale(weights, held)
-        y = self._checked(self._unit(weights), held)
-        kept = {k: held[k] for k in FRAME_KEYS if k in held}
-        if section == "auto" and not kept and not (traits.turns and (self.views or self.stacks)):
+        Returned is the frame that moments are in, if the group wants another kind than the state has.
+        """
+        known, weights = held(self, states), self.read()
+        self.scale = self.radii(weights, known.get("radius"))
+        y = self._checked(self.unit(weights), known)
+        frame_keys = {k: known[k] for k in FRAME_KEYS if k in known}
+        section, views = self.group["section"], self.targets is not None
+        if section == "auto" and not frame_keys and not (traits.turns and (views or self.stacks)):
             section = "transported"
             self._check_room(y)
-        geometry, at = self.space.geometry, held.get("master", y)
-        has_run = "moves" in states[0]
-        beside = any(k.endswith(BESIDE) for k in states[0]) or len(geometry.hor_blocks(at)) == 1
-        began = "auto" if has_run and not kept and beside else section  # with a frame that keeps nothing
-        if traits.free:
-            one = self.layout.blocks == 1
-            by_rows = None if one else self._viewable(y.new_empty(y.shape)).is_contiguous()
-            self.frame = geometry.free_frame(at, began, kept, self.eps, by_rows)
-        else:
-            self.frame = geometry.frame(at, section, kept, self.eps)
-        if has_run and section != "auto":
-            self._convert(at, section)
+        self.frame = self._above(known.get("master", y), section, frame_keys, states[0])
+        before = None
+        if "moves" in states[0] and section != "auto" and self.stacks and not isinstance(self.frame, Tangent):
+            asked = self.space.geometry.frame(known.get("master", y), section, {}, self.eps)
+            if asked.tensors().keys() != self.frame.tensors().keys():
+                before, self.frame = self.frame, asked
         self._put(self._differs(y), y)
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
         holds = self.exact or "section" in self.frame.tensors()
-        self.master = None if holds else self._viewable(self.frame.point())
-        self.written = None if self.exact else self._weights().clone()
-        self.anchor = self._anchor(y, held)
+        self.master = None if holds else self.viewable(self.frame.point())
+        self.written: Tensor | None = None  # the weights of the last step, unless the frame reads its points
+        if not (self.frame.reads and self.exact):
+            self.written = self.viewable(self.points(self.here()).clone())
+            self.whole = self.as_weights(self.written)
+            self.parts = list(self.whole.unbind(0))
+        self.anchor = self._anchor(y, known)
+        return before
 
-    def _convert(self, y: Tensor, section: str) -> None:
-        """Take another kind of frame than the state has; a run without any goes on so."""
-        if self.stacks and not isinstance(self.frame, Tangent):
-            asked = self.space.geometry.frame(y, section, {}, self.eps)
-            if asked.tensors().keys() != self.frame.tensors().keys():
-                self.before, self.frame = self.frame, asked
+    def _above(self, y: Tensor, section: str, kept: dict[str, Tensor], state: dict[str, Any]) -> Frame:
+        """The frame above y that a state has kept, or began with; a run without a frame goes on so."""
+        geometry = self.space.geometry
+        if not self.free:
+            return geometry.frame(y, section, kept, self.eps)
+        by_rows = self.viewable(y.new_empty(y.shape)).is_contiguous() if self.layout.blocks > 1 else None
+        without = any(k.endswith(BESIDE) for k in state) or len(geometry.hor_blocks(y)) == 1
+        began = "auto" if "moves" in state and not kept and without else section
+        return geometry.free_frame(y, began, kept, self.eps, by_rows)
 
-    def _translate(self) -> None:
-        """Take moments to the frame's coordinates from those of another kind of frame."""
-        for X in (self.state[k] for k in self.odd if k in self.state):
-            if self.before is not None:
-                X.copy_(self.frame.translated(X, self.before))
-        self.before = None
+    def _checked(self, y: Tensor, known: dict[str, Tensor]) -> Tensor:
+        """The points of the weights, which are on their space; nothing was moved if one is not.
+
+        Weights that were on it to the digits of a narrower dtype are projected, or go on from the point that
+        their state holds.
+        """
+        off = self.off(y)
+        if not bool(off.any()):
+            return self.nearest(y)
+        at = known.get("master", known["section"][..., : y.shape[-1]] if "section" in known else y)
+        if not self.half and at.shape == y.shape and near_in_half(y, at) and not bool(self.off(at).any()):
+            name = self.names[0]
+            self.warn("dtype", f"{name} was half precision: it goes on from the point that its state holds")
+            self.write(self.in_units(at))
+            return at
+        self.refuse(off)
+        return self.nearest(self.unit(self.read()))
 
     def _check_room(self, y: Tensor) -> None:
         """Raise where a frame that the rule wants stored would be large."""
@@ -177,145 +174,31 @@ class Batch:
 
     def _room(self) -> Tensor:
         """Memory for elements of g^hor: in the frame's order, unless its views could not be weights."""
-        if not self.stacks:
-            room = torch.zeros(self.shape, dtype=self.dtype, device=self.params[0].device)
-            points = self.layout.points(room)
-            if shares_memory(points, room):
-                return room
-            return self.layout.weight(torch.zeros_like(points), self.shape)
-        room = self.frame.zeros()
-        if room.dim() == 1:
-            return room
-        return self._viewable(room)
+        if self.stacks:
+            room = self.frame.zeros()
+            return room if room.dim() == 1 else self.viewable(room)
+        room = torch.zeros(self.shape, dtype=self.dtype, device=self.params[0].device)
+        points = self.layout.points(room)
+        return (
+            room if shares_memory(points, room) else self.layout.weight(torch.zeros_like(points), self.shape)
+        )
 
-    def _viewable(self, X: Tensor) -> Tensor:
-        """Points in an order of memory in which each weight's part is a view of the weight's shape."""
-        for room in (X, X.contiguous(), X.mT.contiguous().mT):  # the last is that of wide blocks
-            if shares_memory(self.layout.weight(rows(room, len(self.params))[0], self.shape), room):
-                return room
-        raise AssertionError(f"{self.space} has no views of shape {tuple(self.shape)}")
-
-    def _developed(self, states: Sequence[dict[str, Any]]) -> Tensor:
+    def _developed(self, states: States) -> Tensor:
         """The weight as a rule reads it, rolled out into flat space; from where a state has it."""
         if "developed" in states[0]:
-            return self._like_H("developed", states)
-        room = torch.zeros_like(self.H)
-        y = self.frame.point()
-        self._seen_as_points(room).copy_(self._in_units(self.space.geometry.origin(y).expand_as(y)))
+            return like_H(self, "developed", states)
+        room, y = torch.zeros_like(self.H), self.frame.point()
+        self._as_points(room).copy_(self.in_units(self.space.geometry.origin(y).expand_as(y)))
         return room
 
-    def _anchor(self, y: Tensor, held: dict[str, Tensor]) -> Tensor | None:
+    def _anchor(self, y: Tensor, known: dict[str, Tensor]) -> Tensor | None:
         """Where weight decay draws these weights: points, "start", or nowhere."""
         given = self.weights[0].anchor
         if given is None:
             return None
         if torch.is_tensor(given):
-            return self._unit(self._padded([self._local([w.anchor])[0] for w in self.weights]))
-        return held["decay_target"] if "decay_target" in held else y.clone()
-
-    # -- weights and points
-
-    def _local(self, tensors: Sequence[Any]) -> list[Tensor]:
-        """The part of each that this process works on: all of an ordinary one."""
-        if self.shards is None:
-            return [t.detach() for t in tensors]
-        return self.shards.local_tensors([t if is_sharded(t) else self.shards.place(t) for t in tensors])
-
-    def _points(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.layout.points(tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)))
-
-    def _weights(self) -> Tensor:
-        """The weights as points, padding rows as (1, 0, ...); one weight is a view."""
-        if self.targets is not None:
-            return self.targets[0] if len(self.targets) == 1 else torch.cat(self.targets)
-        return self._read()
-
-    def _read(self) -> Tensor:
-        """The weights as points, wherever they are now."""
-        return self._padded(self._local(self.params))
-
-    def _padded(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Tensors as points, padding rows as (1, 0, ...) in their unit of length."""
-        X, r = self._points(tensors), self.space.radius
-        unit = 1.0 if isinstance(r, str) else r
-        return self.layout.padded(X, self.shape, self.space.geometry.origin(X) * unit)
-
-    def _scale(self, weights: Tensor, held: dict[str, Tensor]) -> float | Tensor | None:
-        """The radius of each point, (M, 1, 1) or one for all; None on unit spheres and where there is none.
-
-        Radii that a state or the declaration has hold as long as the weights are there; else they are the
-        weights'.
-        """
-        if self.space.radius != "start":
-            return None if self.space.radius == 1 else float(self.space.radius)
-        weights = weights.to(self.dtype)
-        radii = cast(Tensor, self.space.scale(weights))
-        known = held.get("radius")
-        if known is None and self.shards is None:
-            declared = [r for r in map(declared_radii, self.params) if r is not None]
-            known = torch.cat(declared) if len(declared) == len(self.params) else None
-        if known is not None:
-            known = known.to(radii).reshape(radii.shape)
-            y, geometry = weights / known, self.space.geometry
-            near = geometry.residual(y) <= geometry.tolerance(y, eps=self.eps)
-            radii = torch.where(near.reshape(radii.shape), known, radii)
-        if self.shards is None:
-            for p, r in zip(self.params, rows(radii, len(self.params)), strict=True):
-                keep_radii(p, r)
-        return radii
-
-    def _unit(self, X: Tensor) -> Tensor:
-        """Points of weights in full precision, on the unit sphere."""
-        return X.to(self.dtype) if self.scale is None else X.to(self.dtype) / self.scale
-
-    def _in_units(self, y: Tensor) -> Tensor:
-        """Points or vectors in the weights' unit of length."""
-        return y if self.scale is None else y * self.scale
-
-    def _divide_(self, W: Tensor) -> None:
-        """The inverse of `_in_units`, for elements of g^hor, in place."""
-        if self.scale is not None:
-            self.frame.scale_(W, 1 / self.scale)
-
-    def _checked(self, y: Tensor, held: dict[str, Tensor]) -> Tensor:
-        """The points of the weights, which are on their space; nothing was moved if one is not.
-
-        Weights that were on it to the digits of a narrower dtype are projected, or go on from the point that
-        their state holds.
-        """
-        off = self._off(y)
-        if bool(off.any()) and not self.half:
-            known = held.get("master", held["section"][..., : y.shape[-1]] if "section" in held else y)
-            if known.shape == y.shape and near_in_half(y, known) and not bool(self._off(known).any()):
-                name = self.names[0]
-                self.warn(
-                    "dtype", f"{name} was half precision: it goes on from the point that its state holds"
-                )
-                self._write(self._in_units(known))
-                return known
-            self._refuse(off)
-            y = self._unit(self._weights())
-        elif bool(off.any()):
-            self._refuse(off)
-        return self._nearest(y)
-
-    def _refuse(self, off: Tensor) -> None:
-        """Raise for the weights of points that are off their space."""
-        of_weight = off.view(len(self.params), -1).any(1).tolist()
-        params = [p for p, bad in zip(self.params, of_weight, strict=True) if bad]
-        names = [name for name, bad in zip(self.names, of_weight, strict=True) if bad]
-        check_on_space(params, self.space, names, self.warn)
-        if bool(self._off(self._unit(self._weights())).any()):
-            raise ValueError(f"{names[0]} is not on {self.space}; take ghor.{self.space}.project(...) of it")
-
-    def _off(self, y: Tensor) -> Tensor:
-        """Which points are off their space, (M)."""
-        geometry = self.space.geometry
-        return ~(geometry.residual(y) <= geometry.tolerance(y, eps=self.eps))
-
-    def _nearest(self, y: Tensor) -> Tensor:
-        """The points that weights of half precision stand for."""
-        return self.space.geometry.nearest(y) if self.half else y
+            return self.unit(self.padded([self.local_parts([w.anchor])[0] for w in self.weights]))
+        return known["decay_target"] if "decay_target" in known else y.clone()
 
     # -- in and out: the copies of a step, which are not compiled: every weight would be a kernel
 
@@ -325,63 +208,62 @@ class Batch:
         if not self.G.numel():  # a process may hold none of their points
             return self.G
         self.follow()
-        grads = [g.to_dense() if g.is_sparse else g for g in map(_grad, self.params)]
-        G = self._points(self._local(grads)).to(self.dtype)
-        return self.layout.padded(G, self.shape, 0.0)
+        return self.gradients()
 
     def follow(self) -> None:
         """Go on from points that were written through .data: read where that is cheap, else compared.
 
         To compare is to read a value: on the CPU in every step; elsewhere it is a flag for the next look.
         """
-        if self.frame.reads and self.exact:
-            self.frame.take(self._weights())
+        if self.written is None:
+            self.frame.take(self.read())
         elif self.H.device.type != "cpu":
-            self.lost.logical_or_(self._differs(self._unit(self._weights())).any())
-        elif not self._are_as_written():
-            now = self._weights()
-            if torch.is_tensor(self.scale):
-                self.scale.copy_(cast(Tensor, self._scale(now, {"radius": self.scale})))
-            moved = self._differs(y := self._unit(now))
-            if bool((off := self._off(y) & moved).any()):
-                self._refuse(off)
-            self._put(moved, self._nearest(y))
-            self.written = None if self.exact else now.clone()
+            self.lost.logical_or_(self._differs(self.unit(self.read())).any())
+        else:
+            here = self.here() if self.gathers else self.local
+            if len(here) == 1 or self.written.numel() > LARGE * len(here):  # without a copy in between
+                same = all(map(torch.equal, here, self.parts))
+            else:
+                same = torch.equal(torch.stack(here), self.whole)
+            if not same:
+                self._take_up(self.written)
 
-    def _are_as_written(self) -> bool:
-        """Whether weights are what the last step wrote; large ones without a copy in between."""
-        there = self.frame.point() if self.written is None else self.written
-        if self.targets is not None and there.numel() > LARGE * len(self.targets):
-            return all(map(torch.equal, self.targets, rows(there, len(self.targets))))
-        return torch.equal(self._weights(), there)
+    def _take_up(self, written: Tensor) -> None:
+        """Go on from what others have written."""
+        now = self.read()
+        if torch.is_tensor(self.scale):
+            self.scale.copy_(cast(Tensor, self.radii(now, self.scale)))
+        y = self.unit(now)
+        moved = self._differs(y)
+        off = self.off(y) & moved
+        if bool(off.any()):
+            self.refuse(off)
+        self._put(moved, self.nearest(y))
+        written.copy_(self.points(self.here()))
 
     def scatter(self) -> None:
         """Points to weights. A weight that is not its point to the bit is written only if it has moved."""
         if not self.H.numel():
             return
-        if self.exact and self.targets is not None:
+        if self.written is None and self.targets is not None:
             self.frame.write(self.targets)
-        else:
-            new = self.frame.point() if self.master is None else self.master
-            if self.master is not None and not self.frame.steady:  # else it is the frame's own memory
-                self.frame.write([new])
-            if self.written is not None:
-                new = self._in_units(new).to(self.written.dtype)
-                if not self.least > 0:
-                    new = torch.where(self.length > 0, new, self.written)
-                new = self.written.copy_(new)
-            self._write(new)
-        if self.shards is not None:  # a local shard has a version counter of its own
-            torch.autograd.graph.increment_version(self.params)
-
-    def _write(self, points: Tensor) -> None:
+            if self.shards is not None:  # a local shard has a version counter of its own
+                torch.autograd.graph.increment_version(self.params)
+            return
+        new = self.frame.point() if self.master is None else self.master
+        if self.master is not None and not self.frame.steady:  # else it is the frame's own memory
+            self.frame.write([new])
+        if self.written is None:
+            self.write(new)
+            return
+        if not self.exact:
+            new = self.in_units(new).to(self.kind)
+            if not self.least > 0:
+                new = torch.where(self.length > 0, new, self.written)
         if self.layout.padding is not None:
-            points = self.layout.padded(points, self.shape, self._points(self._local(self.params)))
-        weights = [self.layout.weight(P, self.shape) for P in rows(points, len(self.params))]
-        if self.shards is None or not self.shards.gathers:
-            torch._foreach_copy_(self._local(self.params), weights)
-        else:
-            self.shards.write(self.params, weights)
+            new = self.layout.padded(new, self.shape, self.points(self.here()))
+        self.written.copy_(new)
+        self.write_parts(self.parts)
 
     # -- the lines of Algorithm 3: compiled, and nothing is read
 
@@ -393,23 +275,18 @@ class Batch:
         """
         if not G.numel():
             return None
-        self.frame.pull(G, self._seen_as_points(self.G))
+        self.frame.pull(G, self._as_points(self.G))
         if self.developed is not None:
-            self.unroll()
+            self.H.copy_(self.developed)
             return self.developed
         if not self.decays or self.anchor is None:
             self.H.zero_()  # it may be left from a step that was interrupted
             return None
-        away = self._seen_as_points(self.H)
+        away = self._as_points(self.H)
         self.space.geometry.away(self.frame, self.anchor, away)
         if self.scale is not None:
             self.frame.scale_(away, self.scale)
         return self.H.clone()
-
-    def unroll(self) -> None:
-        """Let the rule find the developed weight."""
-        assert self.developed is not None
-        self.H.copy_(self.developed)
 
     def move(self, state: dict[str, Any], start: Tensor | None) -> None:
         """The rest of a step: W by a rule of ours, if there is one, and `push`."""
@@ -430,13 +307,14 @@ class Batch:
 
         W is projected to g^hor, unless the rule is entrywise: then it is there, as its gradient is.
         """
-        W = self._seen_as_points(self.H if start is None else self.H.sub_(start))
-        frame = self.frame
-        self._divide_(W)
+        frame, W = self.frame, self._as_points(self.H if start is None else self.H.sub_(start))
+        if self.scale is not None:
+            frame.scale_(W, 1 / self.scale)
         if self.own is not None or not self.entrywise:
             frame.hor_(W)
         if self.max_angle is not None:
-            self._limit_(W, self.max_angle)
+            angle = frame.angle(W)  # what is not finite stays so
+            frame.scale_(W, torch.where(angle < torch.inf, (self.max_angle / angle).clamp_max_(1), 1))
         length = frame.length(W)
         self.least, self.most = extremes(length)
         if not self.most <= frame.longest:
@@ -454,48 +332,41 @@ class Batch:
             self.long, (self.least, self.most) = True, extremes(length)
         self.length = length
         if self.developed is not None:
-            self._seen_as_points(self.developed).add_(self._in_units(W))
-        odd, even = (
-            [self._seen_as_points(state[k]) for k in keys if k in state] for keys in (self.odd, self.even)
-        )
-        frame.step(W, self.length, self.R, odd, even, (self.least, self.most))
+            self._as_points(self.developed).add_(self.in_units(W))
+        odd, even = self._turning(state)
+        frame.step(W, length, self.R, odd, even)
 
-    def _limit_(self, W: Tensor, max_angle: float) -> None:
-        """Shorten W where it turns a vector by more than `max_angle`; what is not finite stays so."""
-        angle = self.frame.angle(W)
-        self.frame.scale_(W, torch.where(angle < torch.inf, (max_angle / angle).clamp_max_(1), 1))
+    def _as_points(self, X: Tensor) -> Tensor:
+        """What lies as H does, as points: a view."""
+        return X if self.stacks else self.layout.points(X)
+
+    def _turning(self, state: dict[str, Any]) -> list[list[Tensor]]:
+        """The rule's state that a frame takes along, as points: vectors, and mean squares."""
+        found = [[state[k] for k in keys if k in state] for keys in (self.odd, self.even)]
+        return found if self.stacks else [list(map(self.layout.points, X)) for X in found]
 
     # -- the end of a step
 
-    def end(self) -> None:
-        """Count the step, if it has moved anything, and do what is due every so often."""
+    def end(self, state: Any) -> None:
+        """Weights and state[p] follow; what is due every so often is done."""
+        self.scatter()
+        self.publish(state)
         self.steps += 1
-        if self.shards is not None or self._has_moved():
+        on_cpu, some = self.H.device.type == "cpu", self.H.numel() > 0
+        if math.isnan(self.most) and some:  # as compiled code leaves it, and as it stays on other devices
+            self.least, self.most = extremes(self.length)
+        if self.shards is not None or not self.most <= 0:
             self.moves.add_(1)
             self.age += 1
-            if self.age % REPAIR_EVERY == 0 and self.H.numel():
+            if self.age % REPAIR_EVERY == 0 and some:
                 self._repair()
-        if self.H.numel():
-            if self.steps % LOOK_EVERY.get(self.H.device.type, 100) == 0:
-                self.look()
-            elif self.long and self._is_unusual():
-                self._say_long()
-                self.peak.zero_()
-        self.long = False
-        self.H.grad = None
-        del self.G
-        if hasattr(self, "length"):
-            del self.length
-
-    def _is_unusual(self) -> bool:
-        """Whether a velocity was too long, or not finite, where a value is read for nothing."""
-        return self.H.device.type == "cpu" and not bool(self.peak.amax() <= self.frame.longest)
-
-    def _has_moved(self) -> bool:
-        """Whether a point has moved, where that may be read for nothing; elsewhere whether it may have."""
-        if self.most == math.inf and self.H.numel():  # as compiled code leaves it
-            self.least, self.most = extremes(self.length)
-        return not self.most <= 0
+        if some and self.steps % LOOK_EVERY.get(self.H.device.type, 100) == 0:
+            look(self)
+        elif self.long and on_cpu and not bool(self.peak.amax() <= self.frame.longest):
+            say_long(self)
+            self.peak.zero_()
+        self.long, self.G, self.length, self.H.grad = False, None, None, None
+        self.leave()
 
     def _repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
@@ -504,109 +375,11 @@ class Batch:
         self.frame.repair(self.age // REPAIR_EVERY % period == 0, self.length > 0)
         self.scatter()
 
-    # -- state[p]
-
-    def _here(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A weight's state with tensors where this process works on them."""
-        device, place = self.params[0].device, self.shards
-        out = dict(state)
-        for key, value in state.items():
-            if torch.is_tensor(value) and value.dim() > 0:
-                out[key] = (value if place is None else place.place(value).to_local()).to(device)
-        return out
-
-    def _held(self, states: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """What the members' states keep of points and frames."""
-        held = {}
-        for key in (k for k in (*FRAME_KEYS, *POINT_KEYS, "radius") if k in states[0]):
-            X = torch.stack([s[key] for s in states])
-            X = X.to(self.dtype.to_real() if key == "radius" else self.dtype)
-            held[key] = self.layout.points(X).clone() if key in POINT_KEYS else X
-            if key in FRAME_KEYS:
-                held[key] = X.reshape(-1, *X.shape[-2:])
-        return held
-
-    def _gathered(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The rule's state for H: numbers per coordinate in H's layout, others from the first member."""
-        state: dict[str, Any] = {}
-        for key, value in states[0].items():
-            if key in OUR_KEYS or key.endswith(BESIDE):
-                continue
-            state[key] = value.clone() if torch.is_tensor(value) else value
-            if is_per_coordinate(value, self.shape):
-                state[key] = self._like_H(key, states)
-            elif self._is_of_points(value):
-                state[key] = torch.cat([s[key].reshape(-1, *value.shape[-2:]) for s in states])
-        for key in (k for k in self.odd if k in state):  # an interrupt may have left it half turned
-            self.frame.hor_(self._seen_as_points(state[key]))
-        return state
-
-    def _seen_as_points(self, X: Tensor) -> Tensor:
-        """What lies as H does, as points: a view."""
-        return X if self.stacks else self.layout.points(X)
-
-    def _is_of_points(self, value: Any) -> bool:
-        """Whether an entry of a state has a matrix, or a number (1, 1), for each point."""
-        return self.stacks and torch.is_tensor(value) and value.dim() > 1
-
-    def _like_H(self, key: str, states: Sequence[dict[str, Any]]) -> Tensor:
-        """State that lies as weights do, as H does: a copy, in H's precision if its numbers have digits."""
-        value = states[0][key]
-        has_digits = value.is_floating_point() or value.is_complex()
-        room = torch.empty_like(self.H, dtype=None if has_digits else value.dtype)
-        if not self.stacks:
-            return room.copy_(value)
-        first, *beside = self._faces(room)
-        first.copy_(self._points([s[key] for s in states]))
-        for A in beside:
-            A.copy_(torch.stack([s[key + BESIDE] for s in states]).reshape(A.shape))
-        return room
-
-    def _faces(self, X: Tensor) -> list[Tensor]:
-        """What lies as H does, in a point's shape, and what there may be beside it: the A of (K, A)."""
-        return self.frame.blocks(X) if X.dim() == 1 else [X]
-
-    def shown(self) -> list[dict[str, Any]]:
-        """state[p] of every weight: views in p's shape; the members share what is not per coordinate."""
-        count, columns = len(self.params), dict[str, Sequence[Any]]()
-
-        def in_shape(X: Tensor) -> list[Tensor]:
-            return [self.layout.weight(P, self.shape) for P in rows(X, count)]
-
-        def per_point(X: Tensor) -> list[Tensor]:
-            return [x.reshape(*self.layout.batch(self.shape), *X.shape[1:]) for x in rows(X, count)]
-
-        developed = {} if self.developed is None else {"developed": self.developed}
-        for key, value in (self.state | developed).items():
-            if torch.is_tensor(value) and value.shape == self.H.shape and self.stacks:
-                first, *beside = self._faces(value)
-                columns[key] = in_shape(first)
-                for A in beside:
-                    columns[key + BESIDE] = per_point(A)
-            else:
-                columns[key] = per_point(value) if self._is_of_points(value) else [value] * count
-        for key, value in self.frame.tensors().items():
-            columns[key] = per_point(value)
-        if torch.is_tensor(self.scale):
-            columns["radius"] = [r.reshape(self.layout.batch(self.shape)) for r in rows(self.scale, count)]
-        if self.master is not None:
-            columns["master"] = in_shape(self.master)
-        if self.anchor is not None:
-            columns["decay_target"] = in_shape(self.anchor)
-        if self.shards is not None:
-            columns = {k: list(map(self._sharded, v)) for k, v in columns.items()}
-        columns["moves"] = [self.moves] * count
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def _sharded(self, value: Any) -> Any:
-        assert self.shards is not None
-        return self.shards.to_dtensor(value, 0) if torch.is_tensor(value) and value.dim() > 0 else value
-
     def publish(self, state: Any) -> None:
         """Show our state in state[p], if the rule has bound new objects since the last time."""
         bound = tuple(self.state.values())
         if self.bound is None or not same_objects(bound, self.bound):
-            for p, entries in zip(self.params, self.shown(), strict=True):
+            for p, entries in zip(self.params, shown(self), strict=True):
                 there = state[p]
                 there.update(entries)
                 for key in there.keys() - entries.keys():
@@ -616,45 +389,46 @@ class Batch:
 
     def note(self, state: Any) -> None:
         """Remember state[p] as it is now."""
-        self.dicts = tuple(map(state.get, self.params))
-        self.values = tuple(chain.from_iterable(d.values() for d in self.dicts if d))
-        first, *others = (d or {} for d in self.dicts)
+        self.seen = self._now(state)
+        first, *others = (state.get(p) or {} for p in self.params)
         self.shared = [
             v for k, v in first.items() if torch.is_tensor(v) and any(d.get(k) is v for d in others)
         ]
         self.counts = tuple(map(_version, self.shared))
 
-    # -- what others do between two steps
-
     def leave(self) -> None:
         """Remember the weights as they are now."""
-        self.versions = tuple(map(_version, self.params))
-        self.places = self._places()
-        self.counts = tuple(map(_version, self.shared))
+        self.versions, self.counts = tuple(map(_version, self.params)), tuple(map(_version, self.shared))
+        self.in_motion = False
 
-    def say_shared(self) -> None:
-        """Say that others have written a number that the members have in common in place."""
-        if self.versions and tuple(map(_version, self.shared)) != self.counts:  # else a step was interrupted
+    # -- what others do between two steps
+
+    def as_left(self, state: Any) -> bool:
+        """Whether weights and state are the objects, at the places and in the versions, that we left."""
+        if self.in_motion:
+            return False
+        if tuple(map(_version, self.shared)) != self.counts:
             self.warn(
                 "shared",
                 f"a state tensor that {len(self.params)} weights share, such as the step count of "
                 f"{self.names[0]}, was written in place, which changes all of them. Bind a new tensor to "
                 "change one: opt.state[p][key] = torch.tensor(...)",
             )
-
-    def _places(self) -> tuple[int, ...]:
-        params = self.params if self.shards is None else [cast(Any, p).to_local() for p in self.params]
-        return tuple(map(Tensor.data_ptr, params))
-
-    def as_left(self, state: Any) -> bool:
-        """Whether weights and state are the objects, at the places and in the versions, that we left."""
-        dicts = tuple(map(state.get, self.params))
         return (
-            same_objects(dicts, self.dicts)
-            and tuple(map(_version, self.params)) == self.versions
+            tuple(map(_version, self.params)) == self.versions
             and self._places() == self.places
-            and same_objects(tuple(chain.from_iterable(d.values() for d in dicts if d)), self.values)
+            and same_objects(self._now(state), self.seen)
         )
+
+    def _now(self, state: Any) -> tuple[Any, ...]:
+        """state[p] of all members, and what is in it."""
+        dicts = tuple(map(state.get, self.params))
+        return *dicts, *chain.from_iterable(map(dict.values, filter(None, dicts)))
+
+    def _places(self) -> list[int]:
+        """Where the weights are in memory."""
+        params: list[Any] = self.params
+        return [p.data_ptr() for p in (params if self.shards is None else [p.to_local() for p in params])]
 
     def _differs(self, y: Tensor) -> Tensor:
         """Which points (M) are not the frame's, up to rounding."""
@@ -664,9 +438,9 @@ class Batch:
             near = 4 * self.eps * (1 if self.frame.exact else y.shape[-2])
             return ~((point - y).abs() <= near * largest).flatten(1).all(1)
         # To the bit what is left of the frame's point; or a weight that has not moved yet.
-        weights = self._read()
-        kept = (self._in_units(point).to(self.kind) == weights).flatten(1).all(1)
-        still = (self._nearest(self._unit(weights)) - point).abs() <= NEAR * largest
+        weights = self.read()
+        kept = (self.in_units(point).to(self.kind) == weights).flatten(1).all(1)
+        still = (self.nearest(self.unit(weights)) - point).abs() <= NEAR * largest
         return ~(kept | still.flatten(1).all(1))
 
     def _put(self, moved: Tensor, y: Tensor) -> None:
@@ -675,36 +449,30 @@ class Batch:
             self.in_motion = True  # an interrupt here, too, drops the frame
             self.frame.put(moved, y[moved])
             self.in_motion = False
-            self._say_changed(moved.view(len(self.params), -1).any(1).tolist())
-
-    def _say_changed(self, changed: Sequence[bool]) -> None:
-        """Say which weights others have written."""
-        names = [name for name, there in zip(self.names, changed, strict=True) if there]
-        others = f" and {len(names) - 1} other weights" if len(names) > 1 else ""
-        if names:
-            self.warn(
-                "changed",
-                f"{names[0]}{others} changed outside the optimizer, within {self.space}: the section was "
-                "rebuilt, moments were kept",
-            )
+            say_changed(self, self.of_weights(moved))
 
     def dissolve(self, state: Any) -> None:
-        """Leave the weights to other batches.
+        """Leave the weights to other batches, which go on from them and from state[p].
 
-        Those that others have written, be it with their own values, get moments of zero where these are not
-        finite.
+        Frames that an interrupted step may have left off the group are dropped. Weights that others have
+        written, be it with their own values, get moments of zero where these are not finite.
         """
-        now = list(map(_version, self.params))
-        touched = [a != b for a, b in zip(now, self.versions, strict=False)]
-        other = [w.p.dtype != self.kind for w in self.weights]
+        if self.in_motion:
+            for entries in filter(None, map(state.get, self.params)):
+                for key in (*FRAME_KEYS, "master"):
+                    entries.pop(key, None)
+            self.warn("interrupted", "the last step was interrupted; sections will be rebuilt, moments kept")
+            return
+        touched = [_version(p) != version for p, version in zip(self.params, self.versions, strict=True)]
+        other = [p.dtype != self.kind for p in self.params]
         if any(w.p.shape != w.shape for w in self.weights):
             pass  # an error, a little later
         elif any(other):
-            self._say_changed(other)
-        elif self.H.numel() and self.versions and (any(touched) or self._places() != self.places):
-            moved = self._differs(self._unit(self._read()))
-            self._say_changed(moved.view(len(self.params), -1).any(1).tolist())
-        for w, written in zip(self.weights, touched, strict=False):
+            say_changed(self, other)
+        elif self.H.numel() and (any(touched) or self._places() != self.places):
+            self.locate()
+            say_changed(self, self.of_weights(self._differs(self.unit(self.read()))))
+        for w, written in zip(self.weights, touched, strict=True):
             broken = [v for v in state.get(w.p, {}).values() if written and is_broken(v)]
             for value in broken:
                 value.zero_()
@@ -714,59 +482,6 @@ class Batch:
                     f"{w.name} changed outside the optimizer: its moments, which were not finite, start "
                     "from zero",
                 )
-
-    # -- looks
-
-    def look(self) -> None:
-        """Report what happened since the last look; the one place of a step that reads a value everywhere."""
-        reads = self.frame.reads and self.exact
-        y = self.frame.point() if reads else None
-        off = self.lost if y is None else self._off(y)
-        held = self.lost if self.frame.held is None else self.frame.held
-        seen = [x.to(self.peak) for x in (self.peak.amax(), self.lost, off.any(), held.any())]
-        peak, lost, any_off, any_held = torch.stack(seen).tolist()
-        if not peak <= self.frame.longest:
-            self._say_long()
-        if lost:
-            self.warn(
-                "lost",
-                f"{self.names[0]} or one of its kind was written through .data, which is not counted on "
-                "this device: the write was lost; write under torch.no_grad() instead",
-            )
-        if self.frame.held is not None and any_held:
-            self.warn("digits", no_digits(cast(Any, self.space), self.eps))
-            self.frame.held.zero_()
-        if y is not None and any_off:
-            name = self._name_of(off)
-            self.warn(
-                "off", f"{name} is not on {self.space}, as after a write through .data: it was projected"
-            )
-            self.frame.put(off, self.space.geometry.nearest(y[off]))
-            self.scatter()
-        self.peak.zero_(), self.lost.zero_()
-
-    def _say_long(self) -> None:
-        longest = self.frame.longest
-        bad = ~(self.peak < torch.inf)
-        if bool(bad.any()):
-            self.warn(
-                "nonfinite",
-                f"the velocity of {self._name_of(bad)} is not finite (a NaN or infinite gradient?): the "
-                "weight stays where it is, but its moments are lost. Load a state dict, or constrain the "
-                "weight again, which sets them to zero",
-            )
-        long = (self.peak > longest) & ~bad
-        if bool(long.any()):
-            most = float(self.peak[long].max())
-            self.warn(
-                "long",
-                f"a velocity of length {most:.1e} of {self._name_of(long)} was clipped to {longest:.1g}; is "
-                "the learning rate intentional?",
-            )
-
-    def _name_of(self, mask: Tensor) -> str:
-        """The name of the first weight with a point that is marked."""
-        return self.names[int(mask.flatten().nonzero()[0]) * len(self.names) // mask.numel()]
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -782,23 +497,3 @@ def is_broken(value: Any) -> bool:
 def near_in_half(X: Tensor, Y: Tensor) -> bool:
     """Whether two tensors are equal to the digits of bfloat16."""
     return bool(((X - Y).abs() <= torch.finfo(torch.bfloat16).eps * Y.abs().clamp_min(1e-2)).all())
-
-
-def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether one is a view of the other."""
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def is_per_coordinate(value: Any, shape: Sequence[int]) -> bool:
-    """Whether an entry of a state has a number for each coordinate of the weight."""
-    return torch.is_tensor(value) and value.dim() > 0 and value.shape == shape
-
-
-def shared_values(state: dict[str, Any] | None, shape: Sequence[int]) -> str:
-    """The part of a weight's state that members of a batch must have in common."""
-    out = {}
-    for k, v in (state or {}).items():
-        ours = k in OUR_KEYS and k != "moves"
-        differs = ours or (torch.is_tensor(v) and (v.dim() > 1 or (v.dim() > 0 and v.shape == shape)))
-        out[k] = None if differs else v.tolist() if torch.is_tensor(v) else v
-    return repr(sorted(out.items()))

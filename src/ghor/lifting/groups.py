@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from ghor._torch.sharding import is_sharded
+from ghor._torch.sharding import full_tensor, is_sharded
 from ghor.constraints.declare import Anchor
 from ghor.constraints.registry import Declaration, declarations_by_id
 from ghor.constraints.validation import Warn, check_anchor, check_fit, check_on_space, kind
@@ -144,7 +144,7 @@ def with_names(group: Any, gi: int) -> Any:
 # -- of several groups ---------------------------------------------------------------------------------------
 
 
-def named_duplicate(groups: Sequence[Any], error: ValueError) -> ValueError:
+def named_duplicate(groups: Sequence[Any], error: Exception) -> Exception:
     """torch's error for a parameter that is in two groups, with both of its names added."""
     if "more than one parameter group" not in str(error):
         return error
@@ -202,6 +202,28 @@ def refuse_late_declarations(groups: Sequence[dict[str, Any]], weights: Sequence
                 f"{w.name} is declared with an anchor, and this optimizer has none for it; constrain first, "
                 "then build the optimizer"
             )
+
+
+def warn_of_decay(decay: Any, where: str, weights: Sequence[Weight], warn: Warn) -> None:
+    """Say that weights decay nowhere."""
+    if weights and all(w.curved and w.anchor is None for w in weights):
+        warn(
+            "decay",
+            f"weight_decay={decay} has no effect on {where}: they do not decay without an anchor (paper, "
+            "section 4.1)",
+        )
+
+
+def refuse_nonfinite(groups: Sequence[dict[str, Any]]) -> None:
+    """Raise for gradients that are not finite, in the groups that ask for it."""
+    for gi, group in enumerate(groups):
+        members = zip(group["params"], names_of(group, gi), strict=True) if group["error_if_nonfinite"] else ()
+        for p, name in members:
+            grad = p.grad if p.grad is None or not p.grad.is_sparse else p.grad.to_dense()
+            if grad is not None and int(full_tensor(torch.isfinite(grad).logical_not_().sum())):
+                raise RuntimeError(
+                    f"the gradient of {name} is not finite; nothing was moved (error_if_nonfinite=True)"
+                )
 
 
 # -- one weight ----------------------------------------------------------------------------------------------
@@ -284,3 +306,36 @@ def _warn_of_unused_anchors(group: dict[str, Any], weights: list[Weight], warn: 
                 f"{w.name} has an anchor, but this optimizer has no weight_decay that would draw it there: "
                 "the anchor is not used",
             )
+
+
+# -- what may change how a rule is run -----------------------------------------------------------------------
+
+
+def switches(group: dict[str, Any]) -> dict[str, Any]:
+    """What may change how a rule is run: flags, names, and whether other numbers are 0."""
+    return {k: is_on(v) for k, v in group.items() if k not in ("lr", "params", "param_names", *GROUP_KEYS)}
+
+
+def fixed(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The options that `switches` looks at, if each of them is a value that does not change: else none."""
+    options = [(k, v) for k, v in group.items() if k not in ("lr", "params", "param_names", *GROUP_KEYS)]
+    values = [x for _, v in options for x in (v if type(v) is tuple else [v])]
+    return options if all(x is None or type(x) in (int, float, bool, str) for x in values) else []
+
+
+def is_on(value: Any) -> Any:
+    """A name, or whether a number is not 0; numbers on other devices are not read."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(is_on, value))
+    if torch.is_tensor(value):
+        return value.dim() > 0 or value.device.type != "cpu" or bool(value)
+    return bool(value) if isinstance(value, (int, float)) else value
+
+
+def switched_on(value: Any) -> Any:
+    """The same kind of value with numbers that are not 0."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(switched_on, value))
+    if torch.is_tensor(value):
+        return value if is_on(value) else torch.full_like(value, 0.5)
+    return 0.5 if type(value) in (int, float) and value == 0 else value

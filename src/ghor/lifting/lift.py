@@ -67,15 +67,15 @@ def handed_on(name: str) -> Callable[..., Any]:
             for b in moving:
                 b.follow()
                 b.in_motion = True
-                b.unroll()
+                assert b.developed is not None
+                b.H.copy_(b.developed)
             out = getattr(self.inner, name)(*args, **kwargs)
-            for b in moving:
-                b.push(self.inner.state[b.H], b.developed)
-                b.scatter()
             self._take_back(moving)
             for b in moving:
+                b.push(b.state, b.developed)
+                b.scatter()
+                b.publish(self.state)
                 b.leave()
-                b.in_motion = False
         return out
 
     method.__name__ = name

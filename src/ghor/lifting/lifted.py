@@ -28,6 +28,7 @@ drops its frame, which may be off the group; the next step makes one above the w
 from __future__ import annotations
 
 import inspect
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,38 +44,37 @@ from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
 from ghor._torch.sharding import full_tensor, placement, reshard
 from ghor._torch.warn import Warnings
-from ghor.constraints.declare import declared_spaces
-from ghor.constraints.registry import Record, lost_beside, lost_message
+from ghor.constraints.declare import declared_spaces, lost_message
+from ghor.constraints.registry import Record, lost_beside
 from ghor.lifting import files
-from ghor.lifting.batch import (
-    FRAME_KEYS,
-    OUR_KEYS,
-    Batch,
-    OwnRule,
-    _grad,
-    is_per_coordinate,
-    same_objects,
-    shared_values,
-)
+from ghor.lifting.batch import Batch, OwnRule, same_objects
 from ghor.lifting.groups import (
     GROUP_KEYS,
     Weight,
     admitted,
     check_memory,
     check_options,
+    fixed,
+    is_on,
     listed,
     named_duplicate,
     names_of,
     refuse_late_declarations,
     refuse_shared_memory,
+    switched_on,
+    switches,
     with_names,
 )
 from ghor.lifting.law import DECAYS, Traits, traits
+from ghor.lifting.state import OUR_KEYS, is_per_coordinate, shared_values
 from ghor.spaces import Space
+
+_grad = operator.attrgetter("grad")
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW)  # their fused kernels are the default on velocities
 SCALER = ("_step_supports_amp_scaling", "grad_scale", "found_inf")  # what GradScaler reads, sets and deletes
 DERIVED = (
+    "_bare",
     "_batches",
     "_loose",
     "_curved",
@@ -88,93 +88,26 @@ DERIVED = (
 # -- Algorithm 3 ---------------------------------------------------------------------------------------------
 
 
-def pull(b: Batch, G: Tensor) -> Tensor | None:
-    """B: rgrad, then global_rep. torch.compile makes a graph of it for each kind of batch."""
-    return b.pull(G)
+def pull(moving: list[Batch], grads: list[Tensor]) -> list[Tensor | None]:
+    """B: rgrad, then global_rep. torch.compile makes one graph of it."""
+    return [b.pull(G) for b, G in zip(moving, grads, strict=True)]
 
 
-def push(b: Batch, W: Tensor, state: dict[str, Any], start: Tensor | None) -> None:
+def push(
+    moving: list[Batch], velocities: list[Tensor], states: list[dict[str, Any]], starts: list[Tensor | None]
+) -> None:
     """Lambda <- Lambda R(W), and Y = Lambda E: another graph. (What is given no tensor is not compiled.)"""
-    b.move(state, start)
+    for b, _, state, start in zip(moving, velocities, states, starts, strict=True):
+        b.move(state, start)
 
 
-def on_inner(name: str) -> property:
-    """An attribute that the inner optimizer has, or has not."""
-    return property(
-        lambda self: getattr(self.inner, name),
-        lambda self, value: setattr(self.inner, name, value),
-        lambda self: delattr(self.inner, name),
-    )
-
-
-class _Signature:
-    """`inspect.signature` of a lifted class: parameters of Base, or of its own constructor, and then ours."""
-
-    def __get__(self, optimizer: object, cls: type[Lifted]) -> inspect.Signature:
-        init = cls.Base.__init__ if cls.__init__ is Lifted.__init__ else cls.__init__
-        theirs = [p for p in list(inspect.signature(init).parameters.values())[1:] if p.name != "ours"]
-        ours, names = inspect.signature(Lifted.__init__).parameters.values(), {p.name for p in theirs}
-        added = [p for p in ours if p.kind is p.KEYWORD_ONLY and p.name not in names]
-        # Stable: our keywords come after theirs, and before their **kwargs.
-        return inspect.Signature(sorted([*theirs, *added], key=lambda p: p.kind))
-
-
-class Lifted(Optimizer):
+class Lifted(Holder):
     """The part that all lifted optimizers share; an optimizer of the class `Base` works in g^hor."""
 
-    __signature__: ClassVar[_Signature] = _Signature()
-
-    Base: ClassVar[type[Optimizer]]
     frameless: ClassVar[bool] = False  # displacements do not depend on the frame, so that there need be none
 
-    inner: Optimizer
     _batches: list[Batch]
-    _weights: list[Weight]  # those on manifolds
-    _loose: list[int]  # ids of those in no batch
-    _seen: list[dict[str, Any]]  # the groups as they were
-    _placed: list[list[Weight]]  # the weights of each group
-    _declared: int  # `Record.changes` of the time
-    _step_supports_amp_scaling, grad_scale, found_inf = map(on_inner, SCALER)
-
-    def __init__(
-        self,
-        params: Any,
-        *args: Any,
-        space: Space | Sequence[Space | None] | None = None,
-        retraction: str = "cayley",
-        section: str = "auto",
-        max_angle: float | None = None,
-        error_if_nonfinite: bool = False,
-        anchor: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        ours = (space, retraction, section, max_angle, error_if_nonfinite, anchor)
-        self._warn, self._named, self._explicit = Warnings(), isinstance(params, nn.Module), space is not None
-        if isinstance(params, nn.Module):
-            reshard(params)
-            params = [(name, p) for name, p, _ in declared_spaces(params)]
-        params = listed(params)
-        try:
-            with explained(self.Base):
-                self.inner = self.Base(self.sorted(params), *args, **kwargs)
-        except ValueError as error:
-            raise named_duplicate(params, error) from None
-        # Not Optimizer.__init__, which would take the groups once more.
-        super().__setstate__(
-            {"defaults": {**self.inner.defaults, **dict(zip(GROUP_KEYS, ours, strict=True))}}
-        )
-        self._adopt()
-        self._first = list[dict[str, Any]]()  # the groups as they were placed
-        for group in self.param_groups:
-            self._place(group)
-        self._warn_of_surprises()
-        if self.state and not any(
-            group.get("differentiable") or any(p.is_meta for p in group["params"])
-            for group in self.param_groups
-        ):  # Adagrad has state from the start, and that includes ours
-            with torch.no_grad(), full_precision():
-                self._ready(lambda p: self.state.get(p) or None)
-        self._warn.flush()
+    _loose: set[int]  # ids of the weights on manifolds that are in no batch
 
     # -- the step ------------------------------------------------------------------------------------------
 
@@ -191,10 +124,10 @@ class Lifted(Optimizer):
                 loss = closure()
         with full_precision():
             moving, grads = self._before()
-            starts = [pull(b, G) for b, G in zip(moving, grads, strict=True)]  # B
+            starts = pull(moving, grads)  # B
             self._rule()  # W
-            for b, start in zip(moving, starts, strict=True):
-                push(b, b.H, self.inner.state[b.H], start)  # Lambda, Y
+            velocities: list[Tensor] = [b.H for b in moving]
+            push(moving, velocities, [self.inner.state[H] for H in velocities], starts)  # Lambda, Y
             self._after(moving)
         return loss
 
@@ -202,53 +135,32 @@ class Lifted(Optimizer):
     def _before(self) -> tuple[list[Batch], list[Tensor]]:
         """The batches that move, and their gradients; the inner optimizer is lent groups and state."""
         if any([group["error_if_nonfinite"] for group in self.param_groups]):  # noqa: C419 (a generator costs calls)
-            self._refuse_nonfinite()
+            refuse_nonfinite(self)
         moving = self._ready()
         self._lend(moving)
         grads = [b.gather() for b in moving]
         for b in moving:
-            b.in_motion = True
+            b.in_motion, b.group = True, self.param_groups[b.gi]
+            b.multiple = self.multiple(b.group) if b.free else None
         return moving, grads
 
     @_disable_dynamo
     def _rule(self) -> None:
-        with explained(self.Base):
-            bare_step(self.Base, self.defaults.get("differentiable", False))(self.inner)
+        try:
+            self._bare(self.inner)
+        except Exception as error:
+            explain(self.Base, error)
+            raise
 
     @_disable_dynamo
     def _after(self, moving: list[Batch]) -> None:
-        for b in moving:
-            b.scatter()
         self._take_back(moving)
         for b in moving:
-            b.end()
-            b.leave()
-            b.in_motion = False
+            b.end(self.state)
         if self._warn.pending:
             self._warn.flush()
 
-    def _refuse_nonfinite(self) -> None:
-        """Raise for gradients that are not finite, in the groups that ask for it.
-
-        A gradient scaler skips such steps itself, and sets `found_inf` to do so.
-        """
-        if getattr(self, "found_inf", None) is not None:
-            return
-        for gi, group in enumerate(self.param_groups):
-            for p, name in (
-                zip(group["params"], names_of(group, gi), strict=True) if group["error_if_nonfinite"] else ()
-            ):
-                grad = p.grad if p.grad is None or not p.grad.is_sparse else p.grad.to_dense()
-                if grad is not None and int(full_tensor(torch.isfinite(grad).logical_not_().sum())):
-                    raise RuntimeError(
-                        f"the gradient of {name} is not finite; nothing was moved (error_if_nonfinite=True)"
-                    )
-
     # -- what a class of ours may say of its rule ----------------------------------------------------------
-
-    def sorted(self, params: Any) -> Any:
-        """Parameters or groups as Base is given them."""
-        return params
 
     def own_rule(self, b: Batch) -> OwnRule | None:
         """Our own rule for weights on manifolds, in place of Base's."""
@@ -260,6 +172,19 @@ class Lifted(Optimizer):
 
     # -- which weights move --------------------------------------------------------------------------------
 
+    def _adopt(self) -> None:
+        super()._adopt()
+        self._batches, self._loose = [], set()
+
+    def _start(self) -> None:
+        """Adagrad has state from the start, and that includes ours."""
+        if self.state and not any(
+            group.get("differentiable") or any(p.is_meta for p in group["params"])
+            for group in self.param_groups
+        ):
+            with torch.no_grad(), full_precision():
+                self._ready(lambda p: self.state.get(p) or None)
+
     def _ready(self, mover: Callable[[Tensor], Any] = _grad) -> list[Batch]:
         """The batches that move.
 
@@ -267,91 +192,35 @@ class Lifted(Optimizer):
         has touched it, or if only some of its weights move; those in no batch form new ones, from weights and
         state[p].
         """
-        self._settle()
-        if not self._groups_hold():
-            self._regroup()
-        kept, moving = list[Batch](), list[Batch]()
+        self._follow_groups()
+        moving, stale = list[Batch](), list[Batch]()
         for b in self._batches:
-            b.say_shared()
-            there = sum(g is not None for g in map(mover, b.params))
-            if b.as_left(self.state) and there in (0, len(b.params)):
-                kept.append(b)
-                moving += [b] if there else []
-            else:
-                b.dissolve(self.state)
-                self._loose += map(id, b.params)
+            there = sum([mover(p) is not None for p in b.params])
+            if there not in (0, len(b.params)) or not b.as_left(self.state):
+                stale.append(b)
+            elif there:
+                moving.append(b)
+        if stale:
+            self._release(stale)
         if self._loose:
-            loose = set(self._loose)
-            free = [w for w in self._weights if id(w.p) in loose and mover(w.p) is not None]
-            new = self._formed(free)
-            moving, kept = moving + new, kept + new
-            self._loose = list(loose.difference(id(w.p) for w in free))
-        self._batches = kept
-        for b in kept:
-            b.group = self.param_groups[b.gi]
-            b.decays = b.anchor is not None and any(b.group.get(key) for key in DECAYS)
-            b.own, b.multiple = self.own_rule(b), self.multiple(b.group)
-            if b.own is not None and not b.state:
-                b.state = b.own.state(b)
+            free = [w for w in self._roster.curved if id(w.p) in self._loose and mover(w.p) is not None]
+            moving += self._formed(free)
+            self._loose.difference_update([id(w.p) for w in free])
         return moving
 
-    def _groups_hold(self) -> bool:
-        """Whether the groups have the weights, the keys of ours and the switches that we know them with."""
-        groups = self.param_groups
-        return (
-            Record.changes == self._declared
-            and len(groups) == len(self._seen)
-            and all(
-                all(seen[key] is group[key] for key in GROUP_KEYS)
-                and same_objects(seen["params"], group["params"])
-                and (
-                    all(group.get(key) is value for key, value in seen["fixed"])
-                    if seen["fixed"]
-                    else seen["switches"].items() <= switches(group).items()
-                )
-                for seen, group in zip(self._seen, groups, strict=True)
-            )
-        )
+    def _follow_groups(self) -> None:
+        """Start again from the groups if others have changed them."""
+        if not self._roster.holds(self.param_groups):
+            self._roster.renew(self.param_groups, self.state)
+            self._release(self._batches)
+            self._loose = set(self._roster.ids)
 
-    def _regroup(self) -> None:
-        """Start again from the groups: which weights are on manifolds, and where."""
-        if self._declared != Record.changes:
-            refuse_late_declarations(self.param_groups, [w for ws in self._placed for w in ws])
-        before = {id(w.p): w for weights in self._placed for w in weights}
-        for gi, group in enumerate(self.param_groups):
-            check_options(group, gi)
-            if not self._is_placed(gi):
-                self._placed[gi : gi + 1] = [admitted(group, gi, self.defaults, self._warn)]
-        del self._placed[len(self.param_groups) :]
-        every = [w for weights in self._placed for w in weights]
-        refuse_shared_memory(every)
-        for w in every:
-            if w.curved:
-                check_memory(w)
-            then = before.get(id(w.p), w)
-            if then.space != w.space and self.state.get(w.p):
-                raise ValueError(
-                    f"{w.name} went from {then.space} to {w.space} after steps were taken; its state means "
-                    "nothing there, so build a new optimizer"
-                )
-        for b in self._batches:
+    def _release(self, batches: list[Batch]) -> None:
+        """Dissolve batches; others will be formed of their weights."""
+        for b in batches:
             b.dissolve(self.state)
-        self._batches, self._weights = [], [w for w in every if w.curved]
-        self._loose = [id(w.p) for w in self._weights]
-        self._curved = frozenset(self._loose)
-        self._seen = [
-            {**g, "params": list(g["params"]), "switches": switches(g), "fixed": fixed(g)}
-            for g in self.param_groups
-        ]
-        self._declared = Record.changes
-
-    def _is_placed(self, gi: int) -> bool:
-        """Whether a group's weights are those that were admitted, on the spaces of the time."""
-        if gi >= min(len(self._placed), len(self._seen)):
-            return False
-        seen, group = self._seen[gi], self.param_groups[gi]
-        same = same_objects(seen["params"], group["params"])
-        return same and all(seen[key] is group[key] for key in ("space", "anchor"))
+            self._loose.update(map(id, b.params))
+        self._batches = [b for b in self._batches if b not in batches]
 
     def _formed(self, free: list[Weight]) -> list[Batch]:
         """New batches of weights that are in none."""
@@ -362,18 +231,16 @@ class Lifted(Optimizer):
             how = known[asked] = known.get(asked) or self._traits(w)
             how = self._with_idle(w, how)
             kinds[(*self._kind(w, how.stacks), how)].append(w)
-        new = [
-            Batch(
-                weights,
-                self.param_groups[weights[0].gi],
-                [self.state.get(w.p) or {} for w in weights],
-                how,
-                self._warn,
-            )
-            for (*_, how), weights in kinds.items()
-        ]
+        new = list[Batch]()
+        for (gi, *_, how), weights in kinds.items():
+            states = [self.state.get(w.p) or {} for w in weights]
+            b = Batch(weights, self.param_groups[gi], states, how, self._warn)
+            b.own, b.changes = self.own_rule(b), self._changes(b)
+            b.state = b.state if b.state or b.own is None else b.own.state(b)
+            new.append(b)
         for b in new:  # a state without the rule's part is more than some rules can load
             b.publish(self.state) if self.state.get(b.params[0]) else b.note(self.state)
+        self._batches += new
         return new
 
     def _kind(self, w: Weight, stacks: bool = True) -> tuple[Any, ...]:
@@ -393,6 +260,14 @@ class Lifted(Optimizer):
                 f"{w.name} is on {w.space}: differentiable=True does not go through the step of such a "
                 "weight; set it to False in its group"
             )
+
+    def _check_kinds(self, group: dict[str, Any], weights: list[Weight]) -> None:
+        """Raise if a weight cannot have the section, or the anchor, that its group asks for."""
+        for w in weights:
+            if w.curved and group["section"] == "implicit" and not w.space.implicit:
+                raise ValueError(f"{w.name}: {w.space} has no implicit section; use section='transported'")
+            if w.curved and (group["section"] == "implicit" or w.anchor is not None):
+                self._traits(w)
 
     def _traits(self, w: Weight) -> Traits:
         """How to run the rule on a weight."""
@@ -430,273 +305,51 @@ class Lifted(Optimizer):
         theirs = {k: v for k, v in first.items() if k not in (*GROUP_KEYS, "params", "param_names")}
         return {k: group.get(k, v) if k in given else v for k, v in theirs.items()}
 
-    def _settle(self) -> None:
-        """Drop frames that an interrupted step may have left off the group; moments are kept."""
+    def _for_saving(self) -> None:
+        """Release what a file would bring into another batch, or without its frame.
+
+        So a run that was saved goes on as the one that loads does, to the bit.
+        """
+        kinds = defaultdict[Any, list[Batch]](list)
         for b in self._batches:
-            if b.in_motion:
-                for p, key in ((p, key) for p in b.params for key in (*FRAME_KEYS, "master")):
-                    self.state.get(p, {}).pop(key, None)
-                b.in_motion, b.versions = False, ()  # so that it is not as it was left
-                self._warn(
-                    "interrupted", "the last step was interrupted; sections will be rebuilt, moments kept"
-                )
+            alone = b.in_motion or not (b.stacks and b.as_left(self.state))
+            kinds[id(b) if alone else self._kind(b.weights[0])].append(b)
+        self._release([b for alike in kinds.values() for b in alike if len(alike) > 1 or b.in_motion])
 
     # -- the inner optimizer -------------------------------------------------------------------------------
 
     def _lend(self, moving: list[Batch]) -> None:
         """Copy in: groups and state, with velocities in place of the weights that move."""
-        inner, self._parts = self.inner, list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]()
+        inner, curved = self.inner, self._roster.ids
+        self._parts = list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]()
         for gi, group in enumerate(self.param_groups):
-            lent = defaultdict[tuple[Any, ...], list[Tensor]](list)
-            lent[None, ()] += [p for p in group["params"] if id(p) not in self._curved]
+            lent: dict[Any, tuple[dict[str, Any], list[Tensor]]] = {}
+            lent[None,] = {}, [p for p in group["params"] if id(p) not in curved]
             for b in moving:
                 if b.gi == gi and b.own is None:
                     # A rule may take all of a group in one call, which wants one dtype, one kind of tensor.
                     apart = b.dtype if b.half or b.shards is not None else None
-                    lent[apart, self._changes(group, b)].append(b.H)
-            for (_, changes), params in lent.items():
+                    lent.setdefault((apart, *b.changes), (b.changes, []))[1].append(b.H)
+            for changes, params in lent.values():
                 if params or len(lent) == 1:
-                    self._parts.append((group, {**group, **dict(changes), "params": params}, dict(changes)))
-        outside = {k: v for k, v in self.state.items() if id(k) not in self._curved}
+                    self._parts.append((group, {**group, **changes, "params": params}, changes))
+        outside = {k: v for k, v in self.state.items() if id(k) not in curved}
         inner.state = defaultdict(dict, outside | {b.H: b.state for b in moving if b.state or b.own})
         inner.param_groups = [part for _, part, _ in self._parts]
 
-    def _changes(self, group: dict[str, Any], b: Batch) -> tuple[tuple[str, Any], ...]:
+    def _changes(self, b: Batch) -> dict[str, Any]:
         """Options that a velocity is lent with: fused kernels; no decay if there is nothing to decay to."""
-        off = () if b.anchor is not None else tuple((k, 0.0) for k in DECAYS if group.get(k))
-        quick = self.Base in FUSED and may_fuse(group) and can_fuse(b.H)
-        return (*off, ("fused", True)) if quick else off
+        off = {} if b.anchor is not None else {k: 0.0 for k in DECAYS if is_on(b.group.get(k))}
+        return off | ({"fused": True} if self.Base in FUSED and may_fuse(b.group) and can_fuse(b.H) else {})
 
     def _take_back(self, moving: list[Batch]) -> None:
         """Copy out: what the rule has changed in its groups and in its state."""
         inner, Hs = self.inner, {id(b.H) for b in moving}
         for group, part, changes in self._parts:
-            group.update((k, v) for k, v in part.items() if k != "params" and k not in changes)
-        self.state.update((k, v) for k, v in inner.state.items() if id(k) not in Hs)
+            group.update([(k, v) for k, v in part.items() if k != "params" and k not in changes])
+        self.state.update([(k, v) for k, v in inner.state.items() if id(k) not in Hs])
         for b in moving:
             b.state = inner.state[b.H]
-            b.publish(self.state)
-
-    def _bring_home(self) -> None:
-        """Outside of steps, let the inner optimizer have our groups and state themselves."""
-        self.inner.param_groups, self.inner.state = self.param_groups, self.state
-
-    def _adopt(self) -> None:
-        """Start again from the groups and state that the inner optimizer has."""
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-        self._batches, self._weights, self._loose = [], [], []
-        self._seen, self._placed, self._declared = [], [], -1
-
-    # -- groups --------------------------------------------------------------------------------------------
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; a group may set the options that are ours: `space`, `retraction`, `section`, ..."""
-        self._bring_home()
-        (param_group,) = listed([param_group])
-        if self._named:  # the other groups have the names of the module
-            param_group = with_names(param_group, len(self.param_groups))
-        try:
-            self.inner.add_param_group(param_group)
-        except ValueError as error:
-            raise named_duplicate([*self.param_groups, param_group], error) from None
-        try:
-            self._place(self.param_groups[-1])
-        except BaseException:
-            self.param_groups.pop()
-            raise
-        self._warn.flush()
-
-    def _place(self, group: dict[str, Any]) -> None:
-        """Put a group's weights on their spaces."""
-        gi = len(self._first)
-        for key in GROUP_KEYS:
-            group.setdefault(key, self.defaults[key])
-        self._explicit |= group["space"] is not None
-        weights = admitted(group, gi, self.defaults, self._warn)
-        refuse_shared_memory([w for placed in self._placed[:gi] for w in placed] + weights)
-        self._placed[gi:] = [weights]
-        self._first.append({k: v for k, v in group.items() if k not in ("params", "param_names")})
-        try:
-            self._check_kinds(group, weights)
-        except BaseException:
-            del self._first[gi:], self._placed[gi:]
-            raise
-        self._seen[gi:], self._declared = [{**group, "params": list(group["params"])}], -1
-        decay = next(
-            (group[k] for k in DECAYS if group.get(k) and group[k] != self.inner.defaults.get(k)), None
-        )
-        self._warn_of_decay(decay, f"the weights of group {gi}, on {group['space']}", weights)
-
-    def _check_kinds(self, group: dict[str, Any], weights: list[Weight]) -> None:
-        """Raise if a weight cannot have the section, or the anchor, that its group asks for."""
-        for w in weights:
-            if w.curved and group["section"] == "implicit" and not w.space.implicit:
-                raise ValueError(f"{w.name}: {w.space} has no implicit section; use section='transported'")
-            if w.curved and (group["section"] == "implicit" or w.anchor is not None):
-                self._traits(w)
-
-    def _warn_of_decay(self, decay: Any, where: str, weights: list[Weight]) -> None:
-        if decay and weights and all(w.curved and w.anchor is None for w in weights):
-            self._warn(
-                "decay",
-                f"weight_decay={decay} has no effect on {where}: they do not decay without an anchor "
-                "(paper, section 4.1)",
-            )
-
-    def _warn_of_surprises(self) -> None:
-        """Warn about decay without effect, no weight on a manifold, and weights that are none any more."""
-        weights = [w for placed in self._placed for w in placed]
-        decay, given = (
-            self.defaults.get("weight_decay"),
-            inspect.signature(self.Base).parameters.get("weight_decay"),
-        )
-        if given is not None and decay != given.default:
-            self._warn_of_decay(decay, "these weights: all of them are on manifolds", weights)
-        if not (self._explicit or self._named):  # for a module and its groups it has been said already
-            lost = lost_beside({id(w.p) for w in weights})
-            if lost:
-                self._warn("lost", lost_message(lost))
-        if not self._explicit and not any(w.curved for w in weights):
-            self._warn(
-                "flat",
-                f"{type(self).__name__}: no parameter is on a manifold, so this is torch's "
-                f"{self.Base.__name__}. Declare weights with ghor.constrain(module, name, space) and pass "
-                "the model, or give the groups a 'space' (space=ghor.Euclidean() if that is meant)",
-            )
-
-    # -- saving, loading, copying --------------------------------------------------------------------------
-
-    def _for_saving(self) -> None:
-        """Make one batch, from the next step on, of weights that a file would bring into one.
-
-        So a run that was saved goes on as the one that loads does, to the bit.
-        """
-        self._settle()
-        kinds = defaultdict[Any, list[Batch]](list)
-        for b in self._batches:
-            if b.stacks and b.as_left(self.state):
-                kinds[self._kind(b.weights[0])].append(b)
-        for alike in kinds.values():
-            for b in alike if len(alike) > 1 else ():
-                b.versions = ()
-
-    @_disable_dynamo
-    def state_dict(self) -> dict[str, Any]:
-        """As in torch, and plain data: spaces are saved as their repr."""
-        self._for_saving()
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        self._bring_home()
-        out = files.plain(self.param_groups, self.inner.state_dict())
-        for hook in self._optimizer_state_dict_post_hooks.values():
-            changed = hook(self, out)
-            out = out if changed is None else changed
-        return out
-
-    @_disable_dynamo
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; sections and moments of weights on manifolds keep the dtype they were saved in.
-
-        From a state dict of the plain optimizer the Euclidean weights load their state, and weights on
-        manifolds start afresh. A section that is damaged, or belongs to another space, raises an error, and
-        nothing is loaded.
-        """
-        saved, groups = state_dict.copy(), self.param_groups
-        for hook in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = hook(self, saved)
-            saved = saved if changed is None else changed
-        self._check_loaded(saved)
-        self._bring_home()
-        placed = self._placed
-        self.inner.load_state_dict(saved)  # casts all state to the weights' dtype
-        self._adopt()
-        files.keep_our_keys(self.param_groups, groups)
-        self._restore(saved)
-        self._placed = placed
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
-        self._warn.flush()
-
-    def _check_loaded(self, saved: dict[str, Any]) -> None:
-        """Raise for a state dict, as the user's hooks have left it, that means nothing here."""
-        files.check_loaded(self.param_groups, saved, self._warn)
-
-    def _restore(self, saved: dict[str, Any]) -> None:
-        """Undo the cast of state to the weights' dtype."""
-        files.restore(self.param_groups, self.state, saved, self._warn)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """torch's three entries, the inner optimizer with what the rule keeps on it, the user's attributes.
-
-        Hooks, derived attributes and methods overridden on the instance (schedulers wrap `step`) are left
-        out: they are bound to this optimizer.
-        """
-        self._for_saving()
-        self._bring_home()
-        rest = {
-            k: v
-            for k, v in vars(self).items()
-            if k not in DERIVED
-            and not k.startswith("_optimizer_")
-            and not callable(getattr(type(self), k, None))
-        }
-        return {**rest, **super().__getstate__(), "kept": vars(self.inner)}  # torch drops what is in `kept`
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        kept = state.pop("kept")
-        super().__setstate__(state)
-        vars(self.inner).update(kept)
-        self._adopt()
-
-
-class explained:
-    """Errors of rules that want more than a lift gives say so, beside what they are."""
-
-    def __init__(self, Base: type[Optimizer]) -> None:
-        self.Base = Base
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        Base = self.Base
-        if isinstance(error, Exception) and not Base.__module__.startswith(("torch.", "ghor.")):
-            error.add_note(
-                f"(ghor.lift({Base.__name__}) builds {Base.__name__}(params, ...) from parameter groups, "
-                "and calls its step() with gradients in place: it has no model, no other optimizer, no "
-                "closure and no second gradient to give)"
-            )
-
-
-def switches(group: dict[str, Any]) -> dict[str, Any]:
-    """What may change how a rule is run: flags, names, and whether other numbers are 0."""
-    return {k: is_on(v) for k, v in group.items() if k not in ("lr", "params", "param_names", *GROUP_KEYS)}
-
-
-def fixed(group: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The options that `switches` looks at, if each of them is a value that does not change: else none."""
-    options = [(k, v) for k, v in group.items() if k not in ("lr", "params", "param_names", *GROUP_KEYS)]
-    values = [x for _, v in options for x in (v if type(v) is tuple else [v])]
-    return options if all(x is None or type(x) in (int, float, bool, str) for x in values) else []
-
-
-def is_on(value: Any) -> Any:
-    """A name, or whether a number is not 0; numbers on other devices are not read."""
-    if isinstance(value, (tuple, list)):
-        return tuple(map(is_on, value))
-    if torch.is_tensor(value):
-        return value.dim() > 0 or value.device.type != "cpu" or bool(value)
-    return bool(value) if isinstance(value, (int, float)) else value
-
-
-def switched_on(value: Any) -> Any:
-    """The same kind of value with numbers that are not 0."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(switched_on, value))
-    if torch.is_tensor(value):
-        return value if is_on(value) else torch.full_like(value, 0.5)
-    return 0.5 if type(value) in (int, float) and value == 0 else value
-
 
 def may_fuse(group: dict[str, Any]) -> bool:
     """Whether a group leaves the choice of kernels to us."""
