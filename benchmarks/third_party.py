@@ -175,7 +175,7 @@ def descend(
         opt.zero_grad()
         loss(p).backward()
         opt.step()
-    row.asked = opt._traits(opt._weights[0]) if opt._weights else None
+    row.asked = opt._traits(opt._roster.curved[0]) if opt._roster.curved else None
     row.off = max(row.off, float(SPACE.residual(p.detach())))
     value = float(loss(p.detach()))
     return value if value == value else float("inf")

@@ -214,7 +214,7 @@ def test_asking_leaves_no_trace():
     before = torch.get_rng_state()
     try:
         opt = ghor.lift(Noisy)([weight(3, 2)], lr=0.3, space=STIEFEL)
-        opt._traits(opt._placed[0][0])
+        opt._traits(opt._roster.weights[0])
     finally:
         for hook in hooks:
             hook.remove()

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ghor._torch.memory import keep_freed_memory
 from ghor.constraints.validation import Warn
@@ -72,7 +72,7 @@ class Batch(Members):
         self.targets = targets if shared and not self.gathers and self.layout.padding is None else None
         states = [here(self, s) for s in states]
         before = self._stand(states, traits)
-        self.H = nn.Parameter(self._room(), requires_grad=False)
+        self.H = self._room()
         self.developed = self._developed(states) if traits.reads else None
         self.state = gathered(self, states)
         for vector in self._turning(self.state)[0]:
@@ -334,7 +334,7 @@ class Batch(Members):
         if self.developed is not None:
             self._as_points(self.developed).add_(self.in_units(W))
         odd, even = self._turning(state)
-        frame.step(W, length, self.R, odd, even)
+        frame.step(W, length, self.R, odd, even, (self.least, self.most))
 
     def _as_points(self, X: Tensor) -> Tensor:
         """What lies as H does, as points: a view."""
@@ -353,7 +353,7 @@ class Batch(Members):
         self.publish(state)
         self.steps += 1
         on_cpu, some = self.H.device.type == "cpu", self.H.numel() > 0
-        if math.isnan(self.most) and some:  # as compiled code leaves it, and as it stays on other devices
+        if self.most == math.inf and some:  # as compiled code leaves it, and as it stays on other devices
             self.least, self.most = extremes(self.length)
         if self.shards is not None or not self.most <= 0:
             self.moves.add_(1)

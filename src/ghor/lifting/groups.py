@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from ghor._torch.sharding import full_tensor, is_sharded
 from ghor.constraints.declare import Anchor
@@ -214,10 +214,17 @@ def warn_of_decay(decay: Any, where: str, weights: Sequence[Weight], warn: Warn)
         )
 
 
-def refuse_nonfinite(groups: Sequence[dict[str, Any]]) -> None:
-    """Raise for gradients that are not finite, in the groups that ask for it."""
-    for gi, group in enumerate(groups):
-        members = zip(group["params"], names_of(group, gi), strict=True) if group["error_if_nonfinite"] else ()
+def refuse_nonfinite(optimizer: Optimizer) -> None:
+    """Raise for gradients that are not finite, in the groups that ask for it.
+
+    A gradient scaler skips such steps itself, and sets `found_inf` to do so.
+    """
+    if getattr(optimizer, "found_inf", None) is not None:
+        return
+    for gi, group in enumerate(optimizer.param_groups):
+        members = (
+            zip(group["params"], names_of(group, gi), strict=True) if group["error_if_nonfinite"] else ()
+        )
         for p, name in members:
             grad = p.grad if p.grad is None or not p.grad.is_sparse else p.grad.to_dense()
             if grad is not None and int(full_tensor(torch.isfinite(grad).logical_not_().sum())):

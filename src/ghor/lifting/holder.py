@@ -1,8 +1,7 @@
 """An optimizer that holds an ordinary one, `inner`: how groups, files and copies reach it.
 
-`inner` is built by the constructor of its class, called Base throughout, and kept for life. Outside of steps it
-has the user's own groups and state, and Base's own methods do the work: torch's, and whatever a rule does in
-theirs.
+`inner` is built by the constructor of its class, called Base throughout, and kept for life. Outside of steps
+it has the user's own groups and state, and Base's own methods do the work: torch's, and what a rule adds.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from torch.optim import Optimizer
 from ghor._torch.bare_step import bare_step
 from ghor._torch.sharding import reshard
 from ghor._torch.warn import Warnings
-from ghor.constraints.declare import declared_spaces, lost_message
-from ghor.constraints.registry import lost_beside
+from ghor.constraints.declare import declared_spaces
+from ghor.constraints.registry import lost_beside, lost_message
 from ghor.lifting import files
 from ghor.lifting.groups import (
     GROUP_KEYS,
@@ -220,7 +219,7 @@ class Holder(Optimizer):
         self.inner.load_state_dict(saved)  # casts all state to the weights' dtype
         self._adopt()
         files.keep_our_keys(self.param_groups, groups)
-        files.restore(self.param_groups, self.state, saved, self._warn)
+        self._restore(saved)
         self._roster.placed = placed
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -229,6 +228,10 @@ class Holder(Optimizer):
     def _check_loaded(self, saved: dict[str, Any]) -> None:
         """Raise for a state dict, as the user's hooks have left it, that means nothing here."""
         files.check_loaded(self.param_groups, saved, self._warn)
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        """Undo the cast of state to the weights' dtype."""
+        files.restore(self.param_groups, self.state, saved, self._warn)
 
     def __getstate__(self) -> dict[str, Any]:
         """torch's three entries, the inner optimizer with what the rule keeps on it, the user's attributes.

@@ -30,75 +30,39 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.optim import Optimizer
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from ghor._torch.bare_step import bare_step
 from ghor._torch.precision import full_precision
-from ghor._torch.sharding import full_tensor, placement, reshard
-from ghor._torch.warn import Warnings
-from ghor.constraints.declare import declared_spaces, lost_message
-from ghor.constraints.registry import Record, lost_beside
-from ghor.lifting import files
-from ghor.lifting.batch import Batch, OwnRule, same_objects
-from ghor.lifting.groups import (
-    GROUP_KEYS,
-    Weight,
-    admitted,
-    check_memory,
-    check_options,
-    fixed,
-    is_on,
-    listed,
-    named_duplicate,
-    names_of,
-    refuse_late_declarations,
-    refuse_shared_memory,
-    switched_on,
-    switches,
-    with_names,
-)
+from ghor._torch.sharding import placement
+from ghor.lifting.batch import Batch, OwnRule
+from ghor.lifting.groups import GROUP_KEYS, Weight, is_on, refuse_nonfinite, switched_on
+from ghor.lifting.holder import Holder, explain
 from ghor.lifting.law import DECAYS, Traits, traits
 from ghor.lifting.state import OUR_KEYS, is_per_coordinate, shared_values
-from ghor.spaces import Space
-
-_grad = operator.attrgetter("grad")
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW)  # their fused kernels are the default on velocities
-SCALER = ("_step_supports_amp_scaling", "grad_scale", "found_inf")  # what GradScaler reads, sets and deletes
-DERIVED = (
-    "_bare",
-    "_batches",
-    "_loose",
-    "_curved",
-    "_seen",
-    "_parts",
-    "_weights",
-    "_placed",
-)  # rebuilt, and not pickled
+
+_grad = operator.attrgetter("grad")
 
 
 # -- Algorithm 3 ---------------------------------------------------------------------------------------------
 
 
-def pull(moving: list[Batch], grads: list[Tensor]) -> list[Tensor | None]:
-    """B: rgrad, then global_rep. torch.compile makes one graph of it."""
-    return [b.pull(G) for b, G in zip(moving, grads, strict=True)]
+def pull(b: Batch, G: Tensor) -> Tensor | None:
+    """B: rgrad, then global_rep. torch.compile makes a graph of it for each kind of batch."""
+    return b.pull(G)
 
 
-def push(
-    moving: list[Batch], velocities: list[Tensor], states: list[dict[str, Any]], starts: list[Tensor | None]
-) -> None:
+def push(b: Batch, W: Tensor, state: dict[str, Any], start: Tensor | None) -> None:
     """Lambda <- Lambda R(W), and Y = Lambda E: another graph. (What is given no tensor is not compiled.)"""
-    for b, _, state, start in zip(moving, velocities, states, starts, strict=True):
-        b.move(state, start)
+    b.move(state, start)
 
 
 class Lifted(Holder):
@@ -124,17 +88,17 @@ class Lifted(Holder):
                 loss = closure()
         with full_precision():
             moving, grads = self._before()
-            starts = pull(moving, grads)  # B
+            starts = [pull(b, G) for b, G in zip(moving, grads, strict=True)]  # B
             self._rule()  # W
-            velocities: list[Tensor] = [b.H for b in moving]
-            push(moving, velocities, [self.inner.state[H] for H in velocities], starts)  # Lambda, Y
+            for b, start in zip(moving, starts, strict=True):
+                push(b, b.H, self.inner.state[b.H], start)  # Lambda, Y
             self._after(moving)
         return loss
 
     @_disable_dynamo
     def _before(self) -> tuple[list[Batch], list[Tensor]]:
         """The batches that move, and their gradients; the inner optimizer is lent groups and state."""
-        if any([group["error_if_nonfinite"] for group in self.param_groups]):  # noqa: C419 (a generator costs calls)
+        if any([g["error_if_nonfinite"] for g in self.param_groups]):  # noqa: C419 (a generator costs calls)
             refuse_nonfinite(self)
         moving = self._ready()
         self._lend(moving)
@@ -350,6 +314,7 @@ class Lifted(Holder):
         self.state.update([(k, v) for k, v in inner.state.items() if id(k) not in Hs])
         for b in moving:
             b.state = inner.state[b.H]
+
 
 def may_fuse(group: dict[str, Any]) -> bool:
     """Whether a group leaves the choice of kernels to us."""

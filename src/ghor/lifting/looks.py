@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from ghor.spaces.base import no_digits
+from ghor.spaces.messages import no_digits
 
 if TYPE_CHECKING:
     from ghor.lifting.batch import Batch

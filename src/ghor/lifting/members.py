@@ -136,7 +136,7 @@ class Members:
     def off(self, y: Tensor) -> Tensor:
         """Which points are off their space, (M)."""
         geometry = self.space.geometry
-        return ~(geometry.residual(y) <= geometry.allowed(y, self.eps))
+        return ~(geometry.residual(y) <= geometry.tolerance(y, eps=self.eps))
 
     def refuse(self, off: Tensor) -> None:
         """Raise for the weights of points that are off their space."""

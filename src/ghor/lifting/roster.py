@@ -1,4 +1,4 @@
-"""The roster of an optimizer: which of its weights are on which spaces, and whether its groups still say so."""
+"""The roster of an optimizer: which weights are on which spaces, and whether its groups still say so."""
 
 from __future__ import annotations
 

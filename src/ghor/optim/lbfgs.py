@@ -13,7 +13,7 @@ from ghor._torch.sharding import is_sharded
 from ghor.constraints.registry import declared_radii
 from ghor.constraints.validation import check_on_space
 from ghor.lifting.files import copied
-from ghor.lifting.groups import Options, Params, Weight, each, names_of
+from ghor.lifting.groups import Options, Params, Weight, each, names_of, refuse_nonfinite
 from ghor.lifting.law import Traits
 from ghor.lifting.lifted import Lifted
 from ghor.solve.coordinates import FRAME_KEYS, Coordinates
@@ -290,8 +290,7 @@ class LBFGS(Lifted):
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Do up to `max_iter` iterations; the closure clears gradients, computes them, returns the loss."""
         with full_precision():
-            if not self._groups_hold():
-                self._regroup()
+            self._follow_groups()
             loss = self._solve(torch.enable_grad()(closure))
         self._warn.flush()
         return loss
@@ -305,7 +304,7 @@ class LBFGS(Lifted):
         counts = [state.get("func_evals", 0), state.get("n_iter", 0)]
         first = sample(now.points)
         state["func_evals"], state["n_iter"] = counts[0] + 1, counts[1]
-        self._refuse_nonfinite()
+        refuse_nonfinite(self)
         it = Iterate(now.frames, first, now.space.pull(now.frames, first.G), now.age)
         if self._done(it) or self._stays(first, now.space):
             return sample.losses[0]

@@ -496,8 +496,7 @@ class Muon(Lifted):
             for part in self._split(*Read([{**param_group}], {}).param_groups):
                 super().add_param_group(part)
         except BaseException:
-            for of_groups in (self.param_groups, self._first, self._placed, self._seen):
-                del of_groups[count:]
+            self._drop_groups(count)
             raise
 
     def _split(self, group: dict[str, Any]) -> list[dict[str, Any]]:
