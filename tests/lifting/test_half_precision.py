@@ -30,14 +30,19 @@ def test_a_weight_loaded_beside_another_state_counts(dtype, section, gen):
 
 @sections
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name)
-def test_half_precision_follows_the_float32_run(section, dtype, gen):
-    """Steps far below one ulp of the weight add up in the section: 200 steps of 1e-4 end where float32
-    ends."""
-    start = point(ghor.Stiefel(), (9, 3), gen, torch.float32).to(dtype)
-    Z = nn.Parameter(ghor.Stiefel().project(start.float()))
+@pytest.mark.parametrize(
+    ("space", "shape"),
+    [(ghor.Stiefel(), (9, 3)), (ghor.Stiefel(blocks=2), (6, 9))],
+    ids=["tall", "wide blocks"],
+)
+def test_half_precision_follows_the_float32_run(space, shape, section, dtype, gen):
+    """Steps far below one ulp of the weight add up in the section, however points lie in the weight: 200
+    steps of 1e-4 end where float32 ends."""
+    start = point(space, shape, gen, torch.float32).to(dtype)
+    Z = nn.Parameter(space.project(start.float()))
     Y = nn.Parameter(start.clone())
-    opts = [ghor.optim.SGD([p], lr=1e-4, space=ghor.Stiefel(), section=section) for p in (Y, Z)]
-    G = randn((9, 3), gen, dtype)
+    opts = [ghor.optim.SGD([p], lr=1e-4, space=space, section=section) for p in (Y, Z)]
+    G = randn(shape, gen, dtype)
     for _ in range(200):
         Y.grad, Z.grad = G, G.float()
         for opt in opts:

@@ -92,7 +92,7 @@ class Batch(Members):
         self.in_motion = False
         self.decays = self.anchor is not None and any(is_on(group.get(key)) for key in DECAYS)
         self.own: OwnRule | None = None  # a rule of ours
-        self.changes: dict[str, Any] = {}  # the options of its group that Base's rule finds changed
+        self.lent: Any = None  # the options of its group that Base's rule finds changed
         self.multiple: Any = None  # the number a in W = a m, if Base's rule is so simple
         self.bound: tuple[Any, ...] | None = None  # the rule's state that state[p] shows
         self.seen: tuple[Any, ...] = ()  # state[p] of all members and what was in it, when we left
@@ -122,6 +122,11 @@ class Batch(Members):
             if asked.tensors().keys() != self.frame.tensors().keys():
                 before, self.frame = self.frame, asked
         self._put(self._differs(y), y)
+        self._keep(y, known)
+        return before
+
+    def _keep(self, y: Tensor, known: dict[str, Tensor]) -> None:
+        """What steps need beside the frame."""
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
         self.exact = self.frame.exact and not self.half and self.scale is None
         holds = self.exact or "section" in self.frame.tensors()
@@ -131,8 +136,12 @@ class Batch(Members):
             self.written = self.viewable(self.points(self.here()).clone())
             self.whole = self.as_weights(self.written)
             self.parts = list(self.whole.unbind(0))
-        self.anchor = self._anchor(y, known)
-        return before
+        given = self.weights[0].anchor
+        self.anchor: Tensor | None = None  # where weight decay draws these weights: points, or nowhere
+        if torch.is_tensor(given):
+            self.anchor = self.unit(self.padded([self.local_parts([w.anchor])[0] for w in self.weights]))
+        elif given is not None:
+            self.anchor = known["decay_target"] if "decay_target" in known else y.clone()
 
     def _above(self, y: Tensor, section: str, kept: dict[str, Tensor], state: dict[str, Any]) -> Frame:
         """The frame above y that a state has kept, or began with; a run without a frame goes on so."""
@@ -191,15 +200,6 @@ class Batch(Members):
         self._as_points(room).copy_(self.in_units(self.space.geometry.origin(y).expand_as(y)))
         return room
 
-    def _anchor(self, y: Tensor, known: dict[str, Tensor]) -> Tensor | None:
-        """Where weight decay draws these weights: points, "start", or nowhere."""
-        given = self.weights[0].anchor
-        if given is None:
-            return None
-        if torch.is_tensor(given):
-            return self.unit(self.padded([self.local_parts([w.anchor])[0] for w in self.weights]))
-        return known["decay_target"] if "decay_target" in known else y.clone()
-
     # -- in and out: the copies of a step, which are not compiled: every weight would be a kernel
 
     def gather(self) -> Tensor:
@@ -250,9 +250,9 @@ class Batch(Members):
             if self.shards is not None:  # a local shard has a version counter of its own
                 torch.autograd.graph.increment_version(self.params)
             return
-        new = self.frame.point() if self.master is None else self.master
-        if self.master is not None and not self.frame.steady:  # else it is the frame's own memory
-            self.frame.write([new])
+        new = self.frame.point()
+        if self.master is not None and not shares_memory(self.master, new):
+            self.master.copy_(new)
         if self.written is None:
             self.write(new)
             return
@@ -464,14 +464,7 @@ class Batch(Members):
             self.warn("interrupted", "the last step was interrupted; sections will be rebuilt, moments kept")
             return
         touched = [_version(p) != version for p, version in zip(self.params, self.versions, strict=True)]
-        other = [p.dtype != self.kind for p in self.params]
-        if any(w.p.shape != w.shape for w in self.weights):
-            pass  # an error, a little later
-        elif any(other):
-            say_changed(self, other)
-        elif self.H.numel() and (any(touched) or self._places() != self.places):
-            self.locate()
-            say_changed(self, self.of_weights(self._differs(self.unit(self.read()))))
+        self._say_written(touched)
         for w, written in zip(self.weights, touched, strict=True):
             broken = [v for v in state.get(w.p, {}).values() if written and is_broken(v)]
             for value in broken:
@@ -482,6 +475,16 @@ class Batch(Members):
                     f"{w.name} changed outside the optimizer: its moments, which were not finite, start "
                     "from zero",
                 )
+
+    def _say_written(self, touched: list[bool]) -> None:
+        """Say which weights others have written with other points, or in another dtype."""
+        if any(w.p.shape != w.shape for w in self.weights):
+            return  # an error, a little later
+        other = [p.dtype != self.kind for p in self.params]
+        if not any(other) and self.H.numel() and (any(touched) or self._places() != self.places):
+            self.locate()
+            other = self.of_weights(self._differs(self.unit(self.read())))
+        say_changed(self, other)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:

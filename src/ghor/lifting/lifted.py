@@ -48,6 +48,7 @@ from ghor.lifting.law import DECAYS, Traits, traits
 from ghor.lifting.state import OUR_KEYS, is_per_coordinate, shared_values
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW)  # their fused kernels are the default on velocities
+UNCHANGED = ((), None)  # how Euclidean weights are lent
 
 _grad = operator.attrgetter("grad")
 
@@ -199,7 +200,7 @@ class Lifted(Holder):
         for (gi, *_, how), weights in kinds.items():
             states = [self.state.get(w.p) or {} for w in weights]
             b = Batch(weights, self.param_groups[gi], states, how, self._warn)
-            b.own, b.changes = self.own_rule(b), self._changes(b)
+            b.own, b.lent = self.own_rule(b), self._changes(b)
             b.state = b.state if b.state or b.own is None else b.own.state(b)
             new.append(b)
         for b in new:  # a state without the rule's part is more than some rules can load
@@ -287,24 +288,28 @@ class Lifted(Holder):
         inner, curved = self.inner, self._roster.ids
         self._parts = list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]()
         for gi, group in enumerate(self.param_groups):
-            lent: dict[Any, tuple[dict[str, Any], list[Tensor]]] = {}
-            lent[None,] = {}, [p for p in group["params"] if id(p) not in curved]
+            lent: dict[Any, list[Tensor]] = {UNCHANGED: [p for p in group["params"] if id(p) not in curved]}
             for b in moving:
                 if b.gi == gi and b.own is None:
-                    # A rule may take all of a group in one call, which wants one dtype, one kind of tensor.
-                    apart = b.dtype if b.half or b.shards is not None else None
-                    lent.setdefault((apart, *b.changes), (b.changes, []))[1].append(b.H)
-            for changes, params in lent.values():
-                if params or len(lent) == 1:
-                    self._parts.append((group, {**group, **changes, "params": params}, changes))
+                    lent.setdefault(b.lent, []).append(b.H)
+            if len(lent) > 1 and not lent[UNCHANGED]:
+                del lent[UNCHANGED]
+            for (changes, _), params in lent.items():
+                self._parts.append((group, {**group, **dict(changes), "params": params}, dict(changes)))
         outside = {k: v for k, v in self.state.items() if id(k) not in curved}
         inner.state = defaultdict(dict, outside | {b.H: b.state for b in moving if b.state or b.own})
         inner.param_groups = [part for _, part, _ in self._parts]
 
-    def _changes(self, b: Batch) -> dict[str, Any]:
-        """Options that a velocity is lent with: fused kernels; no decay if there is nothing to decay to."""
-        off = {} if b.anchor is not None else {k: 0.0 for k in DECAYS if is_on(b.group.get(k))}
-        return off | ({"fused": True} if self.Base in FUSED and may_fuse(b.group) and can_fuse(b.H) else {})
+    def _changes(self, b: Batch) -> tuple[tuple[tuple[str, Any], ...], Any]:
+        """Options that a velocity is lent with: fused kernels; no decay if there is nothing to decay to.
+
+        And what it is lent apart for: a rule may take all of a group in one call, which wants one dtype, one
+        kind of tensor.
+        """
+        off = () if b.anchor is not None else tuple((k, 0.0) for k in DECAYS if is_on(b.group.get(k)))
+        quick = self.Base in FUSED and may_fuse(b.group) and can_fuse(b.H)
+        apart = b.dtype if b.half or b.shards is not None else None
+        return (*off, ("fused", True)) if quick else off, apart
 
     def _take_back(self, moving: list[Batch]) -> None:
         """Copy out: what the rule has changed in its groups and in its state."""

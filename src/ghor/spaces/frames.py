@@ -45,7 +45,6 @@ class Frame:
     """Lambda above the points y (M, N, n); nothing of it is read but by those who `put` points."""
 
     exact: bool = True  # `point` is kept: a weight of radius 1 is the point, to the bit
-    steady: ClassVar[bool] = False  # `point` is a view of memory that stays
     reads: ClassVar[bool] = False  # from such a weight the point is also read, in every step, by `take`
     held: Tensor | None = None  # which points (M) were held where their digits end, since a look
     multiple: Tensor | float | None = None  # the numbers a in w = a m, if a rule with one moment is so simple
@@ -167,8 +166,8 @@ class Frame:
         """Go on from the points y, which others may have written, if the frame `reads`."""
 
     def write(self, targets: list[Tensor]) -> None:
-        """The points into weights, seen as points: one copy out."""
-        if self.sources is None or not self.steady:
+        """The points of a frame that `reads` into weights, seen as points: one copy out."""
+        if self.sources is None:
             self.sources = rows(self.point(), len(targets))
         torch._foreach_copy_(targets, self.sources)
 
@@ -320,7 +319,6 @@ class Framed(Frame):
 class Stored(Framed):
     """Lambda = [y, Q] by columns, L = Lambda^T, for matrices with an adjoint X*; coordinates never turn."""
 
-    steady: ClassVar[bool] = True
     geometry: Matrices
 
     def __init__(self, geometry: Matrices, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
@@ -451,7 +449,6 @@ class ClosedForm(Framed):
     read.
     """
 
-    steady: ClassVar[bool] = True
     geometry: Matrices
 
     def __init__(self, geometry: Matrices, y: Tensor, held: dict[str, Tensor], eps: float) -> None:

@@ -22,7 +22,7 @@ factors (Muon: K P): these do not depend on the frame. What divides coordinate b
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -42,7 +42,6 @@ class Tangent(Frame):
     that state[p] can show it in the weight's shape. Where A = 0 (Grassmann) an element is K alone.
     """
 
-    steady: ClassVar[bool] = True
     geometry: Orthogonal
 
     def __init__(

@@ -64,7 +64,6 @@ class Vectors(Framed):
 
     geometry: Any  # a sphere or hyperbolic space
     k: ClassVar[int]
-    steady: ClassVar[bool] = True
     reads: ClassVar[bool] = True
 
     def __init__(
@@ -393,7 +392,6 @@ def keep_large_(v: Tensor, m: Tensor, most: Tensor, length: Tensor, dim: int) ->
 class Carried(Frame):
     """A stored frame, Lambda(y) diag(1, O) over a closed form: O turns as moments would; coordinates stay."""
 
-    steady: ClassVar[bool] = True
     geometry: Any
 
     def __init__(self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float) -> None:
