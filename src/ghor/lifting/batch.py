@@ -22,17 +22,15 @@ from ghor.lifting.groups import Weight, is_on
 from ghor.lifting.law import DECAYS, Traits
 from ghor.lifting.looks import look, say_changed, say_long
 from ghor.lifting.members import Members, shares_memory
-from ghor.lifting.state import BESIDE, FRAME_KEYS, States, gathered, held, here, like_H, shown
+from ghor.lifting.standing import stand
+from ghor.lifting.state import FRAME_KEYS, States, gathered, held, here, like_H, shown
 from ghor.linalg import extremes
 from ghor.spaces.frames import Frame
 from ghor.spaces.retraction import RETRACTIONS
-from ghor.spaces.tangent import Tangent
 
 REPAIR_EVERY = 10  # moves of a batch between two repairs of the rounding of its points
 WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, 4 % of a step's arithmetic
 LOOK_EVERY = {"cpu": 10}  # and between two looks at its numbers, which reads one value; 100 on other devices
-ROWS, ROOM = 64, 1 << 22  # of a stored frame that nobody asked for: N <= 64 n, or so many numbers in all
-
 LARGE = 1 << 16  # numbers of weights that are compared one by one
 NEAR = 1e-5  # from the point of a half precision weight that has not moved, to that of its state
 
@@ -49,7 +47,7 @@ class OwnRule(NamedTuple):
     velocity: Callable[[Batch], Any]
 
 
-class Batch(Members):
+class Batch:
     """Weights as points (M, N, n), with their frame, their velocity H, and the rule's state for H.
 
     Where weights may share a tensor, H is (M, N, n), too; else it is in the one weight's shape. A rule that
@@ -58,20 +56,28 @@ class Batch(Members):
     the weights and there.
     """
 
+    frame: Frame
+
     def __init__(
         self, weights: Sequence[Weight], group: dict[str, Any], states: States, traits: Traits, warn: Warn
     ) -> None:
         keep_freed_memory()  # page faults of temporaries take longer than the arithmetic
-        super().__init__(weights, warn)
+        self.at = at = Members(weights, warn)
+        self.weights, self.params, self.names, self.warn = at.weights, at.params, at.names, warn
+        self.gi, self.space, self.layout, self.shape = at.gi, at.space, at.layout, at.shape
+        self.shards, self.device, self.empty = at.shards, at.device, at.empty
+        self.stacks, self.free = traits.stacks, traits.free
         self.group, self.R, self.max_angle = group, RETRACTIONS[group["retraction"]], group["max_angle"]
-        self.stacks, self.odd, self.even = traits.stacks, sorted(traits.odd), sorted(traits.even)
-        self.entrywise, self.free = traits.entrywise, traits.free
-        targets = list(map(self.layout.points, self.local))
-        shared = all(map(shares_memory, targets, self.local))
-        # The weights as points, if these are views: there one copy is enough.
-        self.targets = targets if shared and not self.gathers and self.layout.padding is None else None
-        states = [here(self, s) for s in states]
-        before = self._stand(states, traits)
+        self.odd, self.even, self.entrywise = sorted(traits.odd), sorted(traits.even), traits.entrywise
+        self.length: Any = None  # of a step's velocities, 0 of those left out; and its ends, see `extremes`
+        self.least, self.most = 0.0, 0.0
+        self.lost = torch.zeros((), dtype=torch.bool, device=self.device)  # whether a write through .data was
+        states = [here(at, s) for s in states]
+        known = held(at, states)
+        y, self.frame, before = stand(at, known, states[0], group["section"], traits)
+        self.scale = at.scale
+        self._put(self._differs(y), y)
+        self._keep(y, known)
         self.H = self._room()
         self.developed = self._developed(states) if traits.reads else None
         self.state = gathered(self, states)
@@ -84,12 +90,8 @@ class Batch(Members):
         self.steps = self.age  # also those that moved nothing
         y = self.frame.point()
         self.peak = y.real.new_zeros(len(y), 1, 1)  # the longest velocity of each point, or NaN, since a look
-        self.lost = torch.zeros((), dtype=torch.bool, device=y.device)  # whether a write through .data was
-        self.G: Any = None  # the gradient, and the velocities' lengths, 0 of those left out, during a step:
-        self.length: Any = None
-        self.least, self.most = 0.0, 0.0  # the ends of `length`, see `extremes`
+        self.G: Any = None  # the gradient, during a step
         self.long = False  # whether a velocity may have been too long, or not finite
-        self.in_motion = False
         self.decays = self.anchor is not None and any(is_on(group.get(key)) for key in DECAYS)
         self.own: OwnRule | None = None  # a rule of ours
         self.lent: Any = None  # the options of its group that Base's rule finds changed
@@ -100,93 +102,32 @@ class Batch(Members):
         self.places = self._places()
         self.leave()
 
-    # -- the point and the frame above it
-
-    def _stand(self, states: States, traits: Traits) -> Frame | None:
-        """Find the points, and the frame above them, from weights and states.
-
-        Returned is the frame that moments are in, if the group wants another kind than the state has.
-        """
-        known, weights = held(self, states), self.read()
-        self.scale = self.radii(weights, known.get("radius"))
-        y = self._checked(self.unit(weights), known)
-        frame_keys = {k: known[k] for k in FRAME_KEYS if k in known}
-        section, views = self.group["section"], self.targets is not None
-        if section == "auto" and not frame_keys and not (traits.turns and (views or self.stacks)):
-            section = "transported"
-            self._check_room(y)
-        self.frame = self._above(known.get("master", y), section, frame_keys, states[0])
-        before = None
-        if "moves" in states[0] and section != "auto" and self.stacks and not isinstance(self.frame, Tangent):
-            asked = self.space.geometry.frame(known.get("master", y), section, {}, self.eps)
-            if asked.tensors().keys() != self.frame.tensors().keys():
-                before, self.frame = self.frame, asked
-        self._put(self._differs(y), y)
-        self._keep(y, known)
-        return before
-
     def _keep(self, y: Tensor, known: dict[str, Tensor]) -> None:
         """What steps need beside the frame."""
         # Whether the weight is the point, to the bit; if not, a state keeps the point or the whole section.
-        self.exact = self.frame.exact and not self.half and self.scale is None
+        self.exact = self.frame.exact and not self.at.half and self.scale is None
         holds = self.exact or "section" in self.frame.tensors()
-        self.master = None if holds else self.viewable(self.frame.point())
+        self.master = None if holds else self.at.viewable(self.frame.point())
         self.written: Tensor | None = None  # the weights of the last step, unless the frame reads its points
         if not (self.frame.reads and self.exact):
-            self.written = self.viewable(self.points(self.here()).clone())
-            self.whole = self.as_weights(self.written)
+            self.written = self.at.viewable(self.at.points(self.at.here()).clone())
+            self.whole = self.at.as_weights(self.written)
             self.parts = list(self.whole.unbind(0))
         given = self.weights[0].anchor
         self.anchor: Tensor | None = None  # where weight decay draws these weights: points, or nowhere
         if torch.is_tensor(given):
-            self.anchor = self.unit(self.padded([self.local_parts([w.anchor])[0] for w in self.weights]))
+            self.anchor = self.at.unit(
+                self.at.padded([self.at.local_parts([w.anchor])[0] for w in self.weights])
+            )
         elif given is not None:
             self.anchor = known["decay_target"] if "decay_target" in known else y.clone()
-
-    def _above(self, y: Tensor, section: str, kept: dict[str, Tensor], state: dict[str, Any]) -> Frame:
-        """The frame above y that a state has kept, or began with; a run without a frame goes on so."""
-        geometry = self.space.geometry
-        if not self.free:
-            return geometry.frame(y, section, kept, self.eps)
-        by_rows = self.viewable(y.new_empty(y.shape)).is_contiguous() if self.layout.blocks > 1 else None
-        without = any(k.endswith(BESIDE) for k in state) or len(geometry.hor_blocks(y)) == 1
-        began = "auto" if "moves" in state and not kept and without else section
-        return geometry.free_frame(y, began, kept, self.eps, by_rows)
-
-    def _checked(self, y: Tensor, known: dict[str, Tensor]) -> Tensor:
-        """The points of the weights, which are on their space; nothing was moved if one is not.
-
-        Weights that were on it to the digits of a narrower dtype are projected, or go on from the point that
-        their state holds.
-        """
-        off = self.off(y)
-        if not bool(off.any()):
-            return self.nearest(y)
-        at = known.get("master", known["section"][..., : y.shape[-1]] if "section" in known else y)
-        if not self.half and at.shape == y.shape and near_in_half(y, at) and not bool(self.off(at).any()):
-            name = self.names[0]
-            self.warn("dtype", f"{name} was half precision: it goes on from the point that its state holds")
-            self.write(self.in_units(at))
-            return at
-        self.refuse(off)
-        return self.nearest(self.unit(self.read()))
-
-    def _check_room(self, y: Tensor) -> None:
-        """Raise where a frame that the rule wants stored would be large."""
-        M, N, n = y.shape
-        if N > ROWS * n and M * N * N > ROOM:
-            raise ValueError(
-                f"the rule of {self.names[0]} keeps state that cannot be taken to another frame, and a "
-                f"frame that stays has {N} x {N} numbers for each of {M} points: take Adam, SGD or Muon, or "
-                "section='transported' all the same"
-            )
 
     def _room(self) -> Tensor:
         """Memory for elements of g^hor: in the frame's order, unless its views could not be weights."""
         if self.stacks:
             room = self.frame.zeros()
-            return room if room.dim() == 1 else self.viewable(room)
-        room = torch.zeros(self.shape, dtype=self.dtype, device=self.params[0].device)
+            return room if room.dim() == 1 else self.at.viewable(room)
+        room = torch.zeros(self.shape, dtype=self.at.dtype, device=self.device)
         points = self.layout.points(room)
         return (
             room if shares_memory(points, room) else self.layout.weight(torch.zeros_like(points), self.shape)
@@ -197,7 +138,7 @@ class Batch(Members):
         if "developed" in states[0]:
             return like_H(self, "developed", states)
         room, y = torch.zeros_like(self.H), self.frame.point()
-        self._as_points(room).copy_(self.in_units(self.space.geometry.origin(y).expand_as(y)))
+        self._as_points(room).copy_(self.at.in_units(self.space.geometry.origin(y).expand_as(y)))
         return room
 
     # -- in and out: the copies of a step, which are not compiled: every weight would be a kernel
@@ -205,10 +146,10 @@ class Batch(Members):
     def gather(self) -> Tensor:
         """Gradients as points; and points, where the frame reads them, or others have written them."""
         self.H.grad = self.G = torch.empty_like(self.H)
-        if not self.G.numel():  # a process may hold none of their points
+        if self.empty:
             return self.G
         self.follow()
-        return self.gradients()
+        return self.at.gradients()
 
     def follow(self) -> None:
         """Go on from points that were written through .data: read where that is cheap, else compared.
@@ -216,11 +157,11 @@ class Batch(Members):
         To compare is to read a value: on the CPU in every step; elsewhere it is a flag for the next look.
         """
         if self.written is None:
-            self.frame.take(self.read())
-        elif self.H.device.type != "cpu":
-            self.lost.logical_or_(self._differs(self.unit(self.read())).any())
+            self.frame.take(self.at.read())
+        elif self.device.type != "cpu":
+            self.lost.logical_or_(self._differs(self.at.unit(self.at.read())).any())
         else:
-            here = self.here() if self.gathers else self.local
+            here = self.at.here() if self.at.gathers else self.at.local
             if len(here) == 1 or self.written.numel() > LARGE * len(here):  # without a copy in between
                 same = all(map(torch.equal, here, self.parts))
             else:
@@ -230,23 +171,23 @@ class Batch(Members):
 
     def _take_up(self, written: Tensor) -> None:
         """Go on from what others have written."""
-        now = self.read()
+        now = self.at.read()
         if torch.is_tensor(self.scale):
-            self.scale.copy_(cast(Tensor, self.radii(now, self.scale)))
-        y = self.unit(now)
+            self.scale.copy_(cast(Tensor, self.at.radii(now, self.scale)))
+        y = self.at.unit(now)
         moved = self._differs(y)
-        off = self.off(y) & moved
+        off = self.at.off(y) & moved
         if bool(off.any()):
-            self.refuse(off)
-        self._put(moved, self.nearest(y))
-        written.copy_(self.points(self.here()))
+            self.at.refuse(off)
+        self._put(moved, self.at.nearest(y))
+        written.copy_(self.at.points(self.at.here()))
 
     def scatter(self) -> None:
         """Points to weights. A weight that is not its point to the bit is written only if it has moved."""
-        if not self.H.numel():
+        if self.empty:
             return
-        if self.written is None and self.targets is not None:
-            self.frame.write(self.targets)
+        if self.written is None and self.at.targets is not None:
+            self.frame.write(self.at.targets)
             if self.shards is not None:  # a local shard has a version counter of its own
                 torch.autograd.graph.increment_version(self.params)
             return
@@ -254,16 +195,16 @@ class Batch(Members):
         if self.master is not None and not shares_memory(self.master, new):
             self.master.copy_(new)
         if self.written is None:
-            self.write(new)
+            self.at.write(new)
             return
         if not self.exact:
-            new = self.in_units(new).to(self.kind)
+            new = self.at.in_units(new).to(self.at.kind)
             if not self.least > 0:
                 new = torch.where(self.length > 0, new, self.written)
         if self.layout.padding is not None:
-            new = self.layout.padded(new, self.shape, self.points(self.here()))
+            new = self.layout.padded(new, self.shape, self.at.points(self.at.here()))
         self.written.copy_(new)
-        self.write_parts(self.parts)
+        self.at.write_parts(self.parts)
 
     # -- the lines of Algorithm 3: compiled, and nothing is read
 
@@ -332,7 +273,7 @@ class Batch(Members):
             self.long, (self.least, self.most) = True, extremes(length)
         self.length = length
         if self.developed is not None:
-            self._as_points(self.developed).add_(self.in_units(W))
+            self._as_points(self.developed).add_(self.at.in_units(W))
         odd, even = self._turning(state)
         frame.step(W, length, self.R, odd, even, (self.least, self.most))
 
@@ -352,7 +293,7 @@ class Batch(Members):
         self.scatter()
         self.publish(state)
         self.steps += 1
-        on_cpu, some = self.H.device.type == "cpu", self.H.numel() > 0
+        on_cpu, some = self.device.type == "cpu", not self.empty > 0
         if self.most == math.inf and some:  # as compiled code leaves it, and as it stays on other devices
             self.least, self.most = extremes(self.length)
         if self.shards is not None or not self.most <= 0:
@@ -360,7 +301,7 @@ class Batch(Members):
             self.age += 1
             if self.age % REPAIR_EVERY == 0 and some:
                 self._repair()
-        if some and self.steps % LOOK_EVERY.get(self.H.device.type, 100) == 0:
+        if some and self.steps % LOOK_EVERY.get(self.device.type, 100) == 0:
             look(self)
         elif self.long and on_cpu and not bool(self.peak.amax() <= self.frame.longest):
             say_long(self)
@@ -434,13 +375,13 @@ class Batch(Members):
         """Which points (M) are not the frame's, up to rounding."""
         point = self.frame.point()
         largest = y.abs().amax((-2, -1), keepdim=True).clamp_min(1)
-        if not self.half:
-            near = 4 * self.eps * (1 if self.frame.exact else y.shape[-2])
+        if not self.at.half:
+            near = 4 * self.at.eps * (1 if self.frame.exact else y.shape[-2])
             return ~((point - y).abs() <= near * largest).flatten(1).all(1)
         # To the bit what is left of the frame's point; or a weight that has not moved yet.
-        weights = self.read()
-        kept = (self.in_units(point).to(self.kind) == weights).flatten(1).all(1)
-        still = (self.nearest(self.unit(weights)) - point).abs() <= NEAR * largest
+        weights = self.at.read()
+        kept = (self.at.in_units(point).to(self.at.kind) == weights).flatten(1).all(1)
+        still = (self.at.nearest(self.at.unit(weights)) - point).abs() <= NEAR * largest
         return ~(kept | still.flatten(1).all(1))
 
     def _put(self, moved: Tensor, y: Tensor) -> None:
@@ -449,7 +390,7 @@ class Batch(Members):
             self.in_motion = True  # an interrupt here, too, drops the frame
             self.frame.put(moved, y[moved])
             self.in_motion = False
-            say_changed(self, self.of_weights(moved))
+            say_changed(self.at, self.at.of_weights(moved))
 
     def dissolve(self, state: Any) -> None:
         """Leave the weights to other batches, which go on from them and from state[p].
@@ -480,11 +421,11 @@ class Batch(Members):
         """Say which weights others have written with other points, or in another dtype."""
         if any(w.p.shape != w.shape for w in self.weights):
             return  # an error, a little later
-        other = [p.dtype != self.kind for p in self.params]
-        if not any(other) and self.H.numel() and (any(touched) or self._places() != self.places):
-            self.locate()
-            other = self.of_weights(self._differs(self.unit(self.read())))
-        say_changed(self, other)
+        other = [p.dtype != self.at.kind for p in self.params]
+        if not any(other) and not self.empty and (any(touched) or self._places() != self.places):
+            self.at.locate()
+            other = self.at.of_weights(self._differs(self.at.unit(self.at.read())))
+        say_changed(self.at, other)
 
 
 def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -495,8 +436,3 @@ def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
 def is_broken(value: Any) -> bool:
     """Whether an entry of a state has numbers that are not finite."""
     return torch.is_tensor(value) and value.dim() > 0 and not bool(torch.isfinite(value).all())
-
-
-def near_in_half(X: Tensor, Y: Tensor) -> bool:
-    """Whether two tensors are equal to the digits of bfloat16."""
-    return bool(((X - Y).abs() <= torch.finfo(torch.bfloat16).eps * Y.abs().clamp_min(1e-2)).all())

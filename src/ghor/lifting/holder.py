@@ -28,7 +28,7 @@ from ghor.lifting.groups import (
     warn_of_decay,
     with_names,
 )
-from ghor.lifting.law import DECAYS
+from ghor.lifting.law import DECAYS, Traits
 from ghor.lifting.roster import Roster
 from ghor.spaces import Space
 
@@ -125,8 +125,9 @@ class Holder(Optimizer):
     def _start(self) -> None:
         """All groups are placed."""
 
-    def _check_kinds(self, group: dict[str, Any], weights: list[Weight]) -> None:
-        """Raise if a weight cannot have the section, or the anchor, that its group asks for."""
+    def _asked(self, w: Weight) -> Traits:
+        """How the rule is run on a weight like this."""
+        raise NotImplementedError
 
     def _for_saving(self) -> None:
         """State is about to be saved, or copied."""
@@ -167,6 +168,29 @@ class Holder(Optimizer):
         decay = [group[k] for k in DECAYS if group.get(k) and group[k] != self.inner.defaults.get(k)]
         if decay:
             warn_of_decay(decay[0], f"the weights of group {gi}, on {group['space']}", weights, self._warn)
+
+    def _check_kinds(self, group: dict[str, Any], weights: list[Weight]) -> None:
+        """Raise if a weight cannot have the section, or the anchor, that its group asks for."""
+        for w in weights:
+            if w.curved and group["section"] == "implicit" and not w.space.implicit:
+                raise ValueError(f"{w.name}: {w.space} has no implicit section; use section='transported'")
+            if w.curved and (group["section"] == "implicit" or w.anchor is not None):
+                self._traits(w)
+
+    def _traits(self, w: Weight) -> Traits:
+        """How to run the rule on a weight."""
+        how, name = self._asked(w), self.Base.__name__
+        if self.param_groups[w.gi]["section"] == "implicit" and not how.turns:
+            raise ValueError(
+                f"{w.name}: {name} keeps state, such as a moment beside the square of another, that cannot "
+                "be taken to another frame, as section='implicit' would; use section='transported'"
+            )
+        if w.anchor is not None and how.reads:
+            raise ValueError(
+                f"{w.name}: {name} reads its weight, which is developed from where it starts, so decay "
+                "cannot draw it to an anchor; leave out anchor"
+            )
+        return how
 
     def _warn_of_surprises(self) -> None:
         """Warn about decay without effect, no weight on a manifold, and weights that are none any more."""

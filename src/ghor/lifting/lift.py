@@ -11,23 +11,24 @@ import torch
 from torch.optim import Optimizer
 
 from ghor._torch.precision import full_precision
+from ghor.lifting.holder import Holder
 from ghor.lifting.lifted import Lifted
 
 HANDED_ON = ("train", "eval")  # methods of schedule-free rules, which training loops look for
 
 # The lifted classes of `ghor.optim`, by their base; `ghor.optim` fills this.
-NAMED: dict[type[Optimizer], type[Lifted]] = {}
+NAMED: dict[type[Optimizer], type[Holder]] = {}
 _lifted: dict[type[Optimizer], type[Lifted]] = {}
 
 
-def lift(Base: type[Optimizer]) -> type[Lifted]:
+def lift(Base: type[Optimizer]) -> type[Holder]:
     """A class of optimizers for weights on any space, which step in g^hor as Base does (Algorithm 3).
 
     >>> opt = lift(torch.optim.Adam)(model, lr=1e-3)
     """
-    if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Lifted):
+    if not (isinstance(Base, type) and issubclass(Base, Optimizer)) or Base in (Optimizer, Holder, Lifted):
         raise TypeError(f"lift takes a class of torch optimizers, such as torch.optim.Adam, got {Base!r}")
-    if issubclass(Base, Lifted):
+    if issubclass(Base, Holder):
         return Base
     if Base in NAMED:
         return NAMED[Base]

@@ -37,6 +37,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from ghor._torch.precision import full_precision
@@ -191,63 +192,22 @@ class Lifted(Holder):
         """New batches of weights that are in none."""
         kinds, known = defaultdict(list), dict[tuple[Any, ...], Traits]()
         for w in free:
-            self._check_movable(w)
+            check_movable(w, self.param_groups[w.gi])
             asked = w.gi, w.space, w.anchor is None, w.shape, w.p.is_complex()
             how = known[asked] = known.get(asked) or self._traits(w)
             how = self._with_idle(w, how)
-            kinds[(*self._kind(w, how.stacks), how)].append(w)
+            kinds[(*kind_of(w, self.state, how.stacks), how)].append(w)
         new = list[Batch]()
         for (gi, *_, how), weights in kinds.items():
             states = [self.state.get(w.p) or {} for w in weights]
             b = Batch(weights, self.param_groups[gi], states, how, self._warn)
-            b.own, b.lent = self.own_rule(b), self._changes(b)
+            b.own, b.lent = self.own_rule(b), changes(self.Base, b)
             b.state = b.state if b.state or b.own is None else b.own.state(b)
             new.append(b)
         for b in new:  # a state without the rule's part is more than some rules can load
             b.publish(self.state) if self.state.get(b.params[0]) else b.note(self.state)
         self._batches += new
         return new
-
-    def _kind(self, w: Weight, stacks: bool = True) -> tuple[Any, ...]:
-        """What the weights of a batch have in common."""
-        anchor = "given" if torch.is_tensor(w.anchor) else w.anchor
-        alike = shared_values(self.state.get(w.p), w.p.shape) if stacks else id(w.p)
-        return w.gi, w.space, anchor, w.p.shape, w.p.dtype, w.p.device, placement(w.p), alike
-
-    def _check_movable(self, w: Weight) -> None:
-        if w.shape != w.p.shape:
-            raise ValueError(
-                f"{w.name} had shape {tuple(w.shape)} and has {tuple(w.p.shape)} now, for which the "
-                "optimizer's state of it means nothing; build a new optimizer"
-            )
-        if self.param_groups[w.gi].get("differentiable"):
-            raise RuntimeError(
-                f"{w.name} is on {w.space}: differentiable=True does not go through the step of such a "
-                "weight; set it to False in its group"
-            )
-
-    def _check_kinds(self, group: dict[str, Any], weights: list[Weight]) -> None:
-        """Raise if a weight cannot have the section, or the anchor, that its group asks for."""
-        for w in weights:
-            if w.curved and group["section"] == "implicit" and not w.space.implicit:
-                raise ValueError(f"{w.name}: {w.space} has no implicit section; use section='transported'")
-            if w.curved and (group["section"] == "implicit" or w.anchor is not None):
-                self._traits(w)
-
-    def _traits(self, w: Weight) -> Traits:
-        """How to run the rule on a weight."""
-        how, name = self._asked(w), self.Base.__name__
-        if self.param_groups[w.gi]["section"] == "implicit" and not how.turns:
-            raise ValueError(
-                f"{w.name}: {name} keeps state, such as a moment beside the square of another, that cannot "
-                "be taken to another frame, as section='implicit' would; use section='transported'"
-            )
-        if w.anchor is not None and how.reads:
-            raise ValueError(
-                f"{w.name}: {name} reads its weight, which is developed from where it starts, so decay "
-                "cannot draw it to an anchor; leave out anchor"
-            )
-        return how
 
     def _with_idle(self, w: Weight, how: Traits) -> Traits:
         """Momentum in the state turns with the frame, too, if a group has switched it off for a while."""
@@ -278,7 +238,7 @@ class Lifted(Holder):
         kinds = defaultdict[Any, list[Batch]](list)
         for b in self._batches:
             alone = b.in_motion or not (b.stacks and b.as_left(self.state))
-            kinds[id(b) if alone else self._kind(b.weights[0])].append(b)
+            kinds[id(b) if alone else kind_of(b.weights[0], self.state)].append(b)
         self._release([b for alike in kinds.values() for b in alike if len(alike) > 1 or b.in_motion])
 
     # -- the inner optimizer -------------------------------------------------------------------------------
@@ -300,17 +260,6 @@ class Lifted(Holder):
         inner.state = defaultdict(dict, outside | {b.H: b.state for b in moving if b.state or b.own})
         inner.param_groups = [part for _, part, _ in self._parts]
 
-    def _changes(self, b: Batch) -> tuple[tuple[tuple[str, Any], ...], Any]:
-        """Options that a velocity is lent with: fused kernels; no decay if there is nothing to decay to.
-
-        And what it is lent apart for: a rule may take all of a group in one call, which wants one dtype, one
-        kind of tensor.
-        """
-        off = () if b.anchor is not None else tuple((k, 0.0) for k in DECAYS if is_on(b.group.get(k)))
-        quick = self.Base in FUSED and may_fuse(b.group) and can_fuse(b.H)
-        apart = b.dtype if b.half or b.shards is not None else None
-        return (*off, ("fused", True)) if quick else off, apart
-
     def _take_back(self, moving: list[Batch]) -> None:
         """Copy out: what the rule has changed in its groups and in its state."""
         inner, Hs = self.inner, {id(b.H) for b in moving}
@@ -319,6 +268,39 @@ class Lifted(Holder):
         self.state.update([(k, v) for k, v in inner.state.items() if id(k) not in Hs])
         for b in moving:
             b.state = inner.state[b.H]
+
+
+def kind_of(w: Weight, state: Any, stacks: bool = True) -> tuple[Any, ...]:
+    """What the weights of a batch have in common."""
+    anchor = "given" if torch.is_tensor(w.anchor) else w.anchor
+    alike = shared_values(state.get(w.p), w.p.shape) if stacks else id(w.p)
+    return w.gi, w.space, anchor, w.p.shape, w.p.dtype, w.p.device, placement(w.p), alike
+
+
+def check_movable(w: Weight, group: dict[str, Any]) -> None:
+    """Raise for a weight whose state means nothing, and for steps that gradients should go through."""
+    if w.shape != w.p.shape:
+        raise ValueError(
+            f"{w.name} had shape {tuple(w.shape)} and has {tuple(w.p.shape)} now, for which the "
+            "optimizer's state of it means nothing; build a new optimizer"
+        )
+    if group.get("differentiable"):
+        raise RuntimeError(
+            f"{w.name} is on {w.space}: differentiable=True does not go through the step of such a "
+            "weight; set it to False in its group"
+        )
+
+
+def changes(Base: type[Optimizer], b: Batch) -> tuple[tuple[tuple[str, Any], ...], Any]:
+    """Options that a velocity is lent with: fused kernels; no decay if there is nothing to decay to.
+
+    And what it is lent apart for: a rule may take all of a group in one call, which wants one dtype, one
+    kind of tensor.
+    """
+    off = () if b.anchor is not None else tuple((k, 0.0) for k in DECAYS if is_on(b.group.get(k)))
+    quick = Base in FUSED and may_fuse(b.group) and can_fuse(b.H)
+    apart = b.at.dtype if b.at.half or b.shards is not None else None
+    return (*off, ("fused", True)) if quick else off, apart
 
 
 def may_fuse(group: dict[str, Any]) -> bool:

@@ -12,13 +12,14 @@ from ghor.spaces.messages import no_digits
 
 if TYPE_CHECKING:
     from ghor.lifting.batch import Batch
+    from ghor.lifting.members import Members
 
 
 def look(b: Batch) -> None:
     """Report what happened since the last look; the one place of a step that reads a value everywhere."""
     frame = b.frame
     y = frame.point() if b.written is None else None  # what was read from weights may be off
-    off, held = b.lost if y is None else b.off(y), b.lost if frame.held is None else frame.held
+    off, held = b.lost if y is None else b.at.off(y), b.lost if frame.held is None else frame.held
     seen = [x.to(b.peak) for x in (b.peak.amax(), b.lost, off.any(), held.any())]
     peak, lost, any_off, any_held = torch.stack(seen).tolist()
     if not peak <= frame.longest:
@@ -30,7 +31,7 @@ def look(b: Batch) -> None:
             "device: the write was lost; write under torch.no_grad() instead",
         )
     if frame.held is not None and any_held:
-        b.warn("digits", no_digits(cast(Any, b.space), b.eps))
+        b.warn("digits", no_digits(cast(Any, b.space), b.at.eps))
         frame.held.zero_()
     if y is not None and any_off:
         name = _name_of(b, off)
@@ -60,18 +61,18 @@ def say_long(b: Batch) -> None:
         )
 
 
-def say_changed(b: Batch, changed: Sequence[bool]) -> None:
+def say_changed(at: Members, changed: Sequence[bool]) -> None:
     """Say which weights others have written."""
-    names = [name for name, there in zip(b.names, changed, strict=True) if there]
+    names = [name for name, there in zip(at.names, changed, strict=True) if there]
     others = f" and {len(names) - 1} other weights" if len(names) > 1 else ""
     if names:
-        b.warn(
+        at.warn(
             "changed",
-            f"{names[0]}{others} changed outside the optimizer, within {b.space}: the section was rebuilt, "
+            f"{names[0]}{others} changed outside the optimizer, within {at.space}: the section was rebuilt, "
             "moments were kept",
         )
 
 
 def _name_of(b: Batch, mask: Tensor) -> str:
     """The name of the first weight with a point that is marked."""
-    return b.names[b.of_weights(mask).index(True)]
+    return b.names[b.at.of_weights(mask).index(True)]

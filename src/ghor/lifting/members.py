@@ -31,7 +31,12 @@ class Members:
         self.shards = ShardLayout(first.p, batch_dims(first.p, self.space)) if is_sharded(first.p) else None
         self.gathers = self.shards is not None and self.shards.gathers
         self.locate()
-        self.shape = self.local[0].shape
+        self.shape, self.device = self.local[0].shape, first.p.device
+        self.empty = not self.local[0].numel()  # a process may hold none of their points
+        targets = list(map(self.layout.points, self.local))
+        shared = all(map(shares_memory, targets, self.local))
+        # The weights as points, if these are views: there one copy is enough.
+        self.targets = targets if shared and not self.gathers and self.layout.padding is None else None
         # The radius of each point, (M, 1, 1), or one for all; None on unit spheres and where there is none.
         self.scale: float | Tensor | None = None
 

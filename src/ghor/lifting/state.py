@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ghor.lifting.batch import Batch
+    from ghor.lifting.members import Members
 
 FRAME_KEYS = ("section", "frame_anchor")  # what a frame keeps in state[p]
 POINT_KEYS = ("master", "decay_target")  # the point, where the weight is not it to the bit; decay's anchor
@@ -24,23 +25,23 @@ States = Sequence[dict[str, Any]]
 # -- from state[p] -------------------------------------------------------------------------------------------
 
 
-def here(b: Batch, state: dict[str, Any]) -> dict[str, Any]:
+def here(at: Members, state: dict[str, Any]) -> dict[str, Any]:
     """A weight's state with tensors where this process works on them."""
     out = dict(state)
     for key, value in state.items():
         if torch.is_tensor(value) and value.dim() > 0:
-            local = value if b.shards is None else b.shards.place(value).to_local()
-            out[key] = local.to(b.params[0].device)
+            local = value if at.shards is None else at.shards.place(value).to_local()
+            out[key] = local.to(at.device)
     return out
 
 
-def held(b: Batch, states: States) -> dict[str, Tensor]:
+def held(at: Members, states: States) -> dict[str, Tensor]:
     """What the states keep of points and frames."""
     found = {}
     for key in (k for k in (*FRAME_KEYS, *POINT_KEYS, "radius") if k in states[0]):
         X = torch.stack([s[key] for s in states])
-        X = X.to(b.dtype.to_real() if key == "radius" else b.dtype)
-        found[key] = b.layout.points(X).clone() if key in POINT_KEYS else X
+        X = X.to(at.dtype.to_real() if key == "radius" else at.dtype)
+        found[key] = at.layout.points(X).clone() if key in POINT_KEYS else X
         if key in FRAME_KEYS:
             found[key] = X.reshape(-1, *X.shape[-2:])
     return found
@@ -69,7 +70,7 @@ def like_H(b: Batch, key: str, states: States) -> Tensor:
     if not b.stacks:
         return room.copy_(value)
     first, *beside = _faces(b, room)
-    first.copy_(b.points([s[key] for s in states]))
+    first.copy_(b.at.points([s[key] for s in states]))
     for A in beside:
         A.copy_(torch.stack([s[key + BESIDE] for s in states]).reshape(A.shape))
     return room
@@ -85,7 +86,7 @@ def shown(b: Batch) -> list[dict[str, Any]]:
         columns["radius"] = [r.reshape(b.layout.batch(b.shape)) for r in _per_point(b, b.scale)]
     for key, points in (("master", b.master), ("decay_target", b.anchor)):
         if points is not None:
-            columns[key] = list(b.as_weights(points).unbind(0))
+            columns[key] = list(b.at.as_weights(points).unbind(0))
     if b.shards is not None:
         columns = {k: [_sharded(b, v) for v in column] for k, column in columns.items()}
     columns["moves"] = [b.moves] * len(b.params)
@@ -98,7 +99,7 @@ def _of_rule(b: Batch) -> dict[str, list[Any]]:
     for key, value in (b.state | ({} if b.developed is None else {"developed": b.developed})).items():
         if torch.is_tensor(value) and value.shape == b.H.shape and b.stacks:
             first, *beside = _faces(b, value)
-            columns[key] = list(b.as_weights(first).unbind(0))
+            columns[key] = list(b.at.as_weights(first).unbind(0))
             for A in beside:
                 columns[key + BESIDE] = _per_point(b, A)
         else:

@@ -14,8 +14,8 @@ from ghor.constraints.registry import declared_radii
 from ghor.constraints.validation import check_on_space
 from ghor.lifting.files import copied
 from ghor.lifting.groups import Options, Params, Weight, each, names_of, refuse_nonfinite
+from ghor.lifting.holder import Holder
 from ghor.lifting.law import Traits
-from ghor.lifting.lifted import Lifted
 from ghor.solve.coordinates import FRAME_KEYS, Coordinates
 from ghor.solve.descent import search
 from ghor.solve.iterate import Iterate, Ray, Sample, Turn, renewed, turning
@@ -130,7 +130,7 @@ class Evaluated:
         return self.seen[0]
 
 
-class LBFGS(Lifted):
+class LBFGS(Holder):
     """L-BFGS in g^hor, where s = t W and y = B_new - B_old are vectors of one space: nothing is transported.
 
         W      <- -H B                            the two-loop recursion, inner product of g^hor
@@ -290,7 +290,8 @@ class LBFGS(Lifted):
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Do up to `max_iter` iterations; the closure clears gradients, computes them, returns the loss."""
         with full_precision():
-            self._follow_groups()
+            if not self._roster.holds(self.param_groups):
+                self._roster.renew(self.param_groups, self.state)
             loss = self._solve(torch.enable_grad()(closure))
         self._warn.flush()
         return loss
