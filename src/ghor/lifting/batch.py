@@ -1,16 +1,13 @@
 """A batch: weights of one kind, computed as one; a step of them, and what others do between two steps.
 
-A batch is derived: all that it knows can be made again from its weights and state[p], to the bit. Where
-weights lie is in members.py, what state[p] shows in state.py, what is reported in looks.py; frames know
-geometry.
+Where weights lie is in members.py, the first points and frames in standing.py, what state[p] shows in
+state.py, and what is reported in looks.py.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,6 +17,7 @@ from ghor._torch.memory import keep_freed_memory
 from ghor.constraints.validation import Warn
 from ghor.lifting.groups import Weight, is_on
 from ghor.lifting.law import DECAYS, Traits
+from ghor.lifting.left import Left, same_objects
 from ghor.lifting.looks import look, say_changed, say_long
 from ghor.lifting.members import Members, shares_memory
 from ghor.lifting.standing import stand
@@ -33,8 +31,6 @@ WHOLE_EVERY, A_SIDE = 100, 17  # and of whole sections: so many, or 17 N/n, 4 % 
 LOOK_EVERY = {"cpu": 10}  # and between two looks at its numbers, which reads one value; 100 on other devices
 LARGE = 1 << 16  # numbers of weights that are compared one by one
 NEAR = 1e-5  # from the point of a half precision weight that has not moved, to that of its state
-
-_version = operator.attrgetter("_version")
 
 
 class OwnRule(NamedTuple):
@@ -71,6 +67,7 @@ class Batch:
         self.odd, self.even, self.entrywise = sorted(traits.odd), sorted(traits.even), traits.entrywise
         self.length: Any = None  # of a step's velocities, 0 of those left out; and its ends, see `extremes`
         self.least, self.most = 0.0, 0.0
+        self.in_motion = False  # whether the frame may be off the group
         self.lost = torch.zeros((), dtype=torch.bool, device=self.device)  # whether a write through .data was
         states = [here(at, s) for s in states]
         known = held(at, states)
@@ -97,10 +94,7 @@ class Batch:
         self.lent: Any = None  # the options of its group that Base's rule finds changed
         self.multiple: Any = None  # the number a in W = a m, if Base's rule is so simple
         self.bound: tuple[Any, ...] | None = None  # the rule's state that state[p] shows
-        self.seen: tuple[Any, ...] = ()  # state[p] of all members and what was in it, when we left
-        self.shared: list[Tensor] = []  # what the members' states have in common, and its versions
-        self.places = self._places()
-        self.leave()
+        self.left = Left(at)
 
     def _keep(self, y: Tensor, known: dict[str, Tensor]) -> None:
         """What steps need beside the frame."""
@@ -307,7 +301,8 @@ class Batch:
             say_long(self)
             self.peak.zero_()
         self.long, self.G, self.length, self.H.grad = False, None, None, None
-        self.leave()
+        self.left.remember()
+        self.in_motion = False
 
     def _repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
@@ -326,50 +321,9 @@ class Batch:
                 for key in there.keys() - entries.keys():
                     del there[key]
             self.bound = bound
-            self.note(state)
-
-    def note(self, state: Any) -> None:
-        """Remember state[p] as it is now."""
-        self.seen = self._now(state)
-        first, *others = (state.get(p) or {} for p in self.params)
-        self.shared = [
-            v for k, v in first.items() if torch.is_tensor(v) and any(d.get(k) is v for d in others)
-        ]
-        self.counts = tuple(map(_version, self.shared))
-
-    def leave(self) -> None:
-        """Remember the weights as they are now."""
-        self.versions, self.counts = tuple(map(_version, self.params)), tuple(map(_version, self.shared))
-        self.in_motion = False
+            self.left.remember_state(state)
 
     # -- what others do between two steps
-
-    def as_left(self, state: Any) -> bool:
-        """Whether weights and state are the objects, at the places and in the versions, that we left."""
-        if self.in_motion:
-            return False
-        if tuple(map(_version, self.shared)) != self.counts:
-            self.warn(
-                "shared",
-                f"a state tensor that {len(self.params)} weights share, such as the step count of "
-                f"{self.names[0]}, was written in place, which changes all of them. Bind a new tensor to "
-                "change one: opt.state[p][key] = torch.tensor(...)",
-            )
-        return (
-            tuple(map(_version, self.params)) == self.versions
-            and self._places() == self.places
-            and same_objects(self._now(state), self.seen)
-        )
-
-    def _now(self, state: Any) -> tuple[Any, ...]:
-        """state[p] of all members, and what is in it."""
-        dicts = tuple(map(state.get, self.params))
-        return *dicts, *chain.from_iterable(map(dict.values, filter(None, dicts)))
-
-    def _places(self) -> list[int]:
-        """Where the weights are in memory."""
-        params: list[Any] = self.params
-        return [p.data_ptr() for p in (params if self.shards is None else [p.to_local() for p in params])]
 
     def _differs(self, y: Tensor) -> Tensor:
         """Which points (M) are not the frame's, up to rounding."""
@@ -404,7 +358,7 @@ class Batch:
                     entries.pop(key, None)
             self.warn("interrupted", "the last step was interrupted; sections will be rebuilt, moments kept")
             return
-        touched = [_version(p) != version for p, version in zip(self.params, self.versions, strict=True)]
+        touched = self.left.touched()
         self._say_written(touched)
         for w, written in zip(self.weights, touched, strict=True):
             broken = [v for v in state.get(w.p, {}).values() if written and is_broken(v)]
@@ -422,15 +376,10 @@ class Batch:
         if any(w.p.shape != w.shape for w in self.weights):
             return  # an error, a little later
         other = [p.dtype != self.at.kind for p in self.params]
-        if not any(other) and not self.empty and (any(touched) or self._places() != self.places):
+        if not any(other) and not self.empty and (any(touched) or self.at.places() != self.left.places):
             self.at.locate()
             other = self.at.of_weights(self._differs(self.at.unit(self.at.read())))
         say_changed(self.at, other)
-
-
-def same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two sequences hold the very same objects; comparing them by value would read tensors."""
-    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def is_broken(value: Any) -> bool:

@@ -76,7 +76,8 @@ def handed_on(name: str) -> Callable[..., Any]:
                 b.push(b.state, b.developed)
                 b.scatter()
                 b.publish(self.state)
-                b.leave()
+                b.left.remember()
+                b.in_motion = False
         return out
 
     method.__name__ = name

@@ -8,15 +8,17 @@
     Lambda <- update_section(Lambda, W)            Lambda R(W), R a retraction
     Y      <- apply_section(Lambda, E)
 
-A lifted optimizer holds an ordinary one, `inner`, built by the constructor of its class, called Base
-throughout, and kept for life. For a step `inner` is lent groups and state, with a velocity H in place of
-every batch of weights on a manifold and B as its gradient; whatever it adds to H is W. Euclidean weights go
-there as they are, so their steps are torch's, bit for bit. What the rule has changed in its groups and its
-state is copied out. For all else, as new groups, files and copies, `inner` has the user's own groups and
-state, and Base's own methods do the work. Nothing is ever put back, because `param_groups` and `state` of the
-outer optimizer are never anything but the user's. A step goes through the files in one direction:
+A lifted optimizer holds an ordinary one, `inner` (holder.py). For a step `inner` is lent groups and state,
+with a velocity H in place of every batch of weights on a manifold and B as its gradient; whatever it adds to
+H is W. Euclidean weights go there as they are, so their steps are torch's, bit for bit. What the rule has
+changed in its groups and its state is copied out. Nothing is ever put back, because `param_groups` and
+`state` of the outer optimizer are never anything but the user's. A step goes through the files in one
+direction:
 
-    lifted -> batch -> layout, spaces/frames -> spaces -> retraction, linalg
+    lifted      which weights move; what `inner` is lent        roster: which weights are on which spaces
+    batch       gradients in, a step, weights and state out     left: whether others have touched them
+    members     weights as points (M, N, n), and back           standing: the first points and frames
+    spaces/     frames, the formulas of a space, retractions    state, looks: what users see of a batch
 
 A batch is derived: all that it knows can be made again from its weights and state[p], to the bit. Whoever
 touches a weight, its state or its group between two steps dissolves its batch, and weights with a gradient
@@ -162,7 +164,7 @@ class Lifted(Holder):
         moving, stale = list[Batch](), list[Batch]()
         for b in self._batches:
             there = sum([mover(p) is not None for p in b.params])
-            if there not in (0, len(b.params)) or not b.as_left(self.state):
+            if there not in (0, len(b.params)) or b.in_motion or not b.left.holds(self.state):
                 stale.append(b)
             elif there:
                 moving.append(b)
@@ -205,7 +207,7 @@ class Lifted(Holder):
             b.state = b.state if b.state or b.own is None else b.own.state(b)
             new.append(b)
         for b in new:  # a state without the rule's part is more than some rules can load
-            b.publish(self.state) if self.state.get(b.params[0]) else b.note(self.state)
+            b.publish(self.state) if self.state.get(b.params[0]) else b.left.remember_state(self.state)
         self._batches += new
         return new
 
@@ -237,7 +239,7 @@ class Lifted(Holder):
         """
         kinds = defaultdict[Any, list[Batch]](list)
         for b in self._batches:
-            alone = b.in_motion or not (b.stacks and b.as_left(self.state))
+            alone = b.in_motion or not (b.stacks and b.left.holds(self.state))
             kinds[id(b) if alone else kind_of(b.weights[0], self.state)].append(b)
         self._release([b for alike in kinds.values() for b in alike if len(alike) > 1 or b.in_motion])
 

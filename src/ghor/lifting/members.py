@@ -52,6 +52,11 @@ class Members:
         """Find where the weights are."""
         self.local = [t.detach() for t in self.local_parts(self.params)]
 
+    def places(self) -> list[int]:
+        """Where the weights are in memory."""
+        params: list[Any] = self.params
+        return [p.data_ptr() for p in (params if self.shards is None else [p.to_local() for p in params])]
+
     def here(self) -> list[Tensor]:
         """The parts of the weights that this process works on, as they are now."""
         return self.local_parts(self.params) if self.gathers else self.local
