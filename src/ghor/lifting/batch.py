@@ -210,7 +210,7 @@ class Batch:
         """
         if not G.numel():
             return None
-        self.frame.pull(G, self._as_points(self.G))
+        self.frame.pull(G, self.G if self.stacks else self.layout.points(self.G))
         if self.developed is not None:
             self.H.copy_(self.developed)
             return self.developed
@@ -242,7 +242,8 @@ class Batch:
 
         W is projected to g^hor, unless the rule is entrywise: then it is there, as its gradient is.
         """
-        frame, W = self.frame, self._as_points(self.H if start is None else self.H.sub_(start))
+        frame, H = self.frame, self.H if start is None else self.H.sub_(start)
+        W = H if self.stacks else self.layout.points(H)
         if self.scale is not None:
             frame.scale_(W, 1 / self.scale)
         if self.own is not None or not self.entrywise:
