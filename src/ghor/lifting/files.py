@@ -33,16 +33,19 @@ def plain(groups: Sequence[dict[str, Any]], out: dict[str, Any]) -> dict[str, An
             for key in saved["params"]:
                 state.setdefault(key, {})
     for group, saved in zip(groups, out["param_groups"], strict=True):
-        # Once a weight has moved, its state holds the point.
-        held = ["decay_target" in state.get(key, ()) for key in saved["params"]]
-        anchors = [
-            "start" if there and a is not None else a.clone() if torch.is_tensor(a) else a
-            for a, there in zip(each(group, "anchor"), held, strict=True)
-        ]
-        same = not any(map(torch.is_tensor, anchors)) and len(set(anchors)) == 1
-        saved["anchor"] = anchors[0] if same else anchors or None
+        saved["anchor"] = _anchors(group, [state.get(key, ()) for key in saved["params"]])
         saved["space"] = _named(group["space"])
     return out
+
+
+def _anchors(group: dict[str, Any], states: Sequence[Any]) -> Any:
+    """The anchors of a group: once a weight has moved, its state holds the point."""
+    anchors = [
+        "start" if "decay_target" in held and a is not None else a.clone() if torch.is_tensor(a) else a
+        for a, held in zip(each(group, "anchor"), states, strict=True)
+    ]
+    same = not any(map(torch.is_tensor, anchors)) and len(set(anchors)) == 1
+    return anchors[0] if same else anchors or None
 
 
 def _named(space: Any) -> Any:
@@ -66,21 +69,9 @@ def check_loaded(groups: Sequence[dict[str, Any]], loaded: dict[str, Any], warn:
         if len(group["params"]) != len(saved["params"]):
             continue  # torch raises for these
         names = names_of(group, gi)
-        if saved.get("space") is not None:
-            for name, a, b in zip(names, each(group, "space"), each(saved, "space"), strict=True):
-                if str(a) != str(b):
-                    raise ValueError(f"{name} is on {a}, the loaded state has it on {b}")
-        for key in ("section", "retraction"):
-            if key in saved and saved[key] != group[key]:
-                warn(
-                    f"loaded {key}",
-                    f"the loaded state has {key}={saved[key]!r} for group {gi}, which was {group[key]!r}: "
-                    "it is taken over, as the learning rate is",
-                )
-        members = zip(
-            names, group["params"], each(group, "space"), each(group, "anchor"), saved["params"], strict=True
-        )
-        for name, p, space, anchor, key in members:
+        _check_group(group, saved, gi, names, warn)
+        columns = group["params"], each(group, "space"), each(group, "anchor"), saved["params"]
+        for name, p, space, anchor, key in zip(names, *columns, strict=True):
             entries = loaded["state"].get(key)
             if isinstance(space, Euclidean) or not isinstance(entries, dict) or "moves" not in entries:
                 continue
@@ -91,6 +82,21 @@ def check_loaded(groups: Sequence[dict[str, Any]], loaded: dict[str, Any], warn:
                     sections[kind, space, p.shape, p.dtype, value.shape].append((name, p, value))
     for (kind, space, *_), alike in sections.items():
         _check_sections(kind, space, alike)
+
+
+def _check_group(group: dict[str, Any], saved: dict[str, Any], gi: int, names: list[str], warn: Warn) -> None:
+    """Raise for other spaces; say which options of ours the file brings."""
+    if saved.get("space") is not None:
+        for name, a, b in zip(names, each(group, "space"), each(saved, "space"), strict=True):
+            if str(a) != str(b):
+                raise ValueError(f"{name} is on {a}, the loaded state has it on {b}")
+    for key in ("section", "retraction"):
+        if key in saved and saved[key] != group[key]:
+            warn(
+                f"loaded {key}",
+                f"the loaded state has {key}={saved[key]!r} for group {gi}, which was {group[key]!r}: it is "
+                "taken over, as the learning rate is",
+            )
 
 
 def _check_anchor(name: str, given: Any, saved: Any, space: Space, warn: Warn) -> None:

@@ -68,14 +68,7 @@ def admitted(group: dict[str, Any], gi: int, defaults: dict[str, Any], warn: War
         _space(declared.get(id(p)), given, p, name, warn)
         for p, given, name in zip(params, _each(group, "space", gi), names, strict=True)
     ]
-    alike: dict[Any, list[int]] = defaultdict(list)
-    for i, (p, space) in enumerate(zip(params, spaces, strict=True)):
-        if not isinstance(space, Euclidean):
-            alike[space, kind(p)].append(i)
-    for (space, _), index in alike.items():
-        members, called = [params[i] for i in index], [names[i] for i in index]
-        check_fit(members, space, called)
-        check_on_space(members, space, called, warn)
+    _check_points(params, spaces, names, warn)
     _check_twice(group, gi, spaces, names)
     points = [_anchor(a, p, s, n) for a, p, s, n in zip(anchors, params, spaces, names, strict=True)]
     kinds = {a if a is None or isinstance(a, str) else "given" for a in points}
@@ -251,6 +244,18 @@ def _check_keys(group: dict[str, Any], gi: int, defaults: dict[str, Any]) -> Non
         close = difflib.get_close_matches(key, GROUP_KEYS, 1, 0.8)
         if close and key not in GROUP_KEYS and key not in defaults:
             raise ValueError(f"unknown key {key!r} in parameter group {gi}; did you mean {close[0]!r}?")
+
+
+def _check_points(params: list[Tensor], spaces: list[Space], names: list[str], warn: Warn) -> None:
+    """Raise for weights that are not on their spaces; all of a kind at once."""
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for i, (p, space) in enumerate(zip(params, spaces, strict=True)):
+        if not isinstance(space, Euclidean):
+            alike[space, kind(p)].append(i)
+    for (space, _), index in alike.items():
+        members, called = [params[i] for i in index], [names[i] for i in index]
+        check_fit(members, space, called)
+        check_on_space(members, space, called, warn)
 
 
 def _check_twice(group: dict[str, Any], gi: int, spaces: list[Space], names: list[str]) -> None:

@@ -250,12 +250,11 @@ class Lifted(Holder):
         inner, curved = self.inner, self._roster.ids
         self._parts = list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]()
         for gi, group in enumerate(self.param_groups):
-            lent: dict[Any, list[Tensor]] = {UNCHANGED: [p for p in group["params"] if id(p) not in curved]}
-            for b in moving:
-                if b.gi == gi and b.own is None:
-                    lent.setdefault(b.lent, []).append(b.H)
-            if len(lent) > 1 and not lent[UNCHANGED]:
-                del lent[UNCHANGED]
+            flat = [p for p in group["params"] if id(p) not in curved]
+            velocities = [b for b in moving if b.gi == gi and b.own is None]
+            lent: dict[Any, list[Tensor]] = {UNCHANGED: flat} if flat or not velocities else {}
+            for b in velocities:
+                lent.setdefault(b.lent, []).append(b.H)
             for (changes, _), params in lent.items():
                 self._parts.append((group, {**group, **dict(changes), "params": params}, dict(changes)))
         outside = {k: v for k, v in self.state.items() if id(k) not in curved}
