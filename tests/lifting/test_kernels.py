@@ -15,24 +15,24 @@ from kernels import Count, count, moved
 from workloads import counted, ours
 
 S = ghor.Stiefel()
-MOST = [  # kernels of one step between two repairs of rounding
-    (counted(S, 49, 7, section="transported"), 21),
-    (counted(S, 200, 20, section="implicit"), 37),
-    (counted(ghor.Grassmann(), 200, 20, section="implicit"), 36),
-    (counted(S, 49, 7, count=336), 24),
-    (counted(S, 49, 7, count=336, retraction="geodesic"), 87),
-    (counted(ghor.SpecialOrthogonal(), 16, 16), 16),
+MOST = [  # kernels of one step between two repairs of rounding; one is a copy to compare weights with
+    (counted(S, 49, 7, section="transported"), 22),
+    (counted(S, 200, 20, section="implicit"), 38),
+    (counted(ghor.Grassmann(), 200, 20, section="implicit"), 37),
+    (counted(S, 49, 7, count=336), 25),
+    (counted(S, 49, 7, count=336, retraction="geodesic"), 88),
+    (counted(ghor.SpecialOrthogonal(), 16, 16), 17),
     (counted(ghor.Sphere(), 20, 8), 37),  # numbers of a point, in place of passes over its coordinates
     (counted(ghor.Hyperbolic(), 20, 8), 70),
     (counted(ghor.SPD(), 10, 4, 4), 34),
-    (counted(ghor.SpecialEuclidean(), 10, 3, 4), 27),
+    (counted(ghor.SpecialEuclidean(), 10, 3, 4), 28),
     (counted(ghor.PositionsOrientations(), 10, 2, 3), 37),
-    (counted(ghor.SymplecticStiefel(), 8, 4), 44),  # 11 of them: coordinates that are rounding become 0
+    (counted(ghor.SymplecticStiefel(), 8, 4), 45),  # 11 of them: coordinates that are rounding become 0
     # Without a frame there are half the products; but K and A are two blocks, each with kernels of its own.
-    (counted(S, 49, 7, optimizer="Muon"), 70),
-    (counted(S, 49, 7, optimizer="Muon", count=336), 73),
-    (counted(S, 200, 20, optimizer="Muon"), 70),
-    (counted(ghor.SpecialOrthogonal(), 16, 16, optimizer="Muon"), 51),
+    (counted(S, 49, 7, optimizer="Muon"), 71),
+    (counted(S, 49, 7, optimizer="Muon", count=336), 74),
+    (counted(S, 200, 20, optimizer="Muon"), 71),
+    (counted(ghor.SpecialOrthogonal(), 16, 16, optimizer="Muon"), 52),
 ]
 
 
