@@ -89,51 +89,50 @@ def test_euclidean_matrices_are_torchs_to_the_bit(gen):
         assert torch.equal(opt.state[p]["momentum_buffer"], ref.state[q]["momentum_buffer"])
 
 
-class Words(nn.Module):
-    """An embedding, a Euclidean matrix, a constrained one, a bias."""
+class Decoder(nn.Module):
+    """An embedding, a tied head and one that is not, a gate, and matrices."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embedding, self.flat, self.turn = (
-            nn.Embedding(11, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 3, bias=False),
-        )
+        self.words, self.places = nn.Embedding(11, 6), nn.Embedding(9, 6)
+        self.mix, self.gate, self.turn = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(6, 3, bias=False)
+        self.head, self.other = nn.Linear(6, 11, bias=False), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.words.weight
         ghor.constrain(self.turn, "weight", STIEFEL)
 
 
-def test_what_is_no_matrix_is_adamws(gen):
-    """Embeddings and biases, in a group of their own with its own options; torch's to the bit."""
-    ours, theirs = Words(), Words()
+def names_of(opt, adamw):
+    return [n for group in opt.param_groups if group["adamw"] is adamw for n in group["param_names"]]
+
+
+def test_with_a_model_tables_and_heads_are_adamws_and_what_is_no_matrix(gen):
+    """Embeddings, tied weights, and Linears with as many outputs as there are words, in a group of their own
+    with its own options; torch's to the bit."""
+    ours, theirs = Decoder(), Decoder()
     opt = ghor.optim.Muon(ours, lr=0.02, adamw={"lr": 3e-3, "betas": (0.8, 0.9)})
-    assert [g["param_names"] for g in opt.param_groups] == [
-        ["flat.weight", "turn.weight"],
-        ["embedding.weight", "flat.bias"],
-    ]
+    assert names_of(opt, False) == ["mix.weight", "gate.weight", "turn.weight"]
+    assert names_of(opt, True) == ["words.weight", "places.weight", "mix.bias", "gate.bias", "other.weight"]
     assert [g["lr"] for g in opt.param_groups] == [0.02, 3e-3]
-    rest = [theirs.embedding.weight, theirs.flat.bias]
-    refs = torch.optim.Muon([theirs.flat.weight], lr=0.02), torch.optim.AdamW(rest, lr=3e-3, betas=(0.8, 0.9))
+    muons, rest = ([theirs.get_parameter(n) for n in names_of(opt, kind)] for kind in (False, True))
+    refs = torch.optim.Muon(muons[:2], lr=0.02), torch.optim.AdamW(rest, lr=3e-3, betas=(0.8, 0.9))
     for _ in range(10):
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
             p.grad = randn(tuple(p.shape), gen, torch.float32)
             q.grad = p.grad.clone()
         for o in (opt, *refs):
             o.step()
-    for p, q in (
-        (ours.flat.weight, theirs.flat.weight),
-        *zip((ours.embedding.weight, ours.flat.bias), rest, strict=True),
-    ):
-        assert torch.equal(p, q)
+    for n, q in theirs.named_parameters():
+        assert n == "turn.weight" or torch.equal(ours.get_parameter(n), q), n
     assert on(STIEFEL, ours.turn.weight)
 
 
 def test_groups_say_which_they_are():
-    model = Words()
+    model = Decoder()
     groups = [
-        {"params": [model.flat.weight, model.turn.weight], "adamw": True, "lr": 0.3},
-        {"params": [model.flat.bias], "lr": 0.4},
-        {"params": [model.embedding.weight]},
+        {"params": [model.mix.weight, model.turn.weight], "adamw": True, "lr": 0.3},
+        {"params": [model.mix.bias], "lr": 0.4},
+        {"params": [model.words.weight]},
     ]
     opt = ghor.optim.Muon(groups, lr=0.1, adamw={"lr": 0.2})
     assert [(g["adamw"], g["lr"], g.get("betas")) for g in opt.param_groups] == [
@@ -382,30 +381,6 @@ def test_newton_schulz_of_nothing_is_nothing():
 
 
 # -- which weights are whose ---------------------------------------------------------------------------------
-
-
-class Decoder(nn.Module):
-    """An embedding, a tied head and one that is not, a gate, and matrices."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.places = nn.Embedding(11, 6), nn.Embedding(9, 6)
-        self.mix, self.gate, self.turn = nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(6, 3, bias=False)
-        self.head, self.other = nn.Linear(6, 11, bias=False), nn.Linear(6, 11, bias=False)
-        self.head.weight = self.words.weight
-        ghor.constrain(self.turn, "weight", STIEFEL)
-
-
-def names_of(opt, adamw):
-    return [n for group in opt.param_groups if group["adamw"] is adamw for n in group["param_names"]]
-
-
-def test_with_a_model_tables_and_heads_are_adamws():
-    """Embeddings, tied weights, and Linears with as many outputs as there are words."""
-    opt = ghor.optim.Muon(Decoder(), lr=0.02)
-    assert names_of(opt, False) == ["mix.weight", "gate.weight", "turn.weight"]
-    assert names_of(opt, True) == ["words.weight", "places.weight", "mix.bias", "gate.bias", "other.weight"]
 
 
 def test_names_say_more():
