@@ -39,18 +39,11 @@ def pulled(frame, g):
     return out
 
 
-def dot(a, b):
-    return float((a * b.conj()).real.sum())
-
-
 @each_case
-def test_push_is_the_transpose_of_pull(space, shape, section, dtype, gen):
-    """<g, Lambda w E> = <pull(g), w>; and the derivative of every line is Lambda w E at t = 0."""
-    frame, w, _, g = framed(space, shape, section, dtype, gen)
+def test_a_line_starts_along_w(space, shape, section, dtype, gen):
+    """Its derivative is Lambda w E at t = 0."""
+    frame, w, *_ = framed(space, shape, section, dtype, gen)
     Delta = frame.push(w.clone())
-    assert dot(g, Delta) == pytest.approx(
-        float(frame.geometry.hor_inner(pulled(frame, g), w).sum()), rel=1e-9, abs=1e-9
-    )
     for R in map(by_name, RETRACTIONS):
         line, h = frame.along(w.clone(), R), 1e-5
         moved = (line.at(h).y - line.at(-h).y) / (2 * h)

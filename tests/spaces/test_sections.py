@@ -88,11 +88,12 @@ def test_momentum_does_not_see_the_gauge(space, shape, dtype, retraction, nester
     assert (a - b).abs().max() < 5e-13 * (1 if space.compact else a.abs().max())
 
 
-@pytest.mark.parametrize(
-    ("space", "shape", "more"), [(ST, (600, 4), 16), (ghor.Hyperbolic(), (1000, 11), 0)], ids=name
-)
+SMALL = [(ST, (600, 4), 16), (ghor.Sphere(), (100, 11), 100), (ghor.Hyperbolic(), (1000, 11), 0)]
+
+
+@pytest.mark.parametrize(("space", "shape", "more"), SMALL, ids=name)
 def test_state_is_that_of_the_plain_optimizer_and_a_reference(space, shape, more, gen):
-    """Adam's two moments, and n x n numbers on Stiefel: "auto" is implicit there."""
+    """Adam's two moments, and n x n numbers on Stiefel, or a sign: "auto" is implicit there."""
     Y = torch.nn.Parameter(space.random(*shape, generator=gen))
     opt = ghor.optim.Adam([Y], space=space)
     Y.grad = randn(shape, gen, torch.float32)
@@ -110,6 +111,7 @@ def test_auto_chooses_by_size():
         (E[:49, :7], Stored),
     ):
         assert type(frame_of(ST, Y, "auto")) is found
+    assert type(frame_of(ghor.Sphere(), E[:3, :4].to(C128), "auto")) is Stored
     assert type(frame_of(ST, E[:9, :4], "implicit")) is ClosedForm
     assert type(frame_of(ST, E[:, :4], "transported")) is Stored
     assert type(frame_of(ghor.SpecialOrthogonal(), E[:9, :9], "implicit")) is Stored  # there is no Q

@@ -89,21 +89,6 @@ def test_a_point_that_does_not_move_keeps_every_bit(gen):
     assert not opt.state[Y]["momentum_buffer"][::2].any()
 
 
-def test_spheres_carry_no_matrices(gen):
-    """Adam's two moments and a sign; complex spheres keep the section of matrices."""
-    Y = torch.nn.Parameter(S.random(100, 11, generator=gen))
-    opt = ghor.optim.Adam([Y], space=S)
-    Y.grad = randn((100, 11), gen, torch.float32)
-    opt.step()
-    assert opt.state[Y]["frame_anchor"].numel() == 100
-    assert sum(v.numel() for v in opt.state[Y].values()) <= 2 * Y.numel() + 102
-    Z = torch.nn.Parameter(S.random(3, 4, generator=gen, dtype=torch.complex64))
-    opt = ghor.optim.Adam([Z], space=S)
-    Z.grad = torch.ones_like(Z)
-    opt.step()
-    assert opt.state[Z]["section"].shape == (3, 4, 4)
-
-
 # -- radius --------------------------------------------------------------------------------------------------
 
 
