@@ -52,7 +52,6 @@ class Found:
         self.record, self.pool, self.epochs, self.asked = run, p, p.epochs, p.asked
         self.experiment, self.optimizer, self.label = p.experiment, p.optimizer, p.label
         self.seeds = listed(p.seeds)
-        self.rate = p.config["manifold_lr"] or p.config["lr"]  # of the manifold weights
         self.in_paper = p.optimizer in paper.REPORTED.get(p.experiment, {})
 
     def values(self, key: str, epoch: int | None = None) -> Array:
@@ -87,11 +86,6 @@ class Found:
     def structure(self) -> float:
         """The worst deviation of encoder and decoder from symplectic."""
         return max(float(x.max()) for q in (ENCODER, DECODER) if (x := q.of(self.pool)) is not None)
-
-    @property
-    def minutes(self) -> float:
-        """The time of all epochs."""
-        return float(self.pool.numbers("seconds").sum()) / 60
 
     def off(self, key: str = "loss") -> str:
         """Distance from the paper, in its standard deviations; only for the paper's number of epochs."""
