@@ -121,7 +121,7 @@ def _check(
     terms = [abs(t * first if order == 2 else t * t / 2 * second) for t in steps]
     size = max(abs(value), float(norm(problem.sized(it, g))))
     noise = [100 * eps * max(size, abs(f)) for f in values]
-    slope, unit = _steepness(steps, errors, terms, noise, zero), problem.unit or 1.0
+    slope, unit = _steepness(steps, errors, terms, noise, zero), problem.unit
     result = Slope(slope, order, steps, [e * unit for e in errors], asymmetry)  # in the units of f
     if draw:
         result.draw()

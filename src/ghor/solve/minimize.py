@@ -87,8 +87,8 @@ def minimize(
         it = run(problem, problem.again(it), TrustRegion(), log)
     return Result(
         x=problem.pack([p.detach().clone() for p in coordinates.weights(it.sample.points)]),
-        value=it.value * log.unit,
-        gradient_norm=it.norm * log.unit,
+        value=it.value * problem.unit,
+        gradient_norm=it.norm * problem.unit,
         iterations=len(log.history) - 1,
         evaluations=problem.evaluations,
         hessian_products=problem.products,

@@ -41,7 +41,7 @@ class Problem:
                 f"first comes the function of the points, then points, then spaces; got {f!r:.80}"
             )
         self.f, self.evaluations, self.products = f, 0, 0
-        self.unit: float | None = None  # f is divided by it, see `start`
+        self.unit = 1.0  # f is divided by it, see `start`
         names, points, self.pack = _packed(x)
         spaces = _one_each(space, names, x)
         for p, s, name in zip(points, spaces, names, strict=True):
@@ -59,7 +59,7 @@ class Problem:
         if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
             raise ValueError(f"f must return one real number as a tensor, got {value!r:.80}")
         value = value if value.dim() == 0 else value.reshape(())
-        return value if self.unit in (None, 1.0) else value / self.unit
+        return value if self.unit == 1 else value / self.unit
 
     def sample(self, points: Sequence[Tensor], twice: bool = False) -> Sample:
         """f and its gradient; if f is differentiated `twice`, the gradient as a function of x."""

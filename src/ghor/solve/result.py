@@ -90,14 +90,9 @@ class Log:
         except (TypeError, ValueError):
             self.with_point = False
 
-    @property
-    def unit(self) -> float:
-        """Values and gradients of the user are this times those of the problem."""
-        return self.problem.unit or 1.0
-
     def target(self) -> float:
         """The gradient norm that is asked for."""
-        return max((self.tol or 0.0) / self.unit, (self.rtol or 0.0) * self.first[1])
+        return max((self.tol or 0.0) / self.problem.unit, (self.rtol or 0.0) * self.first[1])
 
     def late(self) -> bool:
         """Whether the time is up."""
@@ -105,7 +100,8 @@ class Log:
 
     def over(self, it: Iterate) -> bool:
         """Record this iterate; returns whether to stop here."""
-        problem, value, size = self.problem, it.value * self.unit, it.norm * self.unit
+        problem, unit = self.problem, self.problem.unit
+        value, size = it.value * unit, it.norm * unit
         if not self.history:
             self.first = it.value, it.norm
         record = {
@@ -125,7 +121,7 @@ class Log:
         elif not (math.isfinite(it.value) and math.isfinite(it.norm)):
             self.status = f"the value {value} or its gradient is not finite"
         elif it.norm <= target:
-            self.status = f"the gradient norm {size:.1e} is below {target * self.unit:.1e}"
+            self.status = f"the gradient norm {size:.1e} is below {target * unit:.1e}"
             self.success = True
         elif record["iteration"] >= self.max_iterations:
             self.status = f"{self.max_iterations} iterations, max_iterations, gradient norm {size:.1e}"
@@ -144,7 +140,7 @@ class Log:
     def get_stuck(self, it: Iterate, newton: float = math.inf) -> None:
         """End here because no step lowers the value; `newton` is the length of Newton's step, if known."""
         self.stuck = True
-        value = it.value * self.unit
+        value = it.value * self.problem.unit
         self.status = f"no step lowers the value {value}: rounding, or a gradient that is not its own"
         self._blame_rounding(it, newton)
 
@@ -173,7 +169,7 @@ class Log:
             and (newton <= 100 * eps * extent or (unseen and self._tells(it)))
         ):
             self.success = True
-            value, size = it.value * self.unit, it.norm * self.unit
+            value, size = it.value * self.problem.unit, it.norm * self.problem.unit
             self.status = f"{value} is the smallest value to rounding, gradient norm {size:.1e}"
 
     def _tells(self, it: Iterate) -> bool:
