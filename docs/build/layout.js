@@ -34,6 +34,7 @@ function* faults(page, width) {
     if (!element.checkVisibility()) continue
     const name = `${element.tagName.toLowerCase()} "${words(element) || element.getAttribute("src")}"`
     const shown = (scroller(element, view) ?? element).getBoundingClientRect()
+    if (width > 1000 && element.scrollWidth > element.clientWidth + 1 && element.tagName !== "TABLE") yield `${name} scrolls`
     if (shown.right > column.right + 1) yield `${name} ends ${Math.round(shown.right - column.right)} px outside its column`
     if (element.tagName === "TABLE") yield* table(element, name, shown, width, view)
   }
