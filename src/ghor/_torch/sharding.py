@@ -87,14 +87,11 @@ class ShardLayout:
         return list(self._as_dtensor(torch.stack(shards), self.placements, 1).full_tensor().unbind(0))
 
     def write(self, weights: Sequence[Any], values: Sequence[Tensor]) -> None:
-        """Write back the new values of `local_tensors(weights)`; no communication.
-
-        Shards that were worked on in place have their values already.
-        """
+        """Write back the new values of `local_tensors(weights)`; no communication."""
         if self.gathers:
             stacked = self.to_dtensor(torch.stack(list(values)), 1)
-            shards = stacked.redistribute(placements=_shifted(self.placements, 1)).to_local()
-            torch._foreach_copy_([self._shard(p) for p in weights], list(shards.unbind(0)))
+            values = stacked.redistribute(placements=_shifted(self.placements, 1)).to_local().unbind(0)
+        torch._foreach_copy_([self._shard(p) for p in weights], list(values))
         # A local shard has a version counter of its own: autograd must see that the DTensor has changed.
         torch.autograd.graph.increment_version(weights)
 

@@ -180,10 +180,8 @@ class Batch:
         """Points to weights. A weight that is not its point to the bit is written only if it has moved."""
         if self.empty:
             return
-        if self.written is None and self.at.targets is not None:
+        if self.written is None and self.at.targets is not None and self.shards is None:
             self.frame.write(self.at.targets)
-            if self.shards is not None:  # a local shard has a version counter of its own
-                torch.autograd.graph.increment_version(self.params)
             return
         new = self.frame.point()
         if self.master is not None and not shares_memory(self.master, new):

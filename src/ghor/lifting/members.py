@@ -103,12 +103,10 @@ class Members:
 
     def write_parts(self, parts: list[Tensor]) -> None:
         """New values of `here()`, in one call."""
-        if self.shards is not None and self.gathers:
-            self.shards.write(self.params, parts)
-        else:
+        if self.shards is None:
             torch._foreach_copy_(self.local, parts)
-        if self.shards is not None:  # a local shard has a version counter of its own
-            torch.autograd.graph.increment_version(self.params)
+        else:
+            self.shards.write(self.params, parts)
 
     # -- unit of length, and precision
 
