@@ -31,7 +31,7 @@ from . import checkpoint
 from .config import Config
 from .files import clean, named
 from .protocol import gate
-from .record import FORMAT, Damaged, append, read
+from .record import FORMAT, Damaged, Run, append, read
 from .tasks import task_of
 from .tasks.task import Task, on_spaces
 
@@ -115,32 +115,13 @@ def finish(task: Task, path: Path, size: int) -> None:
 
 def resume(task: Task, opt: Optimizer, path: Path) -> tuple[int, int]:
     """Bring record, network and optimizer to the last finished epoch; its number, and the record's size."""
-    config, saved, here = task.config, path.with_suffix(".ckpt"), provenance()
-    run = read(path) if path.exists() else None
-    state = checkpoint.load(saved, config.device) if saved.exists() else None
-    for file, owner in ((saved, state and state["name"]), (path, run and run.header["name"])):
-        if owner is not None and owner != config.name:
-            raise Damaged(f"{file} belongs to the run {owner}; move it away")
+    config, here = task.config, provenance()
+    run, state = found(task, path)
     if run is None:
-        if state is not None:
-            raise Damaged(
-                f"{saved} has no record {path.name} beside it. Put it back, or remove the checkpoint to "
-                "start from scratch, as ghor run --restart does"
-            )
         return 0, append(path, header(task, here), 0)
-    if (before := run.header.get("data", task.facts)) != task.facts:
-        raise Damaged(
-            f"{path} was trained on other data ({before}) than there is now ({task.facts}): go on with the "
-            "interpreter that began it, or choose another --out"
-        )
-    done, size = 0 if state is None else int(state["epoch"]), len(run.raw)
-    if len(run.epochs) not in (done, done - 1):
-        there = "is missing" if state is None else f"is of epoch {done}"
-        raise Damaged(
-            f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. "
-            "Put back a copy of the file, or remove both to start from scratch, as ghor run --restart does"
-        )
+    done, size = 0, len(run.raw)
     if state is not None:
+        done = int(state["epoch"])
         task.model.load_state_dict(state["model"])
         opt.load_state_dict(state["optimizer"])
         if len(run.epochs) == done - 1:  # stopped between the two files
@@ -150,6 +131,34 @@ def resume(task: Task, opt: Optimizer, path: Path) -> tuple[int, int]:
         line = {"kind": "resumed", "epoch": done, "epochs": config.epochs, **here, "time": now()}
         size = append(path, line, size)
     return done, size
+
+
+def found(task: Task, path: Path) -> tuple[Run | None, dict[str, Any] | None]:
+    """The record and the checkpoint that are there; `Damaged` if they are not of one run, this one."""
+    saved, config = path.with_suffix(".ckpt"), task.config
+    run = read(path) if path.exists() else None
+    state = checkpoint.load(saved, config.device) if saved.exists() else None
+    for file, owner in ((saved, state and state["name"]), (path, run and run.header["name"])):
+        if owner is not None and owner != config.name:
+            raise Damaged(f"{file} belongs to the run {owner}; move it away")
+    done = int(state["epoch"]) if state else 0
+    if run is None and state is not None:
+        raise Damaged(
+            f"{saved} has no record {path.name} beside it. Put it back, or remove the checkpoint to "
+            "start from scratch, as ghor run --restart does"
+        )
+    if run is not None and (before := run.header.get("data", task.facts)) != task.facts:
+        raise Damaged(
+            f"{path} was trained on other data ({before}) than there is now ({task.facts}): go on with the "
+            "interpreter that began it, or choose another --out"
+        )
+    if run is not None and len(run.epochs) not in (done, done - 1):
+        there = f"is of epoch {done}" if state else "is missing"
+        raise Damaged(
+            f"{path} has {len(run.epochs)} epochs, its checkpoint {there}: the run cannot go on from there. "
+            "Put back a copy of the file, or remove both to start from scratch, as ghor run --restart does"
+        )
+    return run, state
 
 
 def header(task: Task, here: dict[str, Any]) -> dict[str, Any]:
