@@ -119,7 +119,7 @@ def bag(geoopt, gen):
         d=weight(geoopt.Lorentz(), ghor.Hyperbolic().random(5, 4, generator=gen, dtype=F64)),
         e=weight(geoopt.PoincareBallExact(), ball),
         f=weight(geoopt.SymmetricPositiveDefinite(), ghor.SPD().random(3, 3, generator=gen, dtype=F64)),
-        g=weight(geoopt.Euclidean(), randn((3,), gen)),
+        g=weight(geoopt.Euclidean(), randn((), gen)),
         h=nn.Parameter(randn((3,), gen)),
     )
 

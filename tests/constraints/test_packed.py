@@ -339,6 +339,7 @@ def test_groups_of_a_convolution_are_pointed_out(conv):
     ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Stiefel(flatten=3, blocks=1))
     ghor.constrain(conv(8, 8, 3, groups=2), "weight", ghor.Sphere(flatten=3))  # a row is of one group
     ghor.constrain(conv(8, 8, 3), "weight", ghor.Stiefel(flatten=3))
+    ghor.constrain(conv(8, 8, 3), "bias", ghor.Sphere())
 
 
 def test_projections_that_are_not_fused_are_not_pointed_out():
