@@ -250,7 +250,7 @@ class Lifted(Holder):
         inner, curved = self.inner, self._roster.ids
         self._parts = list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]()
         for gi, group in enumerate(self.param_groups):
-            flat = [p for p in group["params"] if id(p) not in curved]
+            flat = list(self._roster.flat[gi])
             velocities = [b for b in moving if b.gi == gi and b.own is None]
             lent: dict[Any, list[Tensor]] = {UNCHANGED: flat} if flat or not velocities else {}
             for b in velocities:

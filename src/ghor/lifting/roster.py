@@ -55,6 +55,7 @@ class Roster:
         self.declared = -1  # `Record.changes` of the time
         self.curved: list[Weight] = []  # the weights on manifolds, and their ids
         self.ids = frozenset[int]()
+        self.flat: list[list[Tensor]] = []  # the others, by group
 
     @property
     def weights(self) -> list[Weight]:
@@ -109,4 +110,5 @@ class Roster:
                     "there, so build a new optimizer"
                 )
         self.ids = frozenset([id(w.p) for w in self.curved])
+        self.flat = [[w.p for w in placed if not w.curved] for placed in self.placed]
         self.seen, self.declared = list(map(Seen.of, groups)), Record.changes
