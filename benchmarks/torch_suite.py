@@ -36,7 +36,7 @@ def main() -> None:
         lifted = {name: getattr(ghor.optim, name) for name in ghor.optim.__all__}
         for info in optim_db:
             info.optim_cls = lifted.get(info.optim_cls.__name__, info.optim_cls)
-        for name in lifted.keys() & vars(torch.optim).keys() - {"Muon"}:  # ours calls torch's
+        for name in lifted.keys() & vars(torch.optim).keys() - {"AdamW", "Muon"}:  # our Muon is made of these
             setattr(torch.optim, name, lifted[name])
     os.chdir(args.folder)
     sys.path.insert(0, ".")
