@@ -22,7 +22,7 @@ from ghor.lifting.looks import look, say_changed, say_long
 from ghor.lifting.members import Members, shares_memory
 from ghor.lifting.standing import stand
 from ghor.lifting.state import FRAME_KEYS, States, gathered, held, here, like_H, shown
-from ghor.linalg import extremes
+from ghor.linalg import equal_bits, extremes
 from ghor.spaces.frames import Frame
 from ghor.spaces.retraction import RETRACTIONS
 
@@ -157,9 +157,9 @@ class Batch:
         else:
             here = self.at.here() if self.at.gathers else self.at.local
             if len(here) == 1 or self.written.numel() > LARGE * len(here):  # without a copy in between
-                same = all(map(torch.equal, here, self.parts))
+                same = all(map(equal_bits, here, self.parts))
             else:
-                same = torch.equal(torch.stack(here), self.whole)
+                same = equal_bits(torch.stack(here), self.whole)
             if not same:
                 self._take_up(self.written)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ghor.linalg import LONG as WELL
-from ghor.linalg import eager, extremes, eye, same, size
+from ghor.linalg import eager, equal_bits, extremes, eye, size
 from ghor.spaces.frames import UNREAD, Ends, Frame, Framed, Tensors, cut, rows
 from ghor.spaces.lines import Line, Moved
 from ghor.spaces.retraction import Move, Retraction, geodesic
@@ -112,7 +112,7 @@ class Vectors(Framed):
 
     def take(self, y: Tensor) -> None:
         y = self.plain(y)
-        if self.dim == -2 or not (eager(y) and same(y, self.whole)):
+        if self.dim == -2 or not (eager(y) and equal_bits(y, self.whole)):
             copy_(self.whole, y)
             self._measure_()
 
