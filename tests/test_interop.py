@@ -11,13 +11,14 @@ import pytest
 import torch
 from helpers.conv1d import Conv1D
 from helpers.table import close, randn
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import ghor
 from ghor.adapters import LowRank, Rotation, adapt
 from ghor.constraints.declare import declared_spaces
-from ghor.interop import from_geoopt, from_parametrized, load_peft, safetensors, save_peft
+from ghor.interop import from_geoopt, from_parametrized, load_peft, save_peft
 
 F64 = torch.float64
 
@@ -422,19 +423,9 @@ def test_a_head_with_buffers_is_read(peft, gen, tmp_path):
         torch.testing.assert_close(t, theirs[n], rtol=0, atol=0)
 
 
-def test_a_file_in_numbers_that_are_not_read_is_refused(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "OFT"}))
-    entry = {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}
-    header = json.dumps({"q_proj.oft_R.weight": entry}).encode()
-    (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
-    with pytest.raises(ValueError, match=r"q_proj.oft_R.weight in F8_E4M3; what can be read here is F64"):
-        load_peft(Small(), tmp_path)
-
-
 @pytest.mark.parametrize("kind", [Rotation(4), LowRank(2), LowRank(2, full=True)], ids=repr)
 def test_files_are_those_of_safetensors(kind, gen, tmp_path):
-    """Read by the library of that name; the whole way through our own reader gives the same model."""
-    theirs = pytest.importorskip("safetensors.torch")
+    """By layer and name; a file of torch.save with the same tensors is read as well."""
     model, x = Small(), randn((6, 8), gen, torch.float32)
     plain = copy.deepcopy(model)
     adapt(model, ["q_proj"], kind)
@@ -442,7 +433,7 @@ def test_files_are_those_of_safetensors(kind, gen, tmp_path):
         if n in "sS":
             p.data.normal_(generator=gen)
     save_peft(model, tmp_path)
-    tensors = theirs.load_file(tmp_path / "adapter_model.safetensors")
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
     assert {n.split(".")[2] for n in tensors} == {"q_proj"}
     load_peft(plain, tmp_path)
     torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-5)
@@ -557,9 +548,9 @@ def test_damaged_files_of_peft_are_named(tmp_path):
             load_peft(nn.Sequential(nn.Linear(8, 8)), tmp_path)
 
     for data, message in [
-        (b"\xff" * 8 + good[8:], "adapter_model.safetensors is damaged: its header has"),
+        (b"\xff" * 8 + good[8:], "adapter_model.safetensors is damaged"),
         (good[:8] + b"x" + good[9:], "adapter_model.safetensors is damaged"),
-        (good[:-4], "adapter_model.safetensors is damaged: it ends within"),
+        (good[:-4], "adapter_model.safetensors is damaged"),
         (nan, "adapter_model.safetensors has NaN or infinite entries in .*lora"),
     ]:
         file.write_bytes(data)
@@ -577,7 +568,7 @@ def test_lora_has_one_rank_also_where_a_layer_is_smaller(gen, tmp_path):
     for layer in model:
         layer.parts["default"].s.data.normal_(generator=gen)
     save_peft(model, tmp_path)
-    tensors = safetensors.read(tmp_path / "adapter_model.safetensors")
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
     assert {t.shape[0 if "lora_A" in n else 1] for n, t in tensors.items()} == {5}
     load_peft(plain, tmp_path)
     torch.testing.assert_close(plain(x), model(x))
