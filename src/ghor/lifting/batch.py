@@ -221,27 +221,29 @@ class Batch:
             self.frame.scale_(away, self.scale)
         return self.H.clone()
 
-    def move(self, state: dict[str, Any], start: Tensor | None) -> None:
-        """The rest of a step: W by a rule of ours, if there is one, and `push`."""
+    def push(self, W: Tensor, state: dict[str, Any], start: Tensor | None) -> None:
+        """The rest of a step: W, which is in H, by a rule of ours, if there is one; then Lambda and Y.
+
+        W is an argument since torch.compile leaves alone what is given no tensor.
+        """
         if not self.G.numel():
             return
         self.frame.multiple = self.multiple
         if self.own is not None:
             self.frame.multiple = self.own.velocity(self)
             if start is not None:
-                self.H.add_(start * (-self.group["lr"] * self.group["weight_decay"]))
+                W.add_(start * (-self.group["lr"] * self.group["weight_decay"]))
         if start is not None or self.scale is not None or self.max_angle is not None:
             self.frame.multiple = None
-        self.push(state, None if self.own is not None else start)
+        self._move(W if start is None or self.own is not None else W.sub_(start), state)
         self.frame.multiple = None  # nothing of a step stays
 
-    def push(self, state: dict[str, Any], start: Tensor | None) -> None:
+    def _move(self, W: Tensor, state: dict[str, Any]) -> None:
         """Lambda <- Lambda R(W), Y <- Lambda E; long W are shortened, infinite ones are 0.
 
         W is projected to g^hor, unless the rule is entrywise: then it is there, as its gradient is.
         """
-        frame, H = self.frame, self.H if start is None else self.H.sub_(start)
-        W = H if self.stacks else self.layout.points(H)
+        frame, W = self.frame, W if self.stacks else self.layout.points(W)
         if self.scale is not None:
             frame.scale_(W, 1 / self.scale)
         if self.own is not None or not self.entrywise:

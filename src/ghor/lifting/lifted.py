@@ -56,19 +56,6 @@ UNCHANGED = ((), None)  # how Euclidean weights are lent
 _grad = operator.attrgetter("grad")
 
 
-# -- Algorithm 3 ---------------------------------------------------------------------------------------------
-
-
-def pull(b: Batch, G: Tensor) -> Tensor | None:
-    """B: rgrad, then global_rep. torch.compile makes a graph of it for each kind of batch."""
-    return b.pull(G)
-
-
-def push(b: Batch, W: Tensor, state: dict[str, Any], start: Tensor | None) -> None:
-    """Lambda <- Lambda R(W), and Y = Lambda E: another graph. (What is given no tensor is not compiled.)"""
-    b.move(state, start)
-
-
 class Lifted(Holder):
     """The part that all lifted optimizers share; an optimizer of the class `Base` works in g^hor."""
 
@@ -84,7 +71,7 @@ class Lifted(Holder):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step; a closure is called once, with gradients enabled, and its value returned.
 
-        torch.compile makes graphs of `pull` and `push`; torch's rule, copies and looks stay out.
+        torch.compile makes graphs of `Batch.pull` and `Batch.push`; torch's rule, copies and looks stay out.
         """
         loss = None
         if closure is not None:
@@ -92,10 +79,10 @@ class Lifted(Holder):
                 loss = closure()
         with full_precision():
             moving, grads = self._before()
-            starts = [pull(b, G) for b, G in zip(moving, grads, strict=True)]  # B
+            starts = [b.pull(G) for b, G in zip(moving, grads, strict=True)]  # B
             self._rule()  # W
             for b, start in zip(moving, starts, strict=True):
-                push(b, b.H, self.inner.state[b.H], start)  # Lambda, Y
+                b.push(b.H, self.inner.state[b.H], start)  # Lambda, Y
             self._after(moving)
         return loss
 
