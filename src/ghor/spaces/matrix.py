@@ -122,10 +122,8 @@ class Matrices(Space):
 
     def skew_(self, A: Tensor, X: Tensor, factor: float = 1) -> None:
         """A <- factor `skew`(X)."""
-        if factor == 1:
-            A.copy_(self.skew(X))
-        else:
-            torch.mul(self.skew(X), factor, out=A)
+        S = self.skew(X)
+        A.copy_(S if factor == 1 else S.mul_(factor))
 
     def hor_blocks(self, w: Tensor) -> list[Tensor]:
         """A and B, unless empty or zero: A of one real column is 0."""
