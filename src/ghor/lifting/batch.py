@@ -206,7 +206,7 @@ class Batch:
         It is 0 for a rule that does not read its weight: there weight decay finds nothing to draw at. With an
         anchor it is the vector from there to Y: that is what decays. Else it is the developed weight.
         """
-        if not G.numel():
+        if self.empty:
             return None
         self.frame.pull(G, self.G if self.stacks else self.layout.points(self.G))
         if self.developed is not None:
@@ -226,7 +226,7 @@ class Batch:
 
         W is an argument since torch.compile leaves alone what is given no tensor.
         """
-        if not self.G.numel():
+        if self.empty:
             return
         self.frame.multiple = self.multiple
         if self.own is not None:
@@ -288,7 +288,7 @@ class Batch:
         self.scatter()
         self.publish(state)
         self.steps += 1
-        on_cpu, some = self.device.type == "cpu", not self.empty > 0
+        on_cpu, some = self.device.type == "cpu", not self.empty
         if self.most == math.inf and some:  # as compiled code leaves it, and as it stays on other devices
             self.least, self.most = extremes(self.length)
         if self.shards is not None or not self.most <= 0:
