@@ -165,6 +165,7 @@ def finished(root: Path, *arguments: str) -> tuple[int, str]:
     return process.returncode, out.strip() + (err if process.returncode not in (0, 1) else "")
 
 
+@pytest.mark.slow
 def test_what_is_missed_is_named(tiny):
     code, out = finished(tiny)
     assert code == 1
@@ -193,6 +194,7 @@ def test_only_what_has_changed_since_a_revision(tiny):
     assert "root (never)" in out
 
 
+@pytest.mark.slow
 def test_what_was_caught_is_not_tried_again_and_what_survived_is_when_there_is_a_test(tiny):
     finished(tiny)
     (tiny / "tests/test_root.py").write_text(f"{TESTS}\n\ndef test_small():\n    assert root(0.5) == 1\n")

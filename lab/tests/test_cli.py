@@ -328,6 +328,7 @@ def test_interrupted_at_the_keyboard_it_resumes(tmp_path):
     assert weights(path)["model"] == weights(whole)["model"]
 
 
+@pytest.mark.slow
 def test_two_at_a_time_are_two_one_after_the_other(tmp_path):
     """The parent shows what its processes have done; one that is killed is told."""
     configs = [PENDULUM, dataclasses.replace(PENDULUM, optimizer="momentum")]
