@@ -2,35 +2,24 @@
 
 import ast
 import dataclasses
-import importlib.util
 import inspect
 import pydoc
 import typing
-from pathlib import Path
 
 import pytest
 import torch
+from signatures import STUB, stub
 
 import ghor
 from ghor.lifting.groups import GROUP_KEYS, Options
 from ghor.spaces.retraction import RETRACTIONS, RetractionName
 
-ROOT = Path(__file__).parents[1]
 NAMES = [*ghor.optim.__all__, "LBFGS"]
 
 
-def stubs():
-    """docs/build/signatures.py, which writes what type checkers read."""
-    spec = importlib.util.spec_from_file_location("signatures", ROOT / "docs/build/signatures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_stub_is_what_its_script_writes():
-    """`python docs/build/signatures.py`; another torch may have other options, and other words for types."""
-    stub = stubs()
-    written = [parameters(ast.parse(text)) for text in (stub.STUB.read_text(), stub.stub())]
+    """`python tests/signatures.py`; another torch may have other options, and other words for types."""
+    written = [parameters(ast.parse(text)) for text in (STUB.read_text(), stub())]
     assert written[0] == written[1]
 
 

@@ -17,7 +17,7 @@ decays that. `LBFGS` takes a closure, as torch's does; it is not lifted but writ
 loop. `Muon` orthogonalises block by block, and uses AdamW for everything that is not a matrix, see
 `ghor.optim.muon`. Any other optimizer, of torch or of another library, is lifted by `ghor.lift`.
 
-Type checkers read signatures in `__init__.pyi`, which docs/build/signatures.py writes; at run time each class
+Type checkers read signatures in `__init__.pyi`, which tests/signatures.py writes; at run time each class
 takes what the installed torch takes, which `inspect.signature` shows. A test compares the two.
 """
 

@@ -1,4 +1,4 @@
-"""Signatures, written by docs/build/signatures.py."""
+"""Signatures, written by tests/signatures.py."""
 
 from typing import Unpack
 

@@ -1,9 +1,9 @@
 """Write src/ghor/optim/__init__.pyi, from which type checkers, editors and the site learn signatures.
 
-    python docs/build/signatures.py
+    python tests/signatures.py
 
-A class of ghor.optim takes what torch's class takes, and the options that are ours. tests/test_typing.py
-fails if the file is not what this writes.
+A class of ghor.optim takes what torch's class takes, and the options that are ours. test_typing.py fails
+if the file is not what this writes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import ghor.optim
 from ghor.lifting import Lifted
 
-STUB = Path(__file__).parents[2] / "src/ghor/optim/__init__.pyi"
-HEAD = '''"""Signatures, written by docs/build/signatures.py."""
+STUB = Path(__file__).parents[1] / "src/ghor/optim/__init__.pyi"
+HEAD = '''"""Signatures, written by tests/signatures.py."""
 
 from typing import Unpack
 
