@@ -6,7 +6,6 @@ state.py, and what is reported in looks.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +22,7 @@ from ghor.lifting.members import Members, shares_memory
 from ghor.lifting.standing import stand
 from ghor.lifting.state import FRAME_KEYS, States, gathered, held, here, like_H, shown
 from ghor.linalg import equal_bits, extremes
-from ghor.spaces.frames import Frame
+from ghor.spaces.frames import Ends, Frame
 from ghor.spaces.retraction import RETRACTIONS
 
 REPAIR_EVERY = 10  # moves of a batch between two repairs of the rounding of its points
@@ -67,6 +66,7 @@ class Batch:
         self.odd, self.even, self.entrywise = sorted(traits.odd), sorted(traits.even), traits.entrywise
         self.length: Any = None  # of a step's velocities, 0 of those left out; and its ends, see `extremes`
         self.least, self.most = 0.0, 0.0
+        self.ends = Ends()
         self.in_motion = False  # whether the frame may be off the group
         self.lost = torch.zeros((), dtype=torch.bool, device=self.device)  # whether a write through .data was
         states = [here(at, s) for s in states]
@@ -221,56 +221,14 @@ class Batch:
             self.frame.scale_(away, self.scale)
         return self.H.clone()
 
-    def push(self, W: Tensor, state: dict[str, Any], start: Tensor | None) -> None:
-        """The rest of a step: W, which is in H, by a rule of ours, if there is one; then Lambda and Y.
-
-        W is an argument since torch.compile leaves alone what is given no tensor.
-        """
+    def push(self, W: Tensor, state: dict[str, Any]) -> None:
+        """Lambda <- Lambda R(W), Y <- Lambda E, for W in H; torch.compile leaves alone what has no tensor."""
         if self.empty:
             return
-        self.frame.multiple = self.multiple
-        if self.own is not None:
-            self.frame.multiple = self.own.velocity(self)
-            if start is not None:
-                W.add_(start * (-self.group["lr"] * self.group["weight_decay"]))
-        if start is not None or self.scale is not None or self.max_angle is not None:
-            self.frame.multiple = None
-        self._move(W if start is None or self.own is not None else W.sub_(start), state)
-        self.frame.multiple = None  # nothing of a step stays
-
-    def _move(self, W: Tensor, state: dict[str, Any]) -> None:
-        """Lambda <- Lambda R(W), Y <- Lambda E; long W are shortened, infinite ones are 0.
-
-        W is projected to g^hor, unless the rule is entrywise: then it is there, as its gradient is.
-        """
-        frame, W = self.frame, W if self.stacks else self.layout.points(W)
-        if self.scale is not None:
-            frame.scale_(W, 1 / self.scale)
-        if self.own is not None or not self.entrywise:
-            frame.hor_(W)
-        if self.max_angle is not None:
-            angle = frame.angle(W)  # what is not finite stays so
-            frame.scale_(W, torch.where(angle < torch.inf, (self.max_angle / angle).clamp_max_(1), 1))
-        length = frame.length(W)
-        self.least, self.most = extremes(length)
-        if not self.most <= frame.longest:
-            most = torch.finfo(length.dtype).max
-            unit = torch.where(length < torch.inf, 1, most**-0.625)  # squares of a finite W may overflow
-            frame.scale_(W, unit)
-            length = frame.length(W)
-            whole = torch.where(length < torch.inf, (length / unit).clamp_max_(most), length)
-            torch.maximum(self.peak, whole, out=self.peak)  # keeps NaN
-            scale = torch.where(length < torch.inf, (frame.longest / length).clamp_max_(1), 0)
-            frame.scale_(W, scale)
-            if frame.multiple is not None:
-                frame.multiple = frame.multiple * (unit * scale)
-            length = torch.where(scale > 0, length * scale, 0)
-            self.long, (self.least, self.most) = True, extremes(length)
-        self.length = length
-        if self.developed is not None:
-            self._as_points(self.developed).add_(self.at.in_units(W))
         odd, even = self._turning(state)
-        frame.step(W, length, self.R, odd, even, (self.least, self.most))
+        self.frame.step(
+            W if self.stacks else self.layout.points(W), self.length, self.R, odd, even, self.ends
+        )
 
     def _as_points(self, X: Tensor) -> Tensor:
         """What lies as H does, as points: a view."""
@@ -281,6 +239,57 @@ class Batch:
         found = [[state[k] for k in keys if k in state] for keys in (self.odd, self.even)]
         return found if self.stacks else [list(map(self.layout.points, X)) for X in found]
 
+    # -- between them: the rule has left W in H; values may be read
+
+    def limit(self, start: Tensor | None) -> None:
+        """W by a rule of ours, if there is one; in units of the point, and long W shortened, infinite ones 0.
+
+        W is projected to g^hor, unless the rule is entrywise: then it is there, as its gradient is.
+        """
+        if self.empty:
+            return
+        frame, H = self.frame, self.H
+        frame.multiple = self.multiple
+        if self.own is not None:
+            frame.multiple = self.own.velocity(self)
+        if start is not None and self.own is not None:
+            H.add_(start * (-self.group["lr"] * self.group["weight_decay"]))
+        elif start is not None:
+            H.sub_(start)
+        W = H if self.stacks else self.layout.points(H)
+        if self.scale is not None:
+            frame.scale_(W, 1 / self.scale)
+        if self.own is not None or not self.entrywise:
+            frame.hor_(W)
+        if self.max_angle is not None:
+            angle = frame.angle(W)  # what is not finite stays so
+            frame.scale_(W, torch.where(angle < torch.inf, (self.max_angle / angle).clamp_max_(1), 1))
+        if start is not None or self.scale is not None or self.max_angle is not None:
+            frame.multiple = None
+        length = frame.length(W)
+        self.least, self.most = extremes(length)
+        if not self.most <= frame.longest:
+            length = self._shorten_(W, length)
+        self.length, self.ends = length, frame.ends(self.least, self.most)
+        if self.developed is not None:
+            self._as_points(self.developed).add_(self.at.in_units(W))
+
+    def _shorten_(self, W: Tensor, length: Tensor) -> Tensor:
+        """W <- W of length at most `longest`, 0 where W is not finite; returns the lengths."""
+        frame, most = self.frame, torch.finfo(length.dtype).max
+        unit = torch.where(length < torch.inf, 1, most**-0.625)  # squares of a finite W may overflow
+        frame.scale_(W, unit)
+        length = frame.length(W)
+        whole = torch.where(length < torch.inf, (length / unit).clamp_max_(most), length)
+        torch.maximum(self.peak, whole, out=self.peak)  # keeps NaN
+        scale = torch.where(length < torch.inf, (frame.longest / length).clamp_max_(1), 0)
+        frame.scale_(W, scale)
+        if frame.multiple is not None:
+            frame.multiple = frame.multiple * (unit * scale)
+        length = torch.where(scale > 0, length * scale, 0)
+        self.long, (self.least, self.most) = True, extremes(length)
+        return length
+
     # -- the end of a step
 
     def end(self, state: Any) -> None:
@@ -289,8 +298,6 @@ class Batch:
         self.publish(state)
         self.steps += 1
         on_cpu, some = self.device.type == "cpu", not self.empty
-        if self.most == math.inf and some:  # as compiled code leaves it, and as it stays on other devices
-            self.least, self.most = extremes(self.length)
         if self.shards is not None or not self.most <= 0:
             self.moves.add_(1)
             self.age += 1
@@ -302,6 +309,7 @@ class Batch:
             say_long(self)
             self.peak.zero_()
         self.long, self.G, self.length, self.H.grad = False, None, None, None
+        self.frame.multiple = None  # nothing of a step stays
         self.left.remember()
         self.in_motion = False
 

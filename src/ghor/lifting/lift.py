@@ -73,7 +73,8 @@ def handed_on(name: str) -> Callable[..., Any]:
             out = getattr(self.inner, name)(*args, **kwargs)
             self._take_back(moving)
             for b in moving:
-                b.push(b.H, b.state, b.developed)
+                b.limit(b.developed)
+                b.push(b.H, b.state)
                 b.scatter()
                 b.publish(self.state)
                 b.left.remember()

@@ -80,9 +80,9 @@ class Lifted(Holder):
         with full_precision():
             moving, grads = self._before()
             starts = [b.pull(G) for b, G in zip(moving, grads, strict=True)]  # B
-            self._rule()  # W
-            for b, start in zip(moving, starts, strict=True):
-                b.push(b.H, self.inner.state[b.H], start)  # Lambda, Y
+            self._rule(moving, starts)  # W
+            for b in moving:
+                b.push(b.H, self.inner.state[b.H])  # Lambda, Y
             self._after(moving)
         return loss
 
@@ -100,12 +100,14 @@ class Lifted(Holder):
         return moving, grads
 
     @_disable_dynamo
-    def _rule(self) -> None:
+    def _rule(self, moving: list[Batch], starts: list[Tensor | None]) -> None:
         try:
             self._bare(self.inner)
         except Exception as error:
             explain(self.Base, error)
             raise
+        for b, start in zip(moving, starts, strict=True):
+            b.limit(start)
 
     @_disable_dynamo
     def _after(self, moving: list[Batch]) -> None:

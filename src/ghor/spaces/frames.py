@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,13 +32,27 @@ if TYPE_CHECKING:
     from ghor.spaces.matrix import Matrices
 
 Tensors = Sequence[Tensor]
-Ends = tuple[float, float]  # the least and the largest length of a step, see `extremes`
-UNREAD: Ends = (-math.inf, math.inf)
 SINGULAR = 100.0  # ||(R + y_1)^-1|| of points that others wrote; steps keep it below 30
 NEAR, MENDS = 0.5, 6  # how far from orthonormal a frame above another point may be; squarings that mend it
 CACHED = 1 << 20  # numbers that operation after operation finds in the cache
 NARROW = 32  # so few columns that products are three to five times slower than wider ones
 WORN, DIRECTIONS = 4.0, 4  # ||(R + y_1)^-1|| from which R is reflected; in so many directions
+
+
+SLOW, LONG = 0.05, 0.5  # lengths of a step from which frames of vectors do more
+
+
+class Ends(NamedTuple):
+    """What is known of the lengths of a step where they may be read: flags, so few graphs are compiled."""
+
+    moving: bool = False  # all are above 0
+    slow: bool = False  # none is above SLOW, LONG, 1
+    short: bool = False
+    near: bool = False
+    inside: bool = False  # in hyperbolic space: no point comes to where its digits end
+
+
+UNREAD = Ends()
 
 
 class Frame:
@@ -91,6 +105,10 @@ class Frame:
         """What `longest` limits, (M, 1, 1); 0 only for w = 0, not finite where w is not."""
         return torch.linalg.vector_norm(w, dim=(-2, -1), keepdim=True)
 
+    def ends(self, least: float, most: float) -> Ends:
+        """What a step of lengths between these asks."""
+        return Ends(least > 0, most <= SLOW, most <= LONG, most <= 1)
+
     def angle(self, w: Tensor) -> Tensor:
         """The largest angle by which a step w turns a vector, at most, (M, 1, 1)."""
         return self.geometry.angle(w)[:, None, None]
@@ -104,7 +122,7 @@ class Frame:
     ) -> None:
         """Lambda <- Lambda R(w), state into coordinates of the new frame; w is finite and overwritten.
 
-        `length` (M, 1, 1) is that of w, between its `ends`. No bit changes where w is 0.
+        `length` (M, 1, 1) is that of w, of which `ends` is known. No bit changes where w is 0.
         """
         raise NotImplementedError
 
@@ -507,7 +525,7 @@ class ClosedForm(Framed):
 
         D, J, _ = R.act(y, V, A, C, self.longest)
         y.add_(D)
-        if y.shape[-2] < 2 * n and not ends[1] <= 1:  # such steps multiply what a point is off by a lot
+        if y.shape[-2] < 2 * n and not ends.near:  # such steps multiply what a point is off by a lot
             add_(y, y, defect(y) * ((length > 0) / 2))
         New, P = self._reference(Ref, y[..., :n, :], length)
         for m, c, Z in zip(moments, cs, Zs, strict=True):

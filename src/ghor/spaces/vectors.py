@@ -18,13 +18,12 @@ from torch import Tensor
 
 from ghor.linalg import LONG as WELL
 from ghor.linalg import eager, equal_bits, extremes, eye, size
-from ghor.spaces.frames import UNREAD, Ends, Frame, Framed, Tensors, cut, rows
+from ghor.spaces.frames import LONG, SLOW, UNREAD, Ends, Frame, Framed, Tensors, cut, rows
 from ghor.spaces.lines import Line, Moved
 from ghor.spaces.retraction import Move, Retraction, geodesic
 
 TURN, SINGULAR = 0.25, 0.1  # 1 + r y_1 where the sign r changes in a step, and for points that others wrote
 SHORT, MANY = 16, 1000  # vectors so short, and more of them, are kept coordinate by coordinate
-SLOW, LONG = 0.05, 0.5  # steps so long keep squares large beside momentum, and make them equal
 
 
 def dot(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
@@ -233,7 +232,7 @@ class Reflections(Vectors):
         f, v, g = kept(f, v, torch.addcmul(v, bb, f, value=0.5))
         turns = []
         for m, (ym, bm) in zip(ms, products, strict=True):
-            ym = ym if ends[0] > 0 else ym * (l > 0)  # where nothing moves no bit changes
+            ym = ym if ends.moving else ym * (l > 0)  # where nothing moves no bit changes
             a = torch.addcdiv(bm, ym, rho, value=2)  # 2 a
             a, c = kept(a, torch.addcmul(bm, rho, a, value=-0.5))
             m.addcmul_(y, a, value=-0.5)
@@ -248,7 +247,7 @@ class Reflections(Vectors):
             self._turn_(flip)
         for m, _, c in turns:
             m.addcmul_(y, c / rho, value=-1)
-        if not ends[1] <= LONG:  # such steps multiply what a point is off by several times
+        if not ends.short:  # such steps multiply what a point is off by several times
             self._unit_(l > LONG)
 
     def _unit_(self, where: Tensor) -> None:
@@ -307,11 +306,15 @@ class Boosts(Vectors):
         super().__init__(geometry, y, {}, eps, short)
         self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool)
 
+    def ends(self, least: float, most: float) -> Ends:
+        inside = self.eps * extremes(self.y1)[1] * math.exp(4 / 3 * most) <= 0.25
+        return super().ends(least, most)._replace(inside=inside)
+
     def turn(self, l: Tensor, W: Tensor, R: Retraction, ends: Ends) -> Turn:
         """The step W, which is shortened where its point would lose all digits."""
         y, y1, rho = self.y, self.y1, self.rho
         yb = dot(y, W, self.dim)
-        if not self.eps * extremes(y1)[1] * math.exp(4 / 3 * ends[1]) <= 0.25:
+        if not ends.inside:
             share = self.geometry.shortening(y1, yb, l, self.eps)
             assert self.held is not None
             self.held.logical_or_(share.squeeze(self.dim) < 1)
@@ -329,7 +332,7 @@ class Boosts(Vectors):
     def _step(self, l: Tensor, W: Tensor, R: Retraction, ms: Tensors, vs: Tensors, ends: Ends) -> None:
         y, dim = self.y, self.dim
         T = self.turn(l, W, R, ends)
-        pairs = [(m, v) for m in ms for v in vs] if not ends[1] <= SLOW else []
+        pairs = [(m, v) for m in ms for v in vs] if not ends.slow else []
         most = [ratio(m, v).amax(dim, keepdim=True) for m, v in pairs]
         for m in ms:
             pm, qm = kept(dot(T.p, m, dim), dot(T.q, m, dim))
@@ -352,7 +355,7 @@ class Boosts(Vectors):
         """To the point where the step ends."""
         self.y.addcmul_(self.y, T.g).addcmul_(W, T.f)
         new = self._height()
-        self.y1.copy_(new if ends[0] > 0 else torch.where(T.length > 0, new, self.y1))
+        self.y1.copy_(new if ends.moving else torch.where(T.length > 0, new, self.y1))
         self._measure_()
 
     def _height(self) -> Tensor:
@@ -420,6 +423,9 @@ class Carried(Frame):
     def pull(self, g: Tensor, out: Tensor) -> None:
         self.form.pull(g, out)
         out[..., 1:, :] = self.O @ out
+
+    def ends(self, least: float, most: float) -> Ends:
+        return self.form.ends(least, most)
 
     def boost(self, w: Tensor) -> Tensor:
         """Coordinates in the closed form."""
