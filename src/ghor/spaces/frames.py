@@ -49,7 +49,7 @@ class Ends(NamedTuple):
     slow: bool = False  # none is above SLOW, LONG, 1
     short: bool = False
     near: bool = False
-    inside: bool = False  # in hyperbolic space: no point comes to where its digits end
+    safe: bool = False  # it ends where frames are well conditioned and points have their digits
 
 
 UNREAD = Ends()
@@ -502,6 +502,19 @@ class ClosedForm(Framed):
         add_(lower, self.y[..., n:, :], times(self.P, plus(g[..., :n, :], self.R, S)), -1)
         self.geometry.skew_(out[..., :n, :], S)
 
+    def ends(self, least: float, most: float) -> Ends:
+        """It is safe where ||P|| < WORN after it: at most s/(1 - 1.2 s |W|), as ||Delta|| <= 1.2 |W|.
+
+        s >= ||P|| comes from ||P||_F, as singular values of P are at least 1/2, or else by inverse iteration.
+        """
+        known, P = super().ends(least, most), self.P
+        if not eager(P) or not len(P):
+            return known
+        grows = 1 + 1.2 * WORN * most
+        s = math.sqrt(max(extremes(size(P))[1] ** 2 - (self.n - 1) / 4, 0.25))
+        safe = s * grows <= WORN or extremes(self._direction(P, [])[1])[1] * grows <= WORN
+        return known._replace(safe=safe)
+
     def step(
         self, w: Tensor, length: Tensor, R: Retraction, odd: Tensors, even: Tensors, ends: Ends = UNREAD
     ) -> None:
@@ -527,7 +540,7 @@ class ClosedForm(Framed):
         y.add_(D)
         if y.shape[-2] < 2 * n and not ends.near:  # such steps multiply what a point is off by a lot
             add_(y, y, defect(y) * ((length > 0) / 2))
-        New, P = self._reference(Ref, y[..., :n, :], length)
+        New, P = self._reference(Ref, y[..., :n, :], length, ends.safe)
         for m, c, Z in zip(moments, cs, Zs, strict=True):
             K = plus(c, T, Z, 1, 0.5 if J is None else 1)
             X = plus(times(New, c), D[..., :n, :], K)
@@ -542,20 +555,17 @@ class ClosedForm(Framed):
             self.R.copy_(New)
         self.P.copy_(P)
 
-    def _reference(self, R: Tensor, y1: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    def _reference(self, R: Tensor, y1: Tensor, length: Tensor, safe: bool) -> tuple[Tensor, Tensor]:
         """R and P at a new y_1. R + y_1 is singular where y_1 v = -R v, and R (1 - 2 v v^H) + y_1 is not.
 
         Directions v come from P by inverse iteration; once the first has WORN, all with ||P v|| > 1 go
-        together, and R -> -R where most of them have. That is a hundred small operations, so on a CPU one
-        value is read to see whether they are needed, see `extremes`: first ||P||_F, as singular values of P
-        are at least 1/2. A polar factor in their place could not be captured in a graph, where it would be
-        needed in every step.
+        together, and R -> -R where most of them have. That is a hundred small operations, so on a CPU values
+        are read to see whether they are needed, see `ends`. A polar factor in their place could not be
+        captured in a graph, where it would be needed in every step.
         """
         P = inverse(R + y1)
-        if extremes(size(P))[1] <= math.sqrt(WORN**2 + (self.n - 1) / 4):
-            return R, P
-        grown = self._direction(P, [])[1]
-        if extremes(grown)[1] <= WORN:
+        grown = self._direction(P, [])[1] if not safe else None
+        if grown is None or extremes(grown)[1] <= WORN:
             return R, P
         worn = (grown > WORN) & (length > 0)
         R = torch.where(((R.conj() * y1).sum((-2, -1), True).real < -0.75 * self.n) & worn, -R, R)

@@ -307,14 +307,14 @@ class Boosts(Vectors):
         self.held = torch.zeros_like(y[:, 0, 0], dtype=torch.bool)
 
     def ends(self, least: float, most: float) -> Ends:
-        inside = self.eps * extremes(self.y1)[1] * math.exp(4 / 3 * most) <= 0.25
-        return super().ends(least, most)._replace(inside=inside)
+        safe = self.eps * extremes(self.y1)[1] * math.exp(4 / 3 * most) <= 0.25
+        return super().ends(least, most)._replace(safe=safe)
 
     def turn(self, l: Tensor, W: Tensor, R: Retraction, ends: Ends) -> Turn:
         """The step W, which is shortened where its point would lose all digits."""
         y, y1, rho = self.y, self.y1, self.rho
         yb = dot(y, W, self.dim)
-        if not ends.inside:
+        if not ends.safe:
             share = self.geometry.shortening(y1, yb, l, self.eps)
             assert self.held is not None
             self.held.logical_or_(share.squeeze(self.dim) < 1)
