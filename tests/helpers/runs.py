@@ -147,13 +147,13 @@ class Stop(BaseException):
     """What an interrupt raises."""
 
 
-def interrupted(run, at):
-    """Take a step, and stop it at its line number `at`; returns whether it got that far."""
+def interrupted(run, at, within=OURS):
+    """Take a step, and stop it at its line number `at` of those in some files; returns whether it got there."""
     count = 0
 
     def trace(frame, event, arg):
         nonlocal count
-        if not frame.f_code.co_filename.startswith(OURS):
+        if not frame.f_code.co_filename.startswith(within):
             return None
         if event == "line":
             count += 1

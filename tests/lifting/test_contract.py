@@ -6,6 +6,7 @@ import itertools
 import math
 import pickle
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -401,6 +402,25 @@ def test_an_interrupt_at_any_line(case, rule, warm, stride):
             run.run([warm + 1])
             assert all(bool((run.space.residual(p.detach()) <= 1e-6).all()) for p in run.ps)
     assert at > 200
+
+
+@pytest.mark.filterwarnings("ignore:the last step was interrupted", "ignore:.*sections will be rebuilt")
+@pytest.mark.parametrize("through", [False, True], ids=["at once", "from a file"])
+@frames
+def test_an_interrupt_while_points_move(case, through):
+    """The frame may be off the group then: the next step ends on the space all the same."""
+    start = Run(case).run(range(9))
+    for at in itertools.count(1):
+        a = copy.copy(start)
+        a.opt = copy.deepcopy(start.opt)
+        a.ps, a.flat = (group["params"] for group in a.opt.param_groups)
+        a.run([9]).gradients(10)
+        if not interrupted(a, at, str(Path(ghor.__file__).parent / "spaces")):
+            break
+        a = a.resumed() if through else a
+        a.run([11])
+        assert all(bool((a.space.residual(p.detach()) <= 1e-12).all()) for p in a.ps)
+    assert at > 20
 
 
 def test_a_rule_that_raises_leaves_weights_on_manifolds_where_they_are():
