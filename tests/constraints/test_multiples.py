@@ -151,6 +151,15 @@ def test_a_weight_of_any_size_keeps_it(dtype, size, gen):
     assert 0 < moved == pytest.approx(float((after - before).norm()), rel=1e-6)
 
 
+def test_a_scale_may_be_out_of_proportion(gen):
+    """Here 1/s times the weight is infinite: its point is found without it."""
+    layer = nn.Linear(5, 5, bias=False)
+    X = randn((5, 5), gen, torch.float32)
+    layer.weight.data = 1e20 * X
+    ghor.constrain_multiples(layer, "weight", ST, scale=1e-20)
+    assert float((1e20 * layer.weight.detach() - ST.project(X)).abs().max()) <= 1e-5
+
+
 def layers(**more):
     return nn.ModuleDict({"a": nn.Linear(4, 4), "qkv": nn.Linear(8, 24), **more})
 

@@ -240,6 +240,12 @@ def test_packed_gates(kind, gates, gen):
     assert all(torch.linalg.det(M) > 0 for M in W.detach().chunk(gates))
 
 
+def test_the_projection_of_an_lstm_is_one_matrix():
+    module = nn.LSTM(5, 6, proj_size=3)
+    ghor.constrain(module, "weight_hr_l0", ghor.Stiefel())
+    assert off(module.weight_hr_l0, 1) <= FLOAT32
+
+
 def test_padding_of_embeddings(gen):
     """Left alone by constrain, by steps whatever its gradient is, by project; the other rows are on the
     sphere."""

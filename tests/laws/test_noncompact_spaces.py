@@ -106,6 +106,24 @@ def test_the_affine_invariant_mean(gen):
     close(y, SPD.mean(P), 1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:.*(was clipped|no digits left|is held)")
+def test_a_matrix_that_may_go_no_further_does_not_hold_the_others(gen):
+    """The step of one of a batch leads beyond its digits: it stays, alone."""
+    y, grads = SPD.random(2, 4, 4, generator=gen), torch.tensor([1e3, -0.01])[:, None, None]
+    G = SPD.random(2, 4, 4, generator=gen)
+    both, alone = (torch.nn.Parameter(x.clone()) for x in (y, y[1]))
+    opts = [ghor.optim.SGD([p], space=SPD, lr=1.0) for p in (both, alone)]
+    before = []
+    for _ in range(12):
+        before.append(both.detach().clone())
+        both.grad, alone.grad = -G * grads, -G[1] * grads[1]
+        for opt in opts:
+            opt.step()
+    assert torch.equal(before[-1][0], both[0].detach())
+    assert not torch.equal(before[-1][1], both[1].detach())
+    close(both[1].detach(), alone.detach(), 1e-5)
+
+
 def test_what_has_no_digits_or_is_indefinite_is_off():
     """No rounding error of a point, however large the point is."""
     far = torch.tensor([1e8, 1e8, 0.0])  # 1 + |x_s|^2 = x_0^2 to the digits of float32

@@ -221,6 +221,9 @@ def test_some_of_a_group_have_one(gen):
     same(ghor.optim.AdamW(layer, weight_decay=0.5).param_groups[0]["anchor"][0], start)
     with pytest.warns(UserWarning, match="weight has an anchor, but this optimizer has no weight_decay"):
         ghor.optim.Rprop(layer)
+    opt = ghor.optim.Rprop([nn.Parameter(start.clone())], space=STIEFEL)
+    with pytest.warns(UserWarning, match="parameter 0 of group 1 has an anchor"):  # not with the next step
+        opt.add_param_group({"params": [layer.weight]})
 
 
 def test_what_is_refused(gen):

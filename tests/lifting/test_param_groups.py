@@ -115,6 +115,28 @@ def test_misspelt_group_key(key, meant, gen):
     )
 
 
+def test_an_option_of_the_rule_may_look_like_ours(gen):
+    class Rule(torch.optim.SGD):
+        def __init__(self, params, lr=0.1, sections=2):
+            super().__init__(params, lr)
+            self.defaults["sections"] = sections
+            for group in self.param_groups:
+                group.setdefault("sections", sections)
+
+    Y = nn.Parameter(point(STIEFEL, (5, 2), gen))
+    opt = ghor.lift(Rule)([{"params": [Y], "space": STIEFEL, "sections": 3}])
+    assert opt.param_groups[0]["sections"] == 3
+
+
+@pytest.mark.parametrize("given", [list, iter], ids=["list", "iterator"])
+def test_a_weight_in_two_groups_has_both_of_its_names(given, gen):
+    """Also if the groups can be read but once."""
+    Y = nn.Parameter(point(STIEFEL, (5, 2), gen))
+    groups = [{"params": given([Y]), "space": STIEFEL} for _ in range(2)]
+    with pytest.raises(ValueError, match="parameter 0 of group 1 .* is parameter 0 of group 0, too"):
+        ghor.optim.SGD(given(groups))
+
+
 @pytest.mark.parametrize("cls", ghor.optim.__all__)
 @pytest.mark.parametrize("option", ["sapce", "retract", "trust_ratio"])
 def test_option_that_nobody_knows(cls, option, gen):

@@ -32,6 +32,7 @@ from torch import nn
 
 import ghor
 import ghor.baselines
+from ghor.lifting.state import shared_values
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=name)
 
@@ -208,6 +209,28 @@ def test_a_state_dict_of_the_plain_optimizer_loads(cls):
         assert torch.equal(net.bias, plain.bias)
     for p in (net.a, net.b, net.wide):
         assert STIEFEL.residual(p.detach()) <= 1e-13
+
+
+def test_a_state_of_zeros_loads_without_a_word():
+    """Of a plain optimizer that has seen no gradient but 0: a count is no moment."""
+    Y = nn.Parameter(STIEFEL.random(5, 2))
+    plain = torch.optim.Adam([Y])
+    Y.grad = torch.zeros_like(Y)
+    plain.step()
+    opt = ghor.optim.Adam([Y], space=STIEFEL)
+    opt.load_state_dict(plain.state_dict())
+    assert opt.state[Y]["step"] == 1
+
+
+def test_members_of_a_batch_have_the_same_numbers_to_the_bit():
+    one = torch.ones((), dtype=torch.float64)
+    for x, y in (
+        (one, one + 1e-15),
+        (one.expand(2000), torch.cat([one.expand(1999), one[None] + 1])),
+        (1, 2),
+    ):
+        assert shared_values({"x": x}, (5, 2)) == shared_values({"x": copy.deepcopy(x)}, (5, 2))
+        assert shared_values({"x": x}, (5, 2)) != shared_values({"x": y}, (5, 2))
 
 
 def test_state_dicts_of_another_space_are_refused():

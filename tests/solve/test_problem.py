@@ -57,6 +57,14 @@ def test_f_may_write_to_the_container_of_its_points(make):
         torch.testing.assert_close(p, torch.full_like(p, 2))
 
 
+@pytest.mark.parametrize("x", [{"a": torch.ones(3)}, [torch.ones(3), torch.ones(3)]], ids=["fewer", "list"])
+def test_spaces_by_name_are_for_points_of_these_names(x):
+    with pytest.raises(
+        ValueError, match=r"spaces are given for \['a', 'c'\], points are .*use the same names"
+    ):
+        ghor.minimize(lambda x: x["a"].sum(), x, {"a": ghor.Sphere(), "c": None})
+
+
 def test_f_that_has_gradients_but_not_of_x():
     other = torch.ones(3, requires_grad=True)
     with pytest.raises(ValueError, match="f does not depend on x"):

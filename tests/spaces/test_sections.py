@@ -1,11 +1,12 @@
 """The implicit section against N x N matrices written here, and against the transported one."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from helpers.table import frame as frame_of
-from helpers.table import name, randn
+from helpers.table import name, point, randn
 
 import ghor
 from ghor.spaces.frames import ClosedForm, Stored
@@ -117,6 +118,40 @@ def test_auto_chooses_by_size():
     assert type(frame_of(ghor.SpecialOrthogonal(), E[:9, :9], "implicit")) is Stored  # there is no Q
     E = ghor.SymplecticStiefel().E((1024, 4))
     assert type(frame_of(ghor.SymplecticStiefel(), E, "auto")) is Stored
+
+
+@pytest.mark.parametrize("shape", [(20, 4), (3, 20, 4)], ids=name)
+def test_momentum_of_clipped_steps_does_not_see_the_gauge(shape, gen):
+    """W = -lr m is shortened then: what is left of m in the plane of the step is not what -lr says."""
+    start, grads = (
+        point(ST, shape, gen),
+        [50 * randn(shape, gen), *(0.1 * randn(shape, gen) for _ in range(4))],
+    )
+    ends = []
+    for section in ("auto", "transported"):  # no frame; and a stored one
+        p = torch.nn.Parameter(start.clone())
+        opt = ghor.optim.SGD([p], space=ST, lr=1.0, momentum=0.3, section=section)
+        for G in grads:
+            p.grad = G.clone()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*was clipped")
+                opt.step()
+        ends.append(p.detach())
+    assert (ends[0] - ends[1]).abs().max() <= 1e-11
+
+
+def test_auto_keeps_the_kind_that_a_state_has(gen):
+    p = torch.nn.Parameter(point(ST, (9, 4), gen))
+    opt = ghor.optim.Adam([p], space=ST, section="implicit")
+    for section in ("implicit", "auto"):
+        opt.param_groups[0]["section"] = section
+        p.grad = randn((9, 4), gen)
+        opt.step()
+        assert "frame_anchor" in opt.state[p]
+        opt.load_state_dict(opt.state_dict())
+    opt.param_groups[0]["section"] = "transported"
+    opt.step()
+    assert "frame_anchor" not in opt.state[p]
 
 
 @cases

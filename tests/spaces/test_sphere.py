@@ -77,6 +77,23 @@ def test_an_antipodal_point_is_reached_by_one_of_the_ways(gen):
     assert torch.equal(log[others], expected[others])
 
 
+def test_the_way_to_an_antipodal_point_is_a_constant_for_autograd(gen):
+    Y = S.random(3, 5, generator=gen, dtype=F64).requires_grad_()
+    Z = S.random(3, 5, generator=gen, dtype=F64)
+    Z[1] = -Y.detach()[1]
+    Z.requires_grad_()
+    grads = torch.autograd.grad(S.log(Y, Z).pow(3).sum(), (Y, Z))
+    for G in grads:
+        assert torch.isfinite(G).all()
+        assert [bool(row.any()) for row in G] == [True, False, True]
+
+
+def test_the_residual_is_a_distance(gen):
+    """In the units of the radius, as the numbers that others compare it with."""
+    y = 1.001 * S.random(4, 5, generator=gen, dtype=F64)
+    close(ghor.Sphere(radius=2.5).residual(2.5 * y), S.residual(y), 1e-14)
+
+
 def test_a_point_that_does_not_move_keeps_every_bit(gen):
     Y = torch.nn.Parameter(S.random(8, 5, generator=gen))
     start = Y.detach().clone()

@@ -316,6 +316,7 @@ class Batch:
     def _repair(self) -> None:
         """The rounding of points that have moved; nothing is read."""
         N, n = self.layout.size(self.shape)
+        # equivalent(limit): more often than need be
         period = max(WHOLE_EVERY // REPAIR_EVERY, -(-A_SIDE * N // (n * REPAIR_EVERY)))
         self.frame.repair(self.age // REPAIR_EVERY % period == 0, self.length > 0)
         self.scatter()

@@ -58,8 +58,6 @@ def _stacked(space: Space, points: Tensor, weights: Tensor | None) -> tuple[Tens
     w = w.expand(batch).reshape(len(points), -1)
     if not bool(((w >= 0) & torch.isfinite(w)).all() and (w.sum(0) > 0).all()):
         raise ValueError(f"{space}.mean takes nonnegative weights with a positive sum")
-    if points.numel() == 0:
-        return points, w
     x = there.points[0]
     if there.dtype != points.dtype:  # rounded points are off the space
         x = space.geometry.nearest(x)

@@ -164,7 +164,7 @@ class Symplectic(Matrices):
         K = Delta - Y @ A
         square = (size(A) ** 2 + 2 * size(self.star(K) @ K)).detach()
         long = square > 2.25
-        share = torch.where(long, 1.5 * torch.where(long, square, 1).rsqrt(), 1)
+        share = torch.where(long, 1.5 * square.rsqrt(), 1)
         Z = Y if everywhere(~long) else Y + self.displacement(Y, (1 - share) * Delta, Y, geodesic)
         return Z + self.displacement(Y, share * Delta, Z, R)
 
