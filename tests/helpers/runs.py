@@ -148,7 +148,7 @@ class Stop(BaseException):
 
 
 def interrupted(run, at, within=OURS):
-    """Take a step, and stop it at its line number `at` of those in some files; returns whether it got there."""
+    """Take a step, and stop it at its line number `at` of those in some files; returns if it got there."""
     count = 0
 
     def trace(frame, event, arg):

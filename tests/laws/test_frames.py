@@ -35,6 +35,7 @@ from helpers.table import (
 import ghor
 from ghor._torch.precision import COMPUTE_DTYPE
 from ghor.linalg import size
+from ghor.spaces import frames
 from ghor.spaces.retraction import by_name, geodesic
 
 F64 = [torch.float64]
@@ -203,6 +204,25 @@ def test_a_step_is_the_retraction(space, shape, section, retraction, dtype, gen)
         close(new.push(turned), geometry.transport(y, V, U), slack)
         (other, _), w2 = moved(L, 0.3 * w, geodesic, []), moved(L, 0.3 * w, geodesic, [w])[1][0]
         close(moved(other, 0.7 * w2, geodesic)[0].point(), new.point(), slack)  # a one-parameter group
+
+
+@each_frame
+def test_parts_of_a_stack_step_as_the_whole(space, shape, section, retraction, dtype, gen, monkeypatch):
+    """As large stacks do on a CPU: one by one, two, or all but one at a time."""
+    Y = torch.stack([point(space, shape, gen, dtype) for _ in range(5)])
+    L = frame(space, Y, section)
+    w, m, G = horizontal(L, gen, 0.5), horizontal(L, gen), randn(tuple(L.point().shape), gen, dtype)
+
+    def seen():
+        L.pull(G, B := L.zeros())
+        new, (turned,) = moved(L, w, retraction, [m])
+        return B, L.push(w), new.point(), turned
+
+    whole = seen()
+    for room in (1, L.point()[:2].numel(), L.point()[:-1].numel()):
+        monkeypatch.setattr(frames, "CACHED", room)
+        for x, y in zip(seen(), whole, strict=True):
+            close(x, y, 100 * eps(Y) * (1 + float(y.abs().max())))
 
 
 @each_frame

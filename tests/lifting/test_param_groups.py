@@ -133,7 +133,7 @@ def test_a_weight_in_two_groups_has_both_of_its_names(given, gen):
     """Also if the groups can be read but once."""
     Y = nn.Parameter(point(STIEFEL, (5, 2), gen))
     groups = [{"params": given([Y]), "space": STIEFEL} for _ in range(2)]
-    with pytest.raises(ValueError, match="parameter 0 of group 1 .* is parameter 0 of group 0, too"):
+    with pytest.raises(ValueError, match=r"parameter 0 of group 1 .* is parameter 0 of group 0, too"):
         ghor.optim.SGD(given(groups))
 
 

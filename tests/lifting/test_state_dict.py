@@ -223,12 +223,9 @@ def test_a_state_of_zeros_loads_without_a_word():
 
 
 def test_members_of_a_batch_have_the_same_numbers_to_the_bit():
-    one = torch.ones((), dtype=torch.float64)
-    for x, y in (
-        (one, one + 1e-15),
-        (one.expand(2000), torch.cat([one.expand(1999), one[None] + 1])),
-        (1, 2),
-    ):
+    third = torch.tensor(1 / 3, dtype=torch.float64)
+    many = third.expand(2000).clone()
+    for x, y in ((third, third + 1e-15), (many, many.index_fill(0, torch.tensor(1000), 1)), (1, 2)):
         assert shared_values({"x": x}, (5, 2)) == shared_values({"x": copy.deepcopy(x)}, (5, 2))
         assert shared_values({"x": x}, (5, 2)) != shared_values({"x": y}, (5, 2))
 

@@ -234,6 +234,18 @@ def test_exp_is_exact_up_to_where_the_digits_end_and_held_beyond(dtype):
         assert abs(radius(out) - min(length, limit)) < 1e-5
 
 
+@far
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, F64], ids=str)
+def test_transport_ends_where_exp_does(dtype, gen):
+    """Also where a long step is held, by the digits of the weight and not of what computes."""
+    Y, V = H.E((3,), dtype=dtype), torch.tensor([0.0, 0.3, 0.4], dtype=dtype)
+    for length in (1.0, 10.0, 100.0):
+        Delta = torch.tensor([0.0, length, 0.0], dtype=dtype)
+        Z, moved = H.exp(Y, Delta).double(), H.transport(Y, Delta, V).double()
+        along = moved[2:] - V.double()[2:], torch.stack([Z[1], Z[0]]) * 0.3 - moved[:2]
+        assert max(float(x.abs().max()) for x in along) <= 4 * torch.finfo(dtype).eps * float(Z[0])
+
+
 def test_it_warns_of_digits_where_they_end_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

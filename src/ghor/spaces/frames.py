@@ -387,7 +387,7 @@ class Stored(Framed):
                 self.held.logical_or_(share[:, 0, 0] < 1)
                 w.mul_(share)
         N = w.shape[-2]
-        if (N < 2 * n and N <= R.dense_up_to) or N == n:  # the thin form would be no smaller
+        if (N < 2 * n and N <= R.dense_up_to) or N == n:  # equivalent(operand): the thin form is no smaller
             W = self.geometry.algebra(w)
             self.L.add_((W @ R.ratio(W, 2 * self.longest)).mT @ self.L)
             return

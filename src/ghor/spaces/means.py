@@ -136,6 +136,7 @@ def least_squares(space: GroupSpace, x: Tensor, w: Tensor) -> Tensor:
             if bool(good.all()):
                 break
             step = torch.where(good, step, step / 2)
+        # equivalent(branch): sixty halvings leave a point where it is
         y = torch.where(good[:, None, None], moved, y)
         if bool(last.all()) or not bool(good.any()):
             break

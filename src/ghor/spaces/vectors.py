@@ -69,6 +69,7 @@ class Vectors(Framed):
         self, geometry: Any, y: Tensor, held: dict[str, Tensor], eps: float, short: int = SHORT
     ) -> None:
         super().__init__(geometry, y, held, eps)
+        # equivalent(branch): each order of memory has the same numbers
         self.dim = -2 if y.shape[-2] <= short and len(y) > MANY else -1
         self.one = y.new_ones(())
         self.whole = self.plain(y).clone(memory_format=torch.contiguous_format)
