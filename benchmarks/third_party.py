@@ -170,7 +170,8 @@ def descend(
     """The loss after all steps."""
     p = nn.Parameter(start.clone())
     torch.manual_seed(0)
-    opt = ghor.lift(Base)([{"params": [p], "space": SPACE, **extra}], **options)
+    params = [{"params": [p], **extra}] if extra else [p]  # some take no groups
+    opt = ghor.lift(Base)(params, space=SPACE, **options)
     for _ in range(STEPS):
         opt.zero_grad()
         loss(p).backward()
