@@ -206,7 +206,9 @@ def test_a_step_is_the_retraction(space, shape, section, retraction, dtype, gen)
         close(moved(other, 0.7 * w2, geodesic)[0].point(), new.point(), slack)  # a one-parameter group
 
 
-@each_frame
+@pytest.mark.parametrize(
+    ("space", "shape", "section", "retraction", "dtype"), [c for c in FRAMES if c[2] == "implicit"], ids=name
+)
 def test_parts_of_a_stack_step_as_the_whole(space, shape, section, retraction, dtype, gen, monkeypatch):
     """As large stacks do on a CPU: one by one, two, or all but one at a time."""
     Y = torch.stack([point(space, shape, gen, dtype) for _ in range(5)])
