@@ -147,7 +147,7 @@ class Stop(BaseException):
     """What an interrupt raises."""
 
 
-def interrupted(run, at, within=OURS):
+def interrupted(run, at, within=OURS, step="step"):
     """Take a step, and stop it at its line number `at` of those in some files; returns if it got there."""
     count = 0
 
@@ -164,7 +164,7 @@ def interrupted(run, at, within=OURS):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        run.opt.step()
+        getattr(run.opt, step)()
     except Stop:
         return True
     finally:

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import pytorch_optimizer as po
 import torch
 from helpers.runs import (
     CASES,
@@ -404,23 +405,45 @@ def test_an_interrupt_at_any_line(case, rule, warm, stride):
     assert at > 200
 
 
-@pytest.mark.filterwarnings("ignore:the last step was interrupted", "ignore:.*sections will be rebuilt")
-@pytest.mark.parametrize("through", [False, True], ids=["at once", "from a file"])
-@frames
-def test_an_interrupt_while_points_move(case, through):
-    """The frame may be off the group then: the next step ends on the space all the same."""
-    start = Run(case).run(range(9))
+def at_each_line(start, step, before=lambda a: None):
+    """Runs that were interrupted in `step`, after one step, at each line of spaces/ in turn."""
     for at in itertools.count(1):
         a = copy.copy(start)
         a.opt = copy.deepcopy(start.opt)
-        a.ps, a.flat = (group["params"] for group in a.opt.param_groups)
+        a.ps, a.flat = a.opt.param_groups[0]["params"], a.opt.param_groups[1]["params"]
         a.run([9]).gradients(10)
-        if not interrupted(a, at, str(Path(ghor.__file__).parent / "spaces")):
+        before(a)
+        if not interrupted(a, at, str(Path(ghor.__file__).parent / "spaces"), step):
             break
+        yield a
+    assert at > 20
+
+
+def writes(a):
+    a.ps[1].data.copy_(a.targets[1])
+
+
+@pytest.mark.filterwarnings("ignore:the last step was interrupted", "ignore:.*changed outside the optimizer")
+@pytest.mark.parametrize("through", [False, True], ids=["at once", "from a file"])
+@pytest.mark.parametrize("before", [lambda a: None, writes], ids=["a step", "a step after a write"])
+@frames
+def test_an_interrupt_while_points_move(case, before, through):
+    """The frame may be off the group then: the next step ends on the space all the same."""
+    for a in at_each_line(Run(case).run(range(9)), "step", before):
         a = a.resumed() if through else a
         a.run([11])
         assert all(bool((a.space.residual(p.detach()) <= 1e-12).all()) for p in a.ps)
-    assert at > 20
+
+
+@pytest.mark.filterwarnings("ignore:the last step was interrupted")
+def test_an_interrupt_of_a_method_that_moves_points():
+    start = Run("stored", "Adam")
+    start.cls, start.options = ghor.lift(po.ScheduleFreeAdamW), {"lr": 0.05}
+    start.opt = start.make()
+    for a in at_each_line(start.run(range(9)), "eval"):
+        a.opt.train()
+        a.run([11])
+        assert all(bool((a.space.residual(p.detach()) <= 1e-12).all()) for p in a.ps)
 
 
 def test_a_rule_that_raises_leaves_weights_on_manifolds_where_they_are():

@@ -151,7 +151,9 @@ class Batch:
         To compare is to read a value: on the CPU in every step; elsewhere it is a flag for the next look.
         """
         if self.written is None:
-            self.frame.take(self.at.read())
+            y, self.in_motion = self.at.read(), True  # an interrupt here, too, drops the frame
+            self.frame.take(y)
+            self.in_motion = False
         elif self.device.type != "cpu":
             self.lost.logical_or_(self._differs(self.at.unit(self.at.read())).any())
         else:
