@@ -40,12 +40,9 @@ def test_no_step_is_too_long_for_the_space(space, section, retraction, rule, lr,
 @sections
 @retractions
 def test_a_velocity_of_a_million_in_every_entry(section, retraction, gen):
-    """W itself: SGD's velocity is -lr B, so that entries of 1e6 reach the retraction unscaled.
-
-    The reference of a closed form may be singular for matrices that are square but for a column: left out.
-    """
+    """W itself: SGD's velocity is -lr B, so that entries of 1e6 reach the retraction unscaled."""
     space = ghor.Stiefel()
-    for shape in ((7, 7), (49, 7), (200, 3), (20, 15), *[(10, 9)] * (section == "transported")):
+    for shape in ((7, 7), (49, 7), (200, 3), (20, 15), (10, 9), (16, 14)):
         Y = nn.Parameter(space.random(*shape, generator=gen))
         opt = ghor.optim.SGD([Y], lr=1.0, space=space, section=section, retraction=retraction)
         with warnings.catch_warnings():

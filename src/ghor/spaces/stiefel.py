@@ -18,7 +18,7 @@ from ghor._torch.functions import frozen, with_value
 from ghor._torch.transforms import differentiated
 from ghor.linalg import defect, everywhere, eye, eye_of, finite, inner, largest, polar, solve, spectral_bound
 from ghor.spaces.base import unit_of
-from ghor.spaces.frames import ClosedForm, Frame, Stored
+from ghor.spaces.frames import DIRECTIONS, ClosedForm, Frame, Stored
 from ghor.spaces.logarithms import canonical_log
 from ghor.spaces.matrix import Matrices, Subspaces
 from ghor.spaces.points import on_points
@@ -34,9 +34,14 @@ class Orthogonal(Matrices):
     complex: ClassVar[bool] = True
 
     def frame(self, y: Tensor, section: str, held: dict[str, Tensor], eps: float) -> Frame:
-        """Stored if N = n, where there is no Q to save storing; otherwise "auto" is the faster kind."""
+        """Stored if N = n, where there is no Q to save storing; otherwise "auto" is the faster kind.
+
+        Also of nearly square matrices: a function of y would take as much memory as Q there, and its
+        reference may wear in more directions at once than are reflected.
+        """
         N, n = y.shape[-2:]
-        closed = n < N and (section == "implicit" or (section == "auto" and N >= 512 and 4 * n <= N))
+        slim = N - n > 2 or (n < N and n < DIRECTIONS)
+        closed = slim and (section == "implicit" or (section == "auto" and N >= 512 and 4 * n <= N))
         closed = "frame_anchor" in held if held else closed
         return (ClosedForm if closed else Stored)(self, y, held, eps)
 
