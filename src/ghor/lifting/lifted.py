@@ -228,7 +228,7 @@ class Lifted(Holder):
         """
         kinds = defaultdict[Any, list[Batch]](list)
         for b in self._batches:
-            alone = not (b.stacks and b.left.holds(self.state))
+            alone = b.in_motion or not (b.stacks and b.left.holds(self.state))
             kinds[id(b) if alone else kind_of(b.weights[0], self.state)].append(b)
         self._release([b for alike in kinds.values() for b in alike if len(alike) > 1 or b.in_motion])
 
