@@ -23,8 +23,8 @@ direction:
 A batch is derived: all that it knows can be made again from its weights and state[p], to the bit. Whoever
 touches a weight, its state or its group between two steps dissolves its batch, and weights with a gradient
 that are in no batch form new ones. Loading, copying, late groups, missing gradients, writes and interrupts
-all come down to `_ready`. A batch is `in_motion` from the rule to the end of a step. Whoever finds it so
-drops its frame, which may be off the group; the next step makes one above the weight, which is whole.
+all come down to `_ready`. A batch is `in_motion` during a step. Whoever finds it so afterwards drops its
+frame, which may be off the group; the next step makes one above the weight, which is whole.
 """
 
 from __future__ import annotations

@@ -17,10 +17,7 @@ from ghor.spaces.frames import rows
 
 
 class Members:
-    """Weights of one kind, which a batch computes as one: as points of full precision on the unit sphere.
-
-    No other code of a step asks for the layout, the radius or the shards.
-    """
+    """Weights of one kind, which a batch computes as one: as points of full precision on the unit sphere."""
 
     def __init__(self, weights: Sequence[Weight], warn: Warn) -> None:
         self.weights, self.warn, first = list(weights), warn, weights[0]
