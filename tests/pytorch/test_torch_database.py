@@ -235,6 +235,7 @@ def test_other_implementations_match_the_loop(case, kind):
     same(*runs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:a velocity of length")  # maximized, on SPD
 @moving_cases
 @every_kind
 def test_groups_are_optimizers_of_their_own(case, kind):
@@ -354,8 +355,10 @@ def test_resumes_from_its_state_dict(case, kind):
     other.load_state_dict(saved["opt"])
     for n, o in ((net, opt), (twin, other)):
         train(n, o, 3, skip=(1,))
-    same(values(net), values(twin))
-    same(opt.state_dict()["state"], other.state_dict()["state"])
+    # torch's fused SGD rounds a number otherwise at the end of a tensor; batches may lie otherwise after loading
+    close = {"rtol": 1e-6, "atol": 1e-6} if cls == "SGD" and options(case).get("fused") else {}
+    same(values(net), values(twin), **close)
+    same(opt.state_dict()["state"], other.state_dict()["state"], **close)
     for i in range(
         3 if kind == "Stiefel" else 2
     ):  # Euclidean state shares memory with what it was loaded from

@@ -244,8 +244,7 @@ class Hyperbolic(GroupSpace):
 
         Its derivative where Y = Z is 0.
         """
-        d: Tensor = apply(Distance, Y, Z)[0]
-        return d
+        return apply(Distance, Y, Z)
 
 
 class CayleyAndOn(Cayley):
@@ -324,33 +323,28 @@ def slopes(y: Tensor, z: Tensor, c: Tensor, rise: Tensor, factor: Tensor | float
 class Distance(torch.autograd.Function):
     """d(y, z), (M, N, 1) -> (M), with its derivative in closed form; the second one is that of this form.
 
-    What is computed for d is used again in the first derivative, with nothing to differentiate; `gap` is
-    returned beside d for that alone.
+    `gap` is computed once more for a derivative: vmap takes no outputs without one that are saved.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        c, rise = gap(y, z)
-        return 2 * (c / 2).sqrt().asinh()[..., 0, 0], c, rise
+    def forward(y: Tensor, z: Tensor) -> Tensor:
+        return 2 * (gap(y, z)[0] / 2).sqrt().asinh()[..., 0, 0]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*inputs, *output[1:])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        y, z, c, rise = ctx.saved_tensors
-        if torch.is_grad_enabled():  # there will be a second derivative
-            c, rise = gap(y, z)
-        return slopes(y, z, c, rise, grad[..., None, None])
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        y, z = ctx.saved_tensors
+        return slopes(y, z, *gap(y, z), grad[..., None, None])
 
     @staticmethod
-    def jvp(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> tuple[Tensor, None, None]:
+    def jvp(ctx: Any, dy: Tensor | None, dz: Tensor | None) -> Tensor:
         y, z = ctx.saved_tensors
         pairs = zip(slopes(y, z, *gap(y, z), 1.0), (dy, dz), strict=True)
         d: Any = sum((g * v).sum((-2, -1)) for g, v in pairs if v is not None)
-        return d, None, None
+        return d
