@@ -355,7 +355,7 @@ def test_resumes_from_its_state_dict(case, kind):
     other.load_state_dict(saved["opt"])
     for n, o in ((net, opt), (twin, other)):
         train(n, o, 3, skip=(1,))
-    # torch's fused SGD rounds a number otherwise at the end of a tensor; batches may lie otherwise after loading
+    # torch's fused SGD rounds otherwise at the end of a tensor, and after loading batches may lie otherwise
     close = {"rtol": 1e-6, "atol": 1e-6} if cls == "SGD" and options(case).get("fused") else {}
     same(values(net), values(twin), **close)
     same(opt.state_dict()["state"], other.state_dict()["state"], **close)
